@@ -1,0 +1,1 @@
+"""Measurements; each is run with `python -m benchmarks.<name>` and asserts nothing."""

@@ -1,0 +1,80 @@
+// csrc/engine/block_pool.h: memory for small objects that one thread makes and another one drops.
+//
+// Nodes, values and vars are made by the recording thread and mostly dropped by a worker. malloc
+// pays for that with a lock and a cold free list at both ends. Here each thread has a list of free
+// blocks; full lists go as a whole to a shared list, from which threads without blocks take them.
+//
+// Memory is kept for the next object of the same class and never given back: at most what run-ahead
+// once needed. Thread safety: any thread allocates and frees.
+#pragma once
+
+#include <cstddef>
+#include <new>
+
+#include "csrc/engine/spin_lock.h"
+
+namespace lazyeng::engine {
+
+class BlockPool {
+ public:
+  explicit constexpr BlockPool(size_t block_bytes) : block_bytes_(block_bytes) {}
+
+  struct Block {
+    Block* next;       ///< in its list
+    Block* next_list;  ///< in the shared list of lists; of a list's first block
+  };
+  /// A thread's free blocks. No destructor: objects may be dropped after the thread's destructors
+  /// ran.
+  struct Local {
+    Block* head;
+    size_t size;
+  };
+
+  void* take(Local& local) {
+    if (!local.head) refill(local);
+    Block* const block = local.head;
+    local.head = block->next;
+    --local.size;
+    return block;
+  }
+
+  void give(Local& local, void* memory) noexcept {
+    if (local.size == kListSize) hand_over(local);
+    auto* const block = static_cast<Block*>(memory);
+    block->next = local.head;
+    local.head = block;
+    ++local.size;
+  }
+
+ private:
+  static constexpr size_t kListSize = 64;
+
+  void refill(Local& local);
+  void hand_over(Local& local) noexcept;
+
+  const size_t block_bytes_;
+  SpinLock lock_;
+  Block* lists_ = nullptr;
+};
+
+/// Base of a final class T whose objects come from a pool of their own.
+template <class T>
+struct Pooled {
+#if !defined(__SANITIZE_ADDRESS__)  // which finds uses after free only if memory is really freed
+  static void* operator new(size_t) { return pool().take(local()); }
+  static void operator delete(void* memory) noexcept { pool().give(local(), memory); }
+
+ private:
+  static BlockPool& pool() noexcept {
+    static constinit BlockPool instance(sizeof(T));
+    static_assert(alignof(T) <= alignof(std::max_align_t));
+    return instance;
+  }
+  static BlockPool::Local& local() noexcept {
+    static thread_local constinit BlockPool::Local instance{nullptr, 0};
+    return instance;
+  }
+#endif
+};
+
+}  // namespace lazyeng::engine

@@ -1,0 +1,130 @@
+// csrc/engine/engine.h: what the recorder sees of an engine: push, wait, bounds, start and stop.
+//
+// Thread safety: every function may be called from any thread. wait functions must not be called
+// from within an op on a queue that the waited-for op needs. Waits poll `Interrupt` so that the
+// caller can leave (Ctrl-C); leaving a wait changes nothing in the engine.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "csrc/engine/op.h"
+#include "csrc/engine/wait.h"
+
+namespace lazyeng::engine {
+
+struct Limits {
+  uint64_t max_pending_ops = 65536;
+  uint64_t max_pending_bytes = uint64_t{1} << 30;
+};
+
+struct Counters {
+  uint64_t pushed = 0;
+  uint64_t executed = 0;       ///< run() was called
+  uint64_t skipped = 0;        ///< skip() was called
+  uint64_t pending_ops = 0;    ///< admitted and not complete
+  uint64_t pending_bytes = 0;  ///< sum of their cost_bytes
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  /// Appends each op to its vars, atomically and in the order given, and schedules what is ready.
+  /// The engine keeps a reference to each op until it is complete.
+  virtual void push(std::span<Ref<Op>> ops) = 0;
+  void push(Ref<Op> op) { push(std::span<Ref<Op>>(&op, 1)); }
+
+  /// Appends the op at once, then waits for its turn and runs it on the calling thread.
+  /// If interrupted while it waits for its turn, the op still runs, later, on its queue.
+  /// `appended` is called right after the append (for a caller that orders pushes by a lock of its
+  /// own and wants to let go of it before the wait).
+  virtual WaitResult push_and_run(Ref<Op> op, const Interrupt& interrupt,
+                                  const std::function<void()>& appended = {}) = 0;
+
+  /// Returns when every write appended to the var before the call is complete.
+  /// Does not wait for reads, except those that such a write itself waits for.
+  virtual WaitResult wait_for_var(Var& var, const Interrupt& interrupt) = 0;
+  /// Returns when every write appended to any of the vars before the call is complete.
+  virtual WaitResult wait_for_vars(std::span<Var* const> vars, const Interrupt& interrupt) = 0;
+  /// Returns when every op pushed before the call is complete.
+  virtual WaitResult wait_for_all(const Interrupt& interrupt) = 0;
+
+  // Run-ahead. The recorder admits an op when it records it (which may be well before it is
+  // pushed); the engine releases it when the op is complete. An op pushed without having been
+  // admitted must not be counted: admit() every op exactly once before push.
+  void admit(uint64_t bytes) noexcept;
+  bool above_limits() const noexcept;
+  /// Waits until pending ops and bytes are at most half of the limits.
+  virtual WaitResult wait_below_limits(const Interrupt& interrupt) = 0;
+  void set_limits(Limits limits) noexcept;
+  Limits limits() const noexcept;
+
+  /// Called by an idle worker of any queue, without any lock, when it finds nothing to run: the
+  /// owner may push more (the recorder's window). Returns true if it did. Set before start(). Never
+  /// throws.
+  void set_hungry(std::function<bool()> hungry) { hungry_ = std::move(hungry); }
+  /// True if some worker of the queue would start at once on a pushed op; false if no thread serves
+  /// it now. A hint, but not a lossy one: a worker that the answer misses will call hungry() after
+  /// it, and sees what the asking thread had put into its window before it asked.
+  bool has_idle_worker() const noexcept { return has_idle_worker(QueueId::cpu); }
+  virtual bool has_idle_worker(QueueId queue) const noexcept = 0;
+  /// Wakes an idle worker (of the CPU pool if it has one) so that it calls hungry(). Cheap when
+  /// none sleeps.
+  virtual void nudge() noexcept = 0;
+
+  /// Threads. stop() finishes every pushed op (also what these ops push), then joins the threads;
+  /// pushes after it run only once start() is called again. Both are idempotent, neither may be
+  /// called from within an op. Before fork() the parent calls stop(); then parent and child each
+  /// call start() when they next need the engine, and run what was pushed in between. No other
+  /// thread may be within a call of the engine at the moment of the fork.
+  virtual void start() = 0;
+  virtual void stop() = 0;
+  /// At least 1. While running: threads finish the op at hand and are replaced. Not within an op.
+  virtual void set_num_workers(unsigned n) = 0;
+  virtual unsigned num_workers() const noexcept = 0;
+
+  /// Called on each engine thread at its start, with its queue and its index (set OpenMP widths,
+  /// exclude dispatch keys, name the thread). Set before start(). Never throws.
+  void set_thread_init(std::function<void(QueueId, unsigned)> init) {
+    thread_init_ = std::move(init);
+  }
+
+  Counters counters() const noexcept;
+
+ protected:
+  std::function<bool()> hungry_;
+  std::function<void(QueueId, unsigned)> thread_init_;
+
+  /// An op is complete: takes back what admit() counted.
+  void release(uint64_t bytes) noexcept;
+  bool within_half_limits() const noexcept;
+
+  // Pending is admitted minus released: recording threads and workers write different cache lines.
+  alignas(64) std::atomic<uint64_t> admitted_ops_{0};
+  std::atomic<uint64_t> admitted_bytes_{0};
+  std::atomic<uint64_t> pushed_{0};
+  alignas(64) std::atomic<uint64_t> released_ops_{0};
+  std::atomic<uint64_t> released_bytes_{0};
+  std::atomic<uint64_t> executed_{0}, skipped_{0};
+  alignas(64) std::atomic<uint64_t> max_ops_{Limits{}.max_pending_ops};
+  std::atomic<uint64_t> max_bytes_{Limits{}.max_pending_bytes};
+
+ private:
+  struct Pending {
+    uint64_t ops, bytes;
+  };
+  Pending pending() const noexcept;
+};
+
+/// Runs every op on the calling thread, at push; one that another thread's running op keeps from
+/// its turn runs right after that one, on that thread. Always started, unless stopped.
+std::unique_ptr<Engine> make_naive_engine();
+/// Runs ops on `workers` pool threads plus one thread per other queue (started when first used),
+/// from start() on.
+std::unique_ptr<Engine> make_threaded_engine(unsigned workers);
+
+}  // namespace lazyeng::engine

@@ -1,0 +1,73 @@
+// csrc/engine/op.h: a unit of work with the vars it reads and writes.
+//
+// Life of an op: built by one thread (add_read, add_write), pushed once, waits until every access
+// is granted, runs or is skipped on a thread of its queue, completes, is released by the engine.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "csrc/engine/access_list.h"
+#include "csrc/engine/var.h"
+#include "csrc/engine/wait.h"
+
+namespace lazyeng::engine {
+
+class Epoch;
+
+/// Where an op runs. Each further queue (a device stream) is a thread of its own that keeps order.
+enum class QueueId : uint16_t { cpu = 0, python = 1, first_device = 2 };
+
+class Op : public RefCounted {
+ public:
+  /// Does the work. Every access is granted, no version that it reads has failed.
+  /// Returns null, or the failure that every version it writes gets. Never throws.
+  virtual FailurePtr run() noexcept = 0;
+
+  /// Called instead of run() when a version that it reads (or partly overwrites) has failed.
+  /// Returns the failure that its writes carry on; never null.
+  virtual FailurePtr skip(const FailurePtr& cause) noexcept { return cause; }
+
+  /// Called after run() or skip(), before the op's writes become visible and its dependents start.
+  virtual void finish(const FailurePtr& /*failure*/) noexcept {}
+
+  /// Claims. An op names a var once: naming it again merges (a write absorbs a read, and a write
+  /// of something that is also read does not count as an overwrite).
+  void add_read(Ref<Var> var);
+  void add_write(Ref<Var> var, bool overwrites = false);
+
+  QueueId queue = QueueId::cpu;
+  int16_t priority = 0;  ///< higher runs first among ready ops of one queue
+  uint64_t cost_bytes =
+      0;  ///< what it will allocate: counts against the run-ahead bound; fixed from admit on
+
+ private:
+  friend class DependencyTracker;
+  friend class ReadyList;
+  friend class ReadyQueue;
+  friend class TrackedEngine;
+  friend class WorkerPool;
+
+  /// Who takes the op on when its turn comes.
+  enum class Turn : uint8_t {
+    queue,   ///< a thread of its queue
+    caller,  ///< the thread in push_and_run, unless it has left
+    wait,    ///< nobody: the op only marks a place, its turn is the news (wait_for_var)
+  };
+
+  /// Adds a claim; merges it unless the list is so long that merge_claims() is cheaper.
+  void claim(Ref<Var> var, bool write, bool overwrites);
+  /// Merges what claim() left. Once, before the op is appended.
+  void merge_claims();
+
+  AccessList accesses_;  // stable once pushed: vars link into it; emptied on completion
+  Turn turn_ = Turn::queue;
+  bool merged_ = true;  // no var is named twice in accesses_
+  std::atomic<uint32_t> ungranted_{0};
+  uint64_t order_ = 0;        // priority, then push order: the smaller runs first
+  Op* next_ready_ = nullptr;  // in a ReadyList
+  Epoch* epoch_ = nullptr;    // in which it was pushed
+  Ref<Waiter> waiter_;        // of turn caller or wait
+};
+
+}  // namespace lazyeng::engine

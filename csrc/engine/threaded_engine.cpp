@@ -1,0 +1,188 @@
+// csrc/engine/threaded_engine.cpp: ready ops go to the worker pool of their queue.
+//
+// Locks, in the order in which they may nest: lifecycle_, pools_mutex_, a pool's lock; the
+// tracker's locks never nest with these. lifecycle_ is taken by start, stop and set_num_workers
+// only, which wait for workers; workers never take it. So no cycle.
+#include <algorithm>
+#include <array>
+
+#include "csrc/engine/tracked_engine.h"
+#include "csrc/engine/worker_pool.h"
+
+namespace lazyeng::engine {
+
+namespace {
+
+class ThreadedEngine;
+thread_local const ThreadedEngine* works_for = nullptr;  // set on engine threads
+
+class ThreadedEngine final : public TrackedEngine {
+ public:
+  explicit ThreadedEngine(unsigned workers) : num_workers_(std::max(workers, 1u)) {
+    make_pool(QueueId::cpu);
+  }
+
+  ~ThreadedEngine() override {
+    stop();
+    if (pushed_ == released_ops_) return;
+    start();  // what was pushed after stop() must run: others may wait for it
+    stop();
+  }
+
+  using TrackedEngine::push;
+  void push(std::span<Ref<Op>> ops) override;
+
+  using TrackedEngine::has_idle_worker;
+  bool has_idle_worker(QueueId queue) const noexcept override;
+  void nudge() noexcept override;
+  void start() override;
+  void stop() override;
+  void set_num_workers(unsigned n) override;
+  unsigned num_workers() const noexcept override { return num_workers_; }
+
+ protected:
+  void dispatch(ReadyList ready) override;
+
+ private:
+  // Queue ids beyond share the threads of the device queues before them.
+  static constexpr unsigned kMaxPools = 256;
+
+  static unsigned slot_of(QueueId queue) noexcept;
+  WorkerPool& pool_of(QueueId queue);
+  WorkerPool& make_pool(QueueId queue);
+  Op* perform(Op* op, WorkerPool& pool);
+  Op* keep_one(ReadyList& ready, WorkerPool& pool);
+
+  std::mutex lifecycle_;
+  std::mutex pools_mutex_;
+  std::array<std::unique_ptr<WorkerPool>, kMaxPools> owned_;
+  std::array<std::atomic<WorkerPool*>, kMaxPools> pools_{};
+  bool running_ = false;  // written under both mutexes
+  std::atomic<unsigned> num_workers_;
+  std::atomic<bool> pushed_by_worker_{false};
+};
+
+unsigned ThreadedEngine::slot_of(QueueId queue) noexcept {
+  constexpr unsigned kFirst = unsigned(QueueId::first_device);
+  const unsigned id = unsigned(queue);
+  return id < kMaxPools ? id : kFirst + (id - kFirst) % (kMaxPools - kFirst);
+}
+
+WorkerPool& ThreadedEngine::pool_of(QueueId queue) {
+  WorkerPool* pool = pools_[slot_of(queue)].load(std::memory_order_acquire);
+  return pool ? *pool : make_pool(queue);
+}
+
+WorkerPool& ThreadedEngine::make_pool(QueueId queue) {
+  std::lock_guard lock(pools_mutex_);
+  const unsigned slot = slot_of(queue);
+  if (owned_[slot]) return *owned_[slot];
+  const bool is_cpu = queue == QueueId::cpu;
+  WorkerPool::Hooks hooks{
+      [this](Op* op, WorkerPool& pool) { return perform(op, pool); },
+      [this] { return hungry_ && hungry_(); },
+      [this](QueueId id, unsigned index) {
+        works_for = this;
+        if (thread_init_) thread_init_(id, index);
+      },
+  };
+  owned_[slot] = std::make_unique<WorkerPool>(QueueId(slot), is_cpu ? num_workers_.load() : 1,
+                                              !is_cpu, std::move(hooks));
+  if (running_) owned_[slot]->start(/*now=*/false);
+  pools_[slot].store(owned_[slot].get(), std::memory_order_release);
+  return *owned_[slot];
+}
+
+void ThreadedEngine::push(std::span<Ref<Op>> ops) {
+  TrackedEngine::push(ops);
+  // After the append: a stop() that closed its epoch before it then finds the flag, set before the
+  // op that pushes is complete.
+  if (works_for == this) pushed_by_worker_.store(true);
+}
+
+Op* ThreadedEngine::perform(Op* op, WorkerPool& pool) {
+  ReadyList ready;
+  execute(*op, ready);
+  Op* next = nullptr;
+  if (!ready.empty()) {
+    next = keep_one(ready, pool);
+    if (!ready.empty()) dispatch(ready);
+  }
+  retire(op);
+  return next;
+}
+
+// Takes out of `ready` an op to go on with on this worker, without a round trip through the queue.
+Op* ThreadedEngine::keep_one(ReadyList& ready, WorkerPool& pool) {
+  ReadyList ours = ready.take(pool.queue());
+  if (ours.empty()) return nullptr;
+  Op* first = ours.take_first_in_order();
+  if (!pool.may_continue(*first)) {
+    ours.push_back(first);
+    first = nullptr;
+  }
+  if (!ours.empty()) pool.enqueue(ours);
+  return first;
+}
+
+void ThreadedEngine::dispatch(ReadyList ready) {
+  while (!ready.empty()) {
+    const QueueId queue = ready.front()->queue;
+    pool_of(queue).enqueue(ready.take(queue));
+  }
+}
+
+bool ThreadedEngine::has_idle_worker(QueueId queue) const noexcept {
+  const WorkerPool* pool = pools_[slot_of(queue)].load(std::memory_order_acquire);
+  return pool && pool->has_idle_worker();
+}
+
+void ThreadedEngine::nudge() noexcept {
+  for (auto& slot : pools_) {
+    WorkerPool* pool = slot.load(std::memory_order_acquire);
+    if (pool && pool->nudge()) return;
+  }
+}
+
+void ThreadedEngine::start() {
+  std::lock_guard lifecycle(lifecycle_);
+  std::lock_guard lock(pools_mutex_);
+  if (running_) return;
+  running_ = true;
+  for (auto& pool : owned_)
+    if (pool) pool->start(/*now=*/pool->queue() == QueueId::cpu);
+}
+
+void ThreadedEngine::stop() {
+  std::lock_guard lifecycle(lifecycle_);
+  if (!running_) return;
+  // Rounds: what our own threads push while we wait is finished too. What other threads push does
+  // not extend the stop, or it might never end.
+  do {
+    pushed_by_worker_.store(false);
+    wait_for_all({});
+  } while (pushed_by_worker_.load());
+  {
+    std::lock_guard lock(pools_mutex_);
+    running_ = false;  // from now on new pools do not start
+  }
+  for (auto& slot : pools_)
+    if (WorkerPool* pool = slot.load(std::memory_order_acquire)) pool->stop();
+}
+
+void ThreadedEngine::set_num_workers(unsigned n) {
+  std::lock_guard lifecycle(lifecycle_);
+  num_workers_ = std::max(n, 1u);
+  WorkerPool& cpu = pool_of(QueueId::cpu);
+  cpu.stop();
+  cpu.set_threads(num_workers_);
+  if (running_) cpu.start(/*now=*/true);
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> make_threaded_engine(unsigned workers) {
+  return std::make_unique<ThreadedEngine>(workers);
+}
+
+}  // namespace lazyeng::engine

@@ -1,0 +1,137 @@
+// csrc/engine/tracked_engine.cpp: run, complete, release; wait.
+#include "csrc/engine/tracked_engine.h"
+
+namespace lazyeng::engine {
+
+namespace {
+
+/// Marks a place in a var's queue: its turn comes when the writes that stand before it are
+/// complete.
+class Mark final : public Op {
+ public:
+  FailurePtr run() noexcept override { return nullptr; }
+};
+
+}  // namespace
+
+void TrackedEngine::append(std::span<Ref<Op>> ops, ReadyList& ready) {
+  pushed_.fetch_add(ops.size(), std::memory_order_relaxed);
+  tracker_.push(ops, ready);
+  settle(ready);
+}
+
+void TrackedEngine::push(std::span<Ref<Op>> ops) {
+  ReadyList ready;
+  append(ops, ready);
+  if (!ready.empty()) dispatch(ready);
+}
+
+void TrackedEngine::execute(Op& op, ReadyList& ready) noexcept {
+  FailurePtr failure = DependencyTracker::failed_input(op);
+  if (failure) {
+    skipped_.fetch_add(1, std::memory_order_relaxed);
+    if (FailurePtr carried = op.skip(failure)) failure = std::move(carried);
+  } else {
+    executed_.fetch_add(1, std::memory_order_relaxed);
+    failure = op.run();
+  }
+  op.finish(failure);
+  DependencyTracker::complete(op, failure, ready);
+  settle(ready);
+}
+
+void TrackedEngine::retire(Op* op) noexcept {
+  release(op->cost_bytes);
+  // Dekker with wait_below_limits: we release, then look for waits; it announces itself, then looks
+  // at what is pending. One of us sees the other.
+  if (limit_waits_.load(std::memory_order_seq_cst) != 0 && within_half_limits()) news_.notify();
+  Epoch* const epoch = op->epoch_;
+  op->accesses_.clear();  // somebody may hold the op for long; the vars need not wait for that
+  op->release();
+  // Last, so that nothing of an op is left when wait_for_all returns.
+  if (epoch->count_completion()) news_.notify();
+}
+
+void TrackedEngine::settle(ReadyList& ready) {
+  ReadyList rest;
+  while (!ready.empty()) {
+    Op* const op = ready.pop_front();
+    if (op->turn_ == Op::Turn::queue) {
+      rest.push_back(op);
+      continue;
+    }
+    // A reference of our own: a signalled caller may run and destroy the op at once.
+    const Ref<Waiter> waiter = op->waiter_;
+    if (op->turn_ == Op::Turn::wait) {
+      DependencyTracker::complete(*op, nullptr, ready);
+      op->release();
+      waiter->signal();
+    } else if (!waiter->signal()) {
+      rest.push_back(op);  // the caller has left: its queue takes the op
+    }
+  }
+  ready = rest;
+}
+
+WaitResult TrackedEngine::push_and_run(Ref<Op> op, const Interrupt& interrupt,
+                                       const std::function<void()>& appended) {
+  const Ref<Waiter> turn = make_ref<Waiter>(1);
+  op->turn_ = Op::Turn::caller;
+  op->waiter_ = turn;
+  Op* const mine = op.get();
+  ReadyList ready;
+  append(std::span(&op, 1), ready);
+  op = nullptr;  // the engine's reference is left
+  if (appended) appended();
+  if (turn->wait(interrupt) == WaitResult::interrupted && turn->abandon())
+    return WaitResult::interrupted;
+  execute(*mine, ready);
+  if (!ready.empty()) dispatch(ready);
+  retire(mine);
+  return WaitResult::done;
+}
+
+WaitResult TrackedEngine::wait_for_var(Var& var, const Interrupt& interrupt) {
+  Var* const one = &var;
+  return wait_for_vars(std::span(&one, 1), interrupt);
+}
+
+WaitResult TrackedEngine::wait_for_vars(std::span<Var* const> vars, const Interrupt& interrupt) {
+  // One mark per var, so that the mark in one var's queue does not hold up that var's writes until
+  // another var is done.
+  uint32_t pending = 0;
+  for (Var* var : vars) pending += var->pending();
+  if (pending == 0) return WaitResult::done;
+  const Ref<Waiter> waiter = make_ref<Waiter>(static_cast<uint32_t>(vars.size()));
+  ReadyList ready;
+  for (Var* var : vars) {
+    if (!var->pending()) {
+      waiter->signal();
+      continue;
+    }
+    const Ref<Mark> mark = make_ref<Mark>();
+    mark->add_read(Ref<Var>(var));
+    Op& op = *mark;
+    op.turn_ = Op::Turn::wait;
+    op.waiter_ = waiter;
+    tracker_.append_mark(op, ready);
+  }
+  settle(ready);
+  if (!ready.empty()) dispatch(ready);
+  return waiter->wait(interrupt);
+}
+
+WaitResult TrackedEngine::wait_for_all(const Interrupt& interrupt) {
+  const uint64_t epoch = tracker_.close_epoch();
+  return news_.await([&] { return tracker_.is_complete(epoch); }, interrupt);
+}
+
+WaitResult TrackedEngine::wait_below_limits(const Interrupt& interrupt) {
+  if (within_half_limits()) return WaitResult::done;
+  limit_waits_.fetch_add(1, std::memory_order_seq_cst);
+  const WaitResult result = news_.await([this] { return within_half_limits(); }, interrupt);
+  limit_waits_.fetch_sub(1, std::memory_order_relaxed);
+  return result;
+}
+
+}  // namespace lazyeng::engine

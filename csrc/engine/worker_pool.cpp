@@ -1,0 +1,206 @@
+// csrc/engine/worker_pool.cpp: taking ops, going idle, waking up.
+#include "csrc/engine/worker_pool.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <string>
+
+#include "csrc/engine/pause.h"
+
+namespace lazyeng::engine {
+
+namespace {
+
+constexpr auto kSpin = std::chrono::microseconds(15);
+
+void name_thread(QueueId queue, unsigned index) {
+  std::string name = "lazyeng-";
+  if (queue == QueueId::cpu)
+    name += "cpu-" + std::to_string(index);
+  else if (queue == QueueId::python)
+    name += "python";
+  else
+    name += "dev-" + std::to_string(unsigned(queue) - unsigned(QueueId::first_device));
+  pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
+}
+
+}  // namespace
+
+WorkerPool::WorkerPool(QueueId queue, unsigned threads, bool strict, Hooks hooks)
+    : queue_(queue), threads_(threads), strict_(strict), hooks_(std::move(hooks)) {}
+
+WorkerPool::~WorkerPool() { stop(); }
+
+void WorkerPool::enqueue(ReadyList ops) {
+  Worker* woken;
+  {
+    std::lock_guard lock(mutex_);
+    while (!ops.empty()) ready_.push(ops.pop_front());
+    first_.store(ready_.first(), std::memory_order_relaxed);
+    if (open_.load(std::memory_order_relaxed) && running_ == 0) start_threads();
+    woken = wake_for_work();
+  }
+  unpark(woken);
+}
+
+bool WorkerPool::may_continue(const Op& op) const noexcept {
+  if (!open_.load(std::memory_order_relaxed)) return false;
+  const uint64_t first = first_.load(std::memory_order_relaxed);
+  return strict_ ? op.order_ < first : op.order_ >> 48 <= first >> 48;
+}
+
+void WorkerPool::start(bool now) {
+  std::lock_guard lock(mutex_);
+  open_.store(true, std::memory_order_relaxed);
+  if ((now || !ready_.empty()) && running_ == 0) start_threads();
+}
+
+void WorkerPool::start_threads() {
+  while (workers_.size() < threads_) {
+    workers_.push_back(std::make_unique<Worker>());
+    workers_.back()->index = static_cast<unsigned>(workers_.size() - 1);
+  }
+  for (; running_ < threads_; ++running_) {
+    Worker& worker = *workers_[running_];
+    worker.thread = std::thread([this, &worker] { work(worker); });
+  }
+}
+
+void WorkerPool::stop() {
+  std::vector<Worker*> woken;
+  unsigned running;
+  {
+    std::lock_guard lock(mutex_);
+    open_.store(false, std::memory_order_relaxed);
+    while (!idle_.empty()) woken.push_back(choose_idle(Signal::work));
+    running = running_;
+  }
+  for (Worker* worker : woken) unpark(worker);
+  for (unsigned i = 0; i < running; ++i) workers_[i]->thread.join();
+  std::lock_guard lock(mutex_);
+  running_ = 0;
+}
+
+void WorkerPool::work(Worker& self) {
+  name_thread(queue_, self.index);
+  hooks_.thread_init(queue_, self.index);
+  while (Op* op = next_op(self))
+    while (op) op = hooks_.perform(op, *this);
+}
+
+// Returns null when the pool has stopped.
+Op* WorkerPool::next_op(Worker& self) {
+  for (;;) {
+    Op* op = nullptr;
+    if (take(self, op)) return op;
+    if (hooks_.hungry()) continue;
+    if (!announce_idle(self)) continue;
+    // Again, now that we are known to be idle: has_idle_worker() explains why.
+    const Signal signal = hooks_.hungry() ? withdraw(self) : wait_for_signal(self);
+    if (signal == Signal::hungry) hooks_.hungry();  // before anything else: the nudge was for this
+  }
+}
+
+// True if the worker need not go idle: it has an op, or null because the pool has stopped.
+bool WorkerPool::take(Worker& self, Op*& op) {
+  Worker* woken;
+  {
+    std::lock_guard lock(mutex_);
+    if (std::exchange(self.on_its_way, false)) --on_their_way_;
+    if (!open_.load(std::memory_order_relaxed)) return true;
+    if (ready_.empty()) return false;
+    op = ready_.pop();
+    first_.store(ready_.first(), std::memory_order_relaxed);
+    woken = wake_for_work();
+  }
+  unpark(woken);
+  return true;
+}
+
+bool WorkerPool::announce_idle(Worker& self) {
+  std::lock_guard lock(mutex_);
+  if (!ready_.empty() || !open_.load(std::memory_order_relaxed)) return false;  // P2
+  self.signal.store(Signal::none, std::memory_order_relaxed);
+  idle_.push_back(&self);
+  if (!spinner_) spinner_ = &self;
+  num_idle_.fetch_add(1, std::memory_order_acq_rel);
+  return true;
+}
+
+// The worker has something to do. Returns what it was chosen for meanwhile, if it was; for work,
+// on_its_way stays for take().
+WorkerPool::Signal WorkerPool::withdraw(Worker& self) {
+  std::lock_guard lock(mutex_);
+  if (spinner_ == &self) spinner_ = nullptr;
+  if (std::erase(idle_, &self)) num_idle_.fetch_sub(1, std::memory_order_relaxed);
+  return self.signal.load(std::memory_order_relaxed);
+}
+
+WorkerPool::Signal WorkerPool::wait_for_signal(Worker& self) {
+  bool spins;
+  {
+    std::lock_guard lock(mutex_);
+    spins = spinner_ == &self;
+  }
+  if (spins) {
+    spin_until([&] { return self.signal.load(std::memory_order_acquire) != Signal::none; }, kSpin);
+    std::lock_guard lock(mutex_);
+    if (spinner_ == &self) spinner_ = nullptr;
+  }
+  Signal expected = Signal::none;
+  if (self.signal.compare_exchange_strong(expected, Signal::parked, std::memory_order_acq_rel))
+    self.signal.wait(Signal::parked, std::memory_order_acquire);
+  return self.signal.load(std::memory_order_acquire);
+}
+
+// Keeps P1. Returns a worker to unpark after the lock, or null.
+WorkerPool::Worker* WorkerPool::wake_for_work() {
+  if (ready_.empty() || idle_.empty() || on_their_way_ != 0) return nullptr;
+  return choose_idle(Signal::work);
+}
+
+// Takes a worker out of idle_ and gives it the signal. Returns it if it must be unparked.
+WorkerPool::Worker* WorkerPool::choose_idle(Signal signal) {
+  Worker* const worker = spinner_ ? spinner_ : idle_.back();
+  spinner_ = nullptr;
+  std::erase(idle_, worker);
+  num_idle_.fetch_sub(1, std::memory_order_relaxed);
+  if (signal == Signal::work) {
+    worker->on_its_way = true;
+    ++on_their_way_;
+  }
+  const bool sleeps = worker->signal.exchange(signal, std::memory_order_acq_rel) == Signal::parked;
+  return sleeps ? worker : nullptr;
+}
+
+void WorkerPool::unpark(Worker* worker) {
+  if (worker) worker->signal.notify_one();
+}
+
+// The window of the recorder, without a lost wakeup. A recording thread appends to its window, then
+// asks here, and nudges if the answer is yes. A worker announces itself (num_idle_ + 1), then calls
+// hungry, which looks at the window, and sleeps if that is empty. Both change num_idle_ by an
+// atomic read-modify-write, so one comes first in its modification order. If the worker's does, the
+// answer is yes, and the nudge finds the worker. If ours does, the worker's reads from it or from
+// a later one, it synchronizes with us, and hungry sees the window as we left it. (A plain load, or
+// a fetch_add on one side only, would let both miss each other: the store-buffer case of Dekker.
+// TSan does not know fences, but it does know this.)
+bool WorkerPool::has_idle_worker() const noexcept {
+  return num_idle_.load(std::memory_order_relaxed) != 0 ||
+         num_idle_.fetch_add(0, std::memory_order_acq_rel) != 0;
+}
+
+bool WorkerPool::nudge() noexcept {
+  if (num_idle_.load(std::memory_order_relaxed) == 0) return false;
+  Worker* woken = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    if (idle_.empty()) return false;
+    woken = choose_idle(Signal::hungry);
+  }
+  unpark(woken);
+  return true;
+}
+
+}  // namespace lazyeng::engine

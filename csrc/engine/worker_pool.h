@@ -1,0 +1,104 @@
+// csrc/engine/worker_pool.h: the threads of one queue and the ready ops that they share.
+//
+// Invariants (kept under mutex_):
+//   P1  if ops are ready and a worker is idle, then a woken worker is on its way to them;
+//   P2  a worker announces itself idle only while nothing is ready.
+// No lost wakeup: an op is enqueued under the lock. Is a worker idle then, one is woken (P1), and
+// it takes an op and wakes the next if more are left; is none idle, each worker looks at the queue
+// before it announces itself (P2).
+//
+// Wake-ups cost: the enqueuing thread wakes at most one worker, and none while one is on its way;
+// waking more is left to the woken. The worker that went idle first spins for a moment before it
+// sleeps (at most one spins at a time), and is preferred: it needs no system call.
+//
+// Thread safety: any thread, but start, stop and set_threads only one at a time and never from a
+// worker. No lock is held while a hook runs.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "csrc/engine/ready_queue.h"
+
+namespace lazyeng::engine {
+
+class WorkerPool {
+ public:
+  struct Hooks {
+    /// Runs the op. Returns one to continue with, of the same queue, or null.
+    std::function<Op*(Op*, WorkerPool&)> perform;
+    /// Asked when there is nothing to run. True if there may be something now.
+    std::function<bool()> hungry;
+    /// Called on each thread before anything else.
+    std::function<void(QueueId, unsigned)> thread_init;
+  };
+
+  /// With `strict` the priority and push order of ready ops is kept exactly; otherwise a worker
+  /// prefers an op that it has just made ready to earlier ones of the same priority (warm caches).
+  WorkerPool(QueueId queue, unsigned threads, bool strict, Hooks hooks);
+  ~WorkerPool();
+
+  QueueId queue() const noexcept { return queue_; }
+
+  /// Queues the ops. Starts the threads if the pool may run and has none yet.
+  void enqueue(ReadyList ops);
+  /// Whether a worker may go on with the op without asking the queue.
+  bool may_continue(const Op& op) const noexcept;
+
+  bool has_idle_worker() const noexcept;
+  /// Wakes an idle worker to call hungry. False if there is none.
+  bool nudge() noexcept;
+
+  /// Lets threads run; they start at once if something is queued or `now`.
+  void start(bool now);
+  /// Ends the threads after the op at hand. What is queued stays.
+  void stop();
+  /// Only while stopped.
+  void set_threads(unsigned n) { threads_ = n; }
+
+ private:
+  enum class Signal : int { none, parked, work, hungry };
+
+  struct Worker {
+    unsigned index = 0;
+    std::thread thread;
+    std::atomic<Signal> signal{Signal::none};
+    bool on_its_way = false;  // counted in on_their_way_; guarded by mutex_
+  };
+
+  void start_threads();
+  void work(Worker& self);
+  Op* next_op(Worker& self);
+  bool take(Worker& self, Op*& op);
+  bool announce_idle(Worker& self);
+  Signal withdraw(Worker& self);
+  Signal wait_for_signal(Worker& self);
+  Worker* wake_for_work();
+  Worker* choose_idle(Signal signal);
+  static void unpark(Worker* worker);
+
+  const QueueId queue_;
+  unsigned threads_;
+  const bool strict_;
+  const Hooks hooks_;
+
+  std::mutex mutex_;
+  ReadyQueue ready_;
+  std::vector<Worker*> idle_;
+  Worker* spinner_ = nullptr;  // the idle worker that is not asleep
+  unsigned on_their_way_ = 0;  // woken for work, not yet at the queue
+  unsigned running_ = 0;       // workers that have a thread
+  // Never freed while the pool lives: whoever wakes a worker touches it without the lock.
+  std::vector<std::unique_ptr<Worker>> workers_;
+
+  // Written under mutex_, read anywhere.
+  std::atomic<bool> open_{false};  // may run
+  std::atomic<uint64_t> first_{ReadyQueue::kNone};
+  alignas(64) mutable std::atomic<unsigned> num_idle_{0};
+};
+
+}  // namespace lazyeng::engine

@@ -1,0 +1,63 @@
+// csrc/generator_hooks.cpp: torch.Generator's state is read and set in program order.
+#include "csrc/generator_hooks.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Generator.h>
+
+#include <array>
+
+#include "csrc/record/recorder.h"
+#include "csrc/run/python_ref.h"
+
+namespace lazyeng {
+namespace {
+
+using run::PyRef;
+
+constexpr std::array<const char*, 7> kNames = {
+    "get_state",    "set_state",   "manual_seed",        "seed",
+    "initial_seed", "clone_state", "graphsafe_get_state"};
+std::array<PyObject*, kNames.size()> originals{};  // torch's methods, owned
+
+template <size_t I>
+PyObject* wait_then_call(PyObject* self, PyObject* args, PyObject* kwargs) {
+  try {
+    if (record::Recorder* recorder = record::current_recorder()) recorder->wait_for_generators();
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
+  }
+  PyRef bound(PyTuple_New(1 + PyTuple_GET_SIZE(args)));
+  if (!bound) return nullptr;
+  PyTuple_SET_ITEM(bound.get(), 0, Py_NewRef(self));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i)
+    PyTuple_SET_ITEM(bound.get(), i + 1, Py_NewRef(PyTuple_GET_ITEM(args, i)));
+  return PyObject_Call(originals[I], bound.get(), kwargs);
+}
+
+template <size_t... I>
+std::array<PyMethodDef, sizeof...(I)> make_methods(std::index_sequence<I...>) {
+  return {PyMethodDef{
+      kNames[I], reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&wait_then_call<I>)),
+      METH_VARARGS | METH_KEYWORDS, nullptr}...};
+}
+
+}  // namespace
+
+bool install_generator_hooks() {
+  static auto methods = make_methods(std::make_index_sequence<kNames.size()>());
+  auto* type = reinterpret_cast<PyTypeObject*>(THPGeneratorClass);
+  PyObject* dict = type->tp_dict;
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    PyObject* original = PyDict_GetItemString(dict, kNames[i]);
+    if (!original) continue;  // this version of torch has no such method
+    originals[i] = Py_NewRef(original);
+    methods[i].ml_doc = nullptr;
+    PyRef descriptor(PyDescr_NewMethod(type, &methods[i]));
+    if (!descriptor || PyDict_SetItemString(dict, kNames[i], descriptor.get()) != 0) return false;
+  }
+  PyType_Modified(type);
+  return true;
+}
+
+}  // namespace lazyeng

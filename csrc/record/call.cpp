@@ -1,0 +1,134 @@
+// csrc/record/call.cpp: reading the arguments of a call.
+#include "csrc/record/call.h"
+
+#include <ATen/ATen.h>
+
+#include "csrc/record/lazy_tensor.h"
+#include "csrc/record/thread_mode.h"
+#include "csrc/run/executor.h"
+#include "csrc/run/plain_storage.h"
+
+namespace lazyeng::record {
+namespace {
+
+c10::Device default_device(c10::kCPU);  // written at import only
+
+/// A plain number, such as an optimizer's step count, is copied when it is read outside lazy():
+/// eager code may change it at once. Not if it belongs to a storage that the engine knows.
+bool can_be_copied(const at::Tensor& tensor) {
+  return tensor.dim() == 0 && tensor.is_cpu() && !tensor.is_conj() && !tensor.is_neg() &&
+         !run::plain_storages().find(tensor);
+}
+
+class Reader {
+ public:
+  explicit Reader(Call& call) : call_(call) {}
+
+  void tensor(const at::Tensor& tensor, const run::ArgInfo& info) {
+    const bool written = info.write;
+    run::TensorArg& arg = call_.tensors.emplace_back();
+    run::GeometryRef& look = call_.looks.emplace_back();
+    arg.written = written;
+    arg.overwritten = info.overwritten;
+    if (!tensor.defined()) {
+      // nothing to look up
+    } else if (LazyImpl* lazy = lazy_impl(tensor)) {
+      arg.value = lazy->value();
+      look = arg.value->geometry_ref();
+    } else if (!recordable(tensor)) {
+      arg.raw = tensor;
+      call_.run_now = true;
+    } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+      arg.raw = tensor;  // nobody else holds it
+      look = run::geometry_of(tensor);
+    } else if (!written && !thread_mode().inside() && can_be_copied(tensor)) {
+      const run::RealDispatch below;
+      arg.raw = tensor.clone();
+      look = run::geometry_of(arg.raw);
+    } else {
+      look = run::geometry_of(tensor);
+      arg.value = make_ref<run::Value>(run::plain_storages().var_of(tensor), look);
+      arg.raw = tensor;
+      call_.writes_plain |= written;
+    }
+    if (written) call_.written.push_back(tensor);
+  }
+
+ private:
+  Call& call_;
+};
+
+template <class List>
+void read_list(Reader& reader, const List& list, const run::ArgInfo& info) {
+  for (size_t i = 0; i < list.size(); ++i) reader.tensor(list[i], info);
+}
+
+void read_tensors(Call& call, Reader& reader, const c10::IValue& input, const run::ArgInfo& info) {
+  if (input.isTensor()) {
+    const at::Tensor& tensor = input.toTensor();
+    reader.tensor(tensor, info);
+    if (tensor.defined())
+      call.args.emplace_back();
+    else
+      call.args.push_back(input);
+  } else if (input.isNone()) {
+    reader.tensor(at::Tensor(), {});
+    call.args.emplace_back();
+  } else if (input.isTensorList()) {
+    const std::vector<at::Tensor> list = input.toTensorVector();
+    read_list(reader, list, info);
+    call.args.emplace_back(static_cast<int64_t>(list.size()));
+  } else {
+    const auto list = input.toOptionalTensorList();
+    for (size_t i = 0; i < list.size(); ++i) {
+      const std::optional<at::Tensor> element = list.get(i);
+      reader.tensor(element.value_or(at::Tensor()), info);
+    }
+    call.args.emplace_back(static_cast<int64_t>(list.size()));
+  }
+}
+
+c10::IValue read_other(Call& call, c10::IValue input) {
+  if (input.isDevice() && input.toDevice().type() == c10::kPrivateUse1) return backing_device();
+  if (input.isGenerator() && input.toGenerator().device().type() == c10::kPrivateUse1) return {};
+  if (input.isSymInt() || input.isSymFloat() || input.isSymBool()) call.run_now = true;
+  return input;
+}
+
+}  // namespace
+
+Call read_call(const run::OpInfo& info, torch::jit::Stack* stack) {
+  const size_t count = info.args.size();
+  Call call(info);
+  c10::IValue* const inputs = stack->data() + (stack->size() - count);
+  if (keeps_inputs(info)) call.inputs.assign(inputs, inputs + count);
+  Reader reader(call);
+  for (size_t i = 0; i < count; ++i) {
+    const run::ArgInfo& arg = info.args[i];
+    const bool list =
+        arg.kind == run::ArgKind::tensor_list || arg.kind == run::ArgKind::optional_tensor_list;
+    if (list && inputs[i].isNone())
+      call.args.emplace_back();
+    else if (list || arg.kind == run::ArgKind::tensor)
+      read_tensors(call, reader, inputs[i], arg);
+    else
+      call.args.push_back(read_other(call, std::move(inputs[i])));
+  }
+  torch::jit::drop(*stack, count);
+  return call;
+}
+
+bool recordable(const at::Tensor& tensor) {
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  const c10::DeviceType device = impl->device_type();
+  constexpr c10::DispatchKeySet special(
+      {c10::DispatchKey::Python, c10::DispatchKey::ZeroTensor, c10::DispatchKey::MkldnnCPU});
+  return (device == c10::kCPU || device == c10::kCUDA) && impl->layout() == c10::kStrided &&
+         impl->has_storage() && !tensor.is_quantized() && !impl->key_set().has_any(special) &&
+         !impl->is_nested();
+}
+
+c10::Device backing_device() { return default_device; }
+void set_backing_device(c10::Device device) { default_device = device; }
+
+}  // namespace lazyeng::record

@@ -1,0 +1,40 @@
+// csrc/record/call.h: one call as it reached our kernel, with its tensors looked up.
+#pragma once
+
+#include <ATen/core/stack.h>
+#include <c10/core/InferenceMode.h>
+
+#include "csrc/run/node.h"
+
+namespace lazyeng::record {
+
+struct Call {
+  explicit Call(const run::OpInfo& info) : info(info) {}
+
+  const run::OpInfo& info;
+  torch::jit::Stack inputs;               ///< as they came; only if keeps_inputs(info)
+  c10::SmallVector<c10::IValue, 6> args;  ///< as in Node::args
+  /// As in Node::tensors, but a plain tensor that has a value stands in `raw` too.
+  c10::SmallVector<run::TensorArg, 4> tensors;
+  c10::SmallVector<run::GeometryRef, 4> looks;  ///< of each tensor; null: undefined or not strided
+  c10::SmallVector<at::Tensor, 2> written;      ///< the written tensors, in order of arguments
+  bool run_now = false;       ///< an argument cannot be recorded (sparse, quantized, symbolic)
+  bool writes_plain = false;  ///< a written argument is a plain tensor
+};
+
+/// A plain tensor whose memory the engine can read and write.
+bool recordable(const at::Tensor& tensor);
+
+/// The arguments themselves are returned, or passed on, by ops that write or look at metadata only.
+inline bool keeps_inputs(const run::OpInfo& info) {
+  return info.writes || info.metadata_only || c10::InferenceMode::is_enabled();
+}
+
+/// Takes the arguments off the stack.
+Call read_call(const run::OpInfo& info, torch::jit::Stack* stack);
+
+/// What torch.device("lazyeng") stands for.
+c10::Device backing_device();
+void set_backing_device(c10::Device device);
+
+}  // namespace lazyeng::record

@@ -1,0 +1,307 @@
+// csrc/record/direct.cpp: when the dispatcher can be passed by, and the call then.
+#include "csrc/record/direct.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/ScalarOps.h>
+#include <ATen/record_function.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <bit>
+
+#include "csrc/record/factories.h"
+#include "csrc/record/lazy_tensor.h"
+#include "csrc/record/library.h"
+#include "csrc/record/node_builder.h"
+#include "csrc/record/recorder.h"
+
+namespace lazyeng::record {
+namespace {
+
+/// No mode, transform, autocast, inference mode or profiler wants to see the call.
+bool ordinary_thread() {
+  static const c10::impl::LocalDispatchKeySet usual(c10::impl::PODLocalDispatchKeySet{0, 0});
+  static const c10::DispatchKeySet lazy = usual.included_.add(c10::DispatchKey::PrivateUse1);
+  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  return (keys.included_ == lazy || keys.included_ == usual.included_) &&
+         keys.excluded_ == usual.excluded_ && thread_mode().mode != Mode::sync &&
+         !at::impl::torch_function_mode_enabled() &&
+         !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
+}
+
+/// Neither conjugate, negative, an inference tensor nor of a mode's: the keys that a lazy tensor is
+/// born with.
+bool ordinary_keys(const c10::TensorImpl& impl) {
+  static const auto keys = [](c10::DispatchKey autocast) {
+    return c10::DispatchKeySet({c10::DispatchKey::PrivateUse1, c10::DispatchKey::ADInplaceOrView,
+                                c10::DispatchKey::AutogradPrivateUse1, autocast});
+  };
+  static const c10::DispatchKeySet cpu = keys(c10::DispatchKey::AutocastCPU);
+  static const c10::DispatchKeySet cuda = keys(c10::DispatchKey::AutocastCUDA);
+  return impl.key_set() == cpu || impl.key_set() == cuda;
+}
+
+/// Autograd has no business with the tensor in this call.
+bool without_grad(const at::Tensor& tensor, bool viewed_or_written) {
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (!torch::autograd::impl::get_autograd_meta(tensor)) return true;
+  if (impl->requires_grad() && (viewed_or_written || c10::GradMode::is_enabled())) return false;
+  return !tensor._fw_grad(/*level=*/0).defined();
+}
+
+/// Python numbers as tensors. Nobody writes to these, so calls share them. Guarded by the GIL.
+struct WrappedNumber {
+  c10::IValue number;
+  at::Tensor tensor;
+  run::GeometryRef look;
+};
+
+uint64_t bits_of(const c10::IValue& number) {
+  if (number.isDouble()) return std::bit_cast<uint64_t>(number.toDouble());
+  return static_cast<uint64_t>(number.isInt() ? number.toInt() : number.toBool());
+}
+
+const WrappedNumber& wrapped(const c10::IValue& number) {
+  static auto* const known = new std::array<WrappedNumber, 64>;
+  const uint64_t bits = bits_of(number);
+  WrappedNumber& slot = (*known)[(bits * 0x9E3779B97F4A7C15ull + number.isDouble()) >> 58];
+  if (slot.number.tagKind() == number.tagKind() && slot.tensor.defined() &&
+      bits_of(slot.number) == bits)
+    return slot;
+  slot.tensor = at::scalar_to_tensor(number.toScalar());
+  slot.tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  slot.look = run::geometry_of(slot.tensor);
+  slot.number = number;
+  return slot;
+}
+
+/// None if it is not one that torch would take without asking further.
+c10::IValue number_of(PyObject* object) {
+  if (PyBool_Check(object)) return object == Py_True;
+  if (PyFloat_CheckExact(object)) return PyFloat_AS_DOUBLE(object);
+  if (!PyLong_CheckExact(object)) return {};
+  int overflow = 0;
+  const long long number = PyLong_AsLongLongAndOverflow(object, &overflow);
+  return overflow ? c10::IValue() : c10::IValue(static_cast<int64_t>(number));
+}
+
+/// Fills a call from Python arguments; false from any step: take the ordinary way.
+class Binder {
+ public:
+  Binder(const DirectOp& op, Call& call) : op_(op), call_(call) {}
+
+  bool bind(PyObject* const* args, size_t count) {
+    size_t next = 0;
+    for (size_t p = 0; p < op_.parameters.size(); ++p) {
+      const Parameter& parameter = op_.parameters[p];
+      if (parameter.take == Take::nothing || next == count) {
+        if (parameter.required) return false;
+        absent(parameter, op_.info->args[p]);
+      } else if (parameter.rest && count - next > 1) {
+        if (!integers(args + next, count - next)) return false;
+        next = count;
+      } else if (!argument(parameter, op_.info->args[p], args[next++])) {
+        return false;
+      }
+    }
+    return next == count;
+  }
+
+ private:
+  void absent(const Parameter& parameter, const run::ArgInfo& info) {
+    call_.args.push_back(parameter.absent);
+    if (info.kind != run::ArgKind::tensor) return;
+    call_.tensors.emplace_back();
+    call_.looks.emplace_back();
+  }
+
+  bool argument(const Parameter& parameter, const run::ArgInfo& info, PyObject* object) {
+    if (Py_TYPE(object) == python_class())
+      return parameter.take <= Take::tensor_or_number && tensor(info, THPVariable_Unpack(object));
+    switch (parameter.take) {
+      case Take::integers:
+        if (PyTuple_CheckExact(object) || PyList_CheckExact(object))
+          return integers(PySequence_Fast_ITEMS(object), PySequence_Fast_GET_SIZE(object));
+        return integers(&object, 1);
+      case Take::boolean:
+        return PyBool_Check(object) && number(object);
+      case Take::integer:
+        return PyLong_CheckExact(object) && number(object);
+      case Take::scalar:
+        return number(object);
+      case Take::tensor_or_number:
+        return wrapped_number(info, object);
+      default:
+        return false;
+    }
+  }
+
+  bool tensor(const run::ArgInfo& info, const at::Tensor& tensor) {
+    LazyImpl* lazy = lazy_impl(tensor);
+    if (!lazy || !ordinary_keys(*lazy) || !without_grad(tensor, op_.view || info.write))
+      return false;
+    run::TensorArg& arg = call_.tensors.emplace_back();
+    arg.value = lazy->value();
+    arg.written = info.write;
+    arg.overwritten = info.overwritten;
+    if (info.write) call_.written.push_back(tensor);
+    call_.looks.push_back(lazy->value()->geometry_ref());
+    call_.args.emplace_back();
+    return true;
+  }
+
+  bool wrapped_number(const run::ArgInfo& info, PyObject* object) {
+    const c10::IValue value = number_of(object);
+    if (value.isNone() || info.write) return false;
+    const WrappedNumber& number = wrapped(value);
+    call_.tensors.emplace_back().raw = number.tensor;
+    call_.looks.push_back(number.look);
+    call_.args.emplace_back();
+    return true;
+  }
+
+  bool number(PyObject* object) {
+    call_.args.push_back(number_of(object));
+    return !call_.args.back().isNone();
+  }
+
+  bool integers(PyObject* const* items, size_t count) {
+    c10::List<int64_t> list;
+    list.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+      if (!PyLong_CheckExact(items[i])) return false;
+      int overflow = 0;
+      list.push_back(PyLong_AsLongLongAndOverflow(items[i], &overflow));
+      if (overflow) return false;
+    }
+    call_.args.emplace_back(std::move(list));
+    return true;
+  }
+
+  const DirectOp& op_;
+  Call& call_;
+};
+
+Take take_of(const c10::Argument& argument, const run::ArgInfo& info, bool numbers) {
+  if (argument.kwarg_only()) return Take::nothing;
+  if (info.kind == run::ArgKind::tensor)
+    return numbers && !info.write ? Take::tensor_or_number : Take::tensor;
+  c10::TypePtr type = argument.real_type();
+  if (type->kind() == c10::TypeKind::OptionalType)
+    type = type->castRaw<c10::OptionalType>()->getElementType();
+  switch (type->kind()) {
+    case c10::TypeKind::NumberType:
+      return Take::scalar;
+    case c10::TypeKind::BoolType:
+      return Take::boolean;
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType:
+      return Take::integer;
+    case c10::TypeKind::ListType:
+      break;
+    default:
+      return Take::nothing;
+  }
+  const c10::TypeKind element = type->castRaw<c10::ListType>()->getElementType()->kind();
+  const bool ints = element == c10::TypeKind::IntType || element == c10::TypeKind::SymIntType;
+  return ints ? Take::integers : Take::nothing;
+}
+
+/// What torch's ADInplaceOrView kernels do around a view or an in-place op.
+at::Tensor as_view_of(const at::Tensor& base, const at::Tensor& view) {
+  using torch::autograd::CreationMeta;
+  return torch::autograd::as_view(
+      base, view, /*is_bw_differentiable=*/true, /*is_fw_differentiable=*/true, nullptr, nullptr,
+      c10::GradMode::is_enabled() ? CreationMeta::DEFAULT : CreationMeta::NO_GRAD_MODE);
+}
+
+}  // namespace
+
+DirectOp direct_op(const char* name, const char* overload, bool numbers) {
+  DirectOp op;
+  const auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
+  if (!handle) return op;
+  const run::OpInfo& info = info_of(*handle);
+  const c10::FunctionSchema& schema = handle->schema();
+  if (info.returns.size() != 1 || !info.returns[0].tensor || info.returns[0].list ||
+      info.data_dependent || info.indexes || info.random || info.metadata_only ||
+      info.moves_metadata)
+    return op;
+  for (size_t i = 0; i < info.args.size(); ++i) {
+    const c10::Argument& argument = schema.arguments()[i];
+    Parameter parameter;
+    parameter.take = take_of(argument, info.args[i], numbers && i > 0);
+    parameter.required = !argument.default_value();
+    if (argument.default_value()) parameter.absent = *argument.default_value();
+    op.parameters.push_back(std::move(parameter));
+  }
+  const auto positional = [](const Parameter& parameter) {
+    return parameter.take != Take::nothing;
+  };
+  if (std::count_if(op.parameters.begin(), op.parameters.end(), positional) == 2)
+    op.parameters[1].rest = op.parameters[1].take == Take::integers;
+  op.view = info.returns[0].may_alias;
+  op.in_place = info.writes;
+  op.info = &info;
+  return op;
+}
+
+PyObject* record_directly(const DirectOp& op, PyObject* const* args, size_t count) {
+  if (!op.info || !ordinary_thread()) return nullptr;
+  if (op.view && c10::AutogradState::get_tls_state().get_view_replay_enabled()) return nullptr;
+  try {
+    Call call(*op.info);
+    if (!Binder(op, call).bind(args, count)) return nullptr;
+    at::Tensor result;
+    if (!current_recorder()->record_direct(call, op.view, result)) return nullptr;
+    if (op.in_place) {
+      THPVariable_Unpack(args[0]).unsafeGetTensorImpl()->bump_version();
+      return Py_NewRef(args[0]);
+    }
+    if (op.view) result = as_view_of(THPVariable_Unpack(args[0]), result);
+    return python_object(std::move(result));
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
+  }
+}
+
+PyObject* detach_directly(PyObject* self) {
+  const at::Tensor& tensor = THPVariable_Unpack(self);
+  LazyImpl* lazy = lazy_impl(tensor);
+  if (!lazy || !ordinary_thread() || !ordinary_keys(*lazy)) return nullptr;
+  if (torch::autograd::impl::get_autograd_meta(tensor) && tensor._fw_grad(/*level=*/0).defined())
+    return nullptr;
+  // What torch makes of it: a view without view metadata, that shares the version counter.
+  const at::Tensor result = make_lazy(lazy->value());
+  result.unsafeGetTensorImpl()->set_version_counter(lazy->version_counter());
+  result.unsafeGetTensorImpl()->set_allow_tensor_metadata_change(false);
+  return python_object(result);
+}
+
+bool Recorder::record_direct(Call& call, bool view, at::Tensor& result) {
+  PlanKey key;
+  if (!make_key(call, key)) return false;
+  const PlanRef plan = plans_.find(key);
+  if (!plan || plan->run_now || plan->only_metadata != view || !plan->rewrites.empty())
+    return false;
+  note_backward_of_lazy();
+  if (view) {
+    const OutputPlan& output = plan->outputs[0];
+    if (output.kind != OutputPlan::Kind::view || output.of != 0) return false;
+    result = make_lazy(make_ref<run::Value>(call.tensors[0].value->var_ref(), output.geometry));
+    return true;
+  }
+  const Ref<run::Node> node = build_node(call, false);
+  c10::SmallVector<run::ValueRef, 2> values = add_outputs(*node, call, *plan);
+  if (!values.empty()) result = make_lazy(std::move(values[0]));
+  node->stack = stacks::capture();
+  append(*node);
+  throttle(*node);
+  return true;
+}
+
+}  // namespace lazyeng::record

@@ -1,0 +1,74 @@
+// csrc/record/factories.cpp: tensors that autograd makes from nothing during the backward of lazy
+// ones.
+#include "csrc/record/factories.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/library.h>
+
+#include "csrc/run/executor.h"
+
+namespace lazyeng::record {
+namespace {
+
+thread_local int lazy_graph_task = -1;  // the newest backward pass here that recorded something
+
+thread_local bool backward_from_lazy = false;
+
+bool in_backward_of_lazy() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  return task != -1 && (backward_from_lazy || task == lazy_graph_task) &&
+         !run::RealDispatch::active();
+}
+
+c10::DispatchKeySet backend(std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                            std::optional<at::Device> device) {
+  const bool strided = !layout || *layout == c10::kStrided;
+  const bool real = !device || device->is_cpu() || device->is_cuda();
+  if (strided && real && in_backward_of_lazy())
+    return c10::DispatchKeySet(c10::DispatchKey::PrivateUse1);
+  return c10::DispatchKeySet(c10::computeDispatchKey(dtype, layout, device));
+}
+
+at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype,
+                 std::optional<at::Layout> layout, std::optional<at::Device> device,
+                 std::optional<bool> pin_memory, std::optional<at::MemoryFormat> memory_format) {
+  return at::_ops::empty_memory_format::redispatch(backend(dtype, layout, device), size, dtype,
+                                                   layout, device, pin_memory, memory_format);
+}
+
+at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
+                         std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                         std::optional<at::Device> device, std::optional<bool> pin_memory) {
+  return at::_ops::empty_strided::redispatch(backend(dtype, layout, device), size, stride, dtype,
+                                             layout, device, pin_memory);
+}
+
+/// The dispatcher warns of a second kernel for one key; here that is the purpose.
+struct Silent final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+}  // namespace
+
+void note_backward_of_lazy() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (task != -1) lazy_graph_task = task;
+}
+
+bool set_backward_from_lazy(bool lazy) { return std::exchange(backward_from_lazy, lazy); }
+
+void register_factories() {
+  static Silent silent;
+  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  static torch::Library library(torch::Library::IMPL, "aten",
+                                std::make_optional(c10::DispatchKey::BackendSelect), __FILE__,
+                                __LINE__);
+  library.impl("empty.memory_format", &empty);
+  library.impl("empty_strided", &empty_strided);
+}
+
+}  // namespace lazyeng::record

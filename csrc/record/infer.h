@@ -1,0 +1,76 @@
+// csrc/record/infer.h: what an op will return, known without running it.
+//
+// A plan is looked up by everything that can decide it: op, looks of the tensors, sizes and options
+// among the scalars. On a miss the op is asked in this order: its C++ structured meta function, its
+// meta kernel (perhaps Python), and last a real run from which the plan is learned. Each plan is
+// verified when the op runs (csrc/run/executor.cpp).
+#pragma once
+
+#include "csrc/engine/spin_lock.h"
+#include "csrc/record/call.h"
+
+namespace lazyeng::record {
+
+struct OutputPlan {
+  enum class Kind : uint8_t { fresh, view, undefined };
+  Kind kind = Kind::fresh;
+  uint32_t of = 0;  ///< view: of which tensor argument
+  run::GeometryRef geometry;
+};
+
+/// Immutable, shared by all calls that look the same.
+class Plan final : public RefCounted {
+ public:
+  /// The op must be run to know what it returns, every time.
+  bool run_now = false;
+  std::vector<OutputPlan> outputs;    ///< lists flattened; written arguments left out
+  std::vector<int64_t> list_lengths;  ///< of each returned list, in order
+  struct Rewrite {
+    uint32_t tensor;
+    run::GeometryRef after;
+  };
+  std::vector<Rewrite> rewrites;  ///< written arguments whose metadata changes
+  bool only_metadata = false;     ///< nothing to run: views, or metadata moved in place
+};
+using PlanRef = Ref<const Plan>;
+
+/// The words that decide a plan.
+using PlanKey = c10::SmallVector<uint64_t, 24>;
+
+/// False if some argument is of a kind that cannot be a key.
+bool make_key(const Call& call, PlanKey& key);
+
+class PlanCache {
+ public:
+  PlanRef find(const PlanKey& key) const;
+  void insert(const PlanKey& key, const Call& call, PlanRef plan);
+
+ private:
+  struct Entry {
+    PlanKey key;
+    uint64_t hash = 0;
+    c10::SmallVector<run::GeometryRef, 4> looks;  // the key holds their addresses
+    PlanRef plan;
+  };
+  using Table = std::vector<std::unique_ptr<Entry>>;  // open addressing, at most half full
+
+  Entry* find_locked(const PlanKey& key, uint64_t hash) const;
+  void put_locked(std::unique_ptr<Entry> entry);
+  void grow_locked();
+
+  mutable engine::SpinLock mutex_;
+  Table table_;
+  size_t size_ = 0;
+};
+
+/// Asks the meta functions. Null: only a run can tell (no meta function, or it raised; what it
+/// raised is not kept, since the run will raise eager's own message).
+PlanRef infer(const Call& call);
+
+/// True if the call came out of a structured meta function that infer() asked: it is answered.
+bool answer_structured_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+/// The plan that a run taught. Null if it cannot be relied on.
+PlanRef learn(const Call& call, const run::Node::Discovery& found);
+
+}  // namespace lazyeng::record

@@ -1,0 +1,109 @@
+// csrc/record/lazy_tensor.cpp: the tensor that users hold.
+#include "csrc/record/lazy_tensor.h"
+
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <typeinfo>
+
+#include "csrc/run/python_ref.h"
+
+namespace lazyeng::record {
+namespace {
+
+PyTypeObject* lazy_class = nullptr;  // owned; set at import, before any lazy tensor exists
+
+c10::DispatchKeySet lazy_keys() {
+  return c10::DispatchKeySet({c10::DispatchKey::PrivateUse1, c10::DispatchKey::ADInplaceOrView,
+                              c10::DispatchKey::AutogradPrivateUse1});
+}
+
+}  // namespace
+
+LazyImpl::LazyImpl(run::ValueRef value)
+    : TensorImpl(lazy_keys(), c10::scalarTypeToTypeMeta(value->geometry().dtype()),
+                 value->geometry().device()),
+      value_(std::move(value)) {
+  set_storage_access_should_throw();
+  // The base class chose the autocast key of the backend bit; autocast goes by the true device.
+  const bool cuda = value_->geometry().device().type() == c10::kCUDA;
+  key_set_ = key_set_.remove(c10::DispatchKey::AutocastPrivateUse1)
+                 .add(cuda ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU);
+  mirror();
+}
+
+void LazyImpl::make_normal() {
+  if (!is_inference()) return;
+  key_set_ =
+      key_set_.add(c10::DispatchKey::ADInplaceOrView).add(c10::DispatchKey::AutogradPrivateUse1);
+  set_version_counter(c10::VariableVersion(0));
+}
+
+void LazyImpl::mirror() {
+  const run::Geometry& g = value_->geometry();
+  set_sizes_and_strides(g.sizes(), g.strides(), g.offset());
+  data_type_ = c10::scalarTypeToTypeMeta(g.dtype());
+  device_opt_ = g.device();
+  const bool conj = key_set_.has(c10::DispatchKey::Conjugate);
+  if (conj != g.data().conj) _set_conj(g.data().conj);
+  const bool neg = key_set_.has(c10::DispatchKey::Negative);
+  if (neg != g.data().neg) _set_neg(g.data().neg);
+}
+
+void LazyImpl::set_value(run::ValueRef value) {
+  value_ = std::move(value);
+  mirror();
+}
+
+c10::intrusive_ptr<c10::TensorImpl> LazyImpl::shallow_copy_and_detach(
+    const c10::VariableVersion& version, bool allow_change) const {
+  auto copy = c10::make_intrusive<LazyImpl>(value_);
+  copy_tensor_metadata(this, copy.get(), version, allow_change);
+  // (Saved tensors and `.data` come through here: without a Python object of our own they would
+  // surface as plain torch.Tensor.)
+  run::Gil gil;
+  make_python_object(at::Tensor(
+      c10::intrusive_ptr<TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(copy.get())));
+  return copy;
+}
+
+c10::intrusive_ptr<c10::TensorImpl> LazyImpl::shallow_copy_and_detach(
+    c10::VariableVersion&& version, bool allow_change) const {
+  const c10::VariableVersion kept = std::move(version);
+  return shallow_copy_and_detach(kept, allow_change);
+}
+
+void LazyImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) {
+  TORCH_CHECK(
+      typeid(*other) == typeid(LazyImpl),
+      "lazyeng: expected a LazyTensor to take the data of, got a plain tensor; wrap() it first");
+  auto* lazy = static_cast<LazyImpl*>(other.get());
+  copy_tensor_metadata(lazy, this, version_counter(), allow_tensor_metadata_change());
+  set_value(lazy->value_);
+}
+
+LazyImpl* lazy_impl(const at::Tensor& tensor) {
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (!impl->key_set().has_backend(c10::BackendComponent::PrivateUse1Bit)) return nullptr;
+  // (functorch's wrappers carry the backend bits of what they wrap.)
+  return typeid(*impl) == typeid(LazyImpl) ? static_cast<LazyImpl*>(impl) : nullptr;
+}
+
+at::Tensor make_lazy(run::ValueRef value) {
+  return at::detail::make_tensor<LazyImpl>(std::move(value));
+}
+
+void make_python_object(const at::Tensor& tensor) {
+  Py_XDECREF(THPVariable_Wrap(tensor, lazy_class));
+}
+
+PyObject* python_object(at::Tensor tensor) { return THPVariable_Wrap(tensor, lazy_class); }
+
+void set_python_class(PyTypeObject* cls) {
+  Py_INCREF(cls);
+  lazy_class = cls;
+}
+
+PyTypeObject* python_class() { return lazy_class; }
+
+}  // namespace lazyeng::record

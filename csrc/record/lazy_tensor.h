@@ -1,0 +1,52 @@
+// csrc/record/lazy_tensor.h: the tensor that users hold: a TensorImpl without storage of its own.
+//
+// It carries the PrivateUse1 backend bit, so that the dispatcher chooses our kernels over those of
+// the real device, and reports the real device. Its sizes and strides mirror its value's geometry.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <Python.h>
+
+#include "csrc/run/value.h"
+
+namespace lazyeng::record {
+
+class LazyImpl final : public c10::TensorImpl {
+ public:
+  explicit LazyImpl(run::ValueRef value);
+
+  const run::ValueRef& value() const { return value_; }
+  /// A view of a normal tensor taken in inference mode is a normal tensor.
+  void make_normal();
+  /// For ops that change the tensor's metadata, and for `x.data = y`.
+  void set_value(run::ValueRef value);
+
+  const char* tensorimpl_type_name() const override { return "LazyTensor"; }
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                         bool allow_change) const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                         bool allow_change) const override;
+  void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) override;
+
+ private:
+  void mirror();
+
+  run::ValueRef value_;
+};
+
+/// Null if the tensor is not lazy (or undefined).
+LazyImpl* lazy_impl(const at::Tensor& tensor);
+
+/// A lazy tensor without a Python object yet.
+at::Tensor make_lazy(run::ValueRef value);
+
+/// Makes the tensor's Python object, of type LazyTensor, if it has none. GIL.
+void make_python_object(const at::Tensor& tensor);
+/// The same as a new reference. GIL.
+PyObject* python_object(at::Tensor tensor);
+
+/// The Python class LazyTensor; set once, at import.
+void set_python_class(PyTypeObject* cls);
+PyTypeObject* python_class();
+
+}  // namespace lazyeng::record

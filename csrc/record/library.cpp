@@ -1,0 +1,234 @@
+// csrc/record/library.cpp: making torch's dispatcher call the recorder.
+//
+// A backend fallback alone is not enough: kernels registered for all backends (composite explicit
+// ones) outrank it. So every op that autograd does not see through (that is, without a composite
+// implicit kernel) gets the boxed kernel at PrivateUse1; the fallback serves ops of other
+// namespaces that have kernels for single devices only.
+#include "csrc/record/library.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <unordered_map>
+
+#include "csrc/record/composites.h"
+#include "csrc/record/factories.h"
+
+namespace lazyeng::record {
+namespace {
+
+/// The boxed kernel of one op.
+class RecordKernel final : public c10::OperatorKernel {
+ public:
+  explicit RecordKernel(const c10::OperatorHandle& op) : handle_(op) {}
+
+  void operator()(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet /*keys*/,
+                  torch::jit::Stack* stack) {
+    if (!answer_structured_meta(handle_, stack)) current_recorder()->record(info(), stack);
+  }
+
+ private:
+  const run::OpInfo& info() {
+    if (const run::OpInfo* known = info_.load(std::memory_order_acquire)) return *known;
+    const run::OpInfo& made = info_of(handle_);
+    info_.store(&made, std::memory_order_release);
+    return made;
+  }
+
+  const c10::OperatorHandle handle_;
+  std::atomic<const run::OpInfo*> info_{nullptr};
+};
+
+void record_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  current_recorder()->record(info_of(op), stack);
+}
+
+bool handles_tensors(const c10::FunctionSchema& schema) {
+  const auto tensor = [](const c10::Argument& argument) {
+    return argument.real_type()->str().find("Tensor") != std::string::npos;
+  };
+  return std::any_of(schema.arguments().begin(), schema.arguments().end(), tensor) ||
+         std::any_of(schema.returns().begin(), schema.returns().end(), tensor);
+}
+
+bool wants_kernel(const c10::OperatorHandle& op) {
+  return op.hasSchema() && handles_tensors(op.schema()) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1);
+}
+
+/// Ops registered by others while lazyeng is loaded. A definition is seen before its kernels, and
+/// whether it wants one of ours depends on them: names wait here until kernels have come.
+class NewOps final : public c10::OpRegistrationListener {
+ public:
+  struct State {
+    std::mutex mutex;
+    std::vector<c10::OperatorName> names;
+    std::atomic<bool> some{false};
+  };
+  explicit NewOps(State& state) : state_(state) {}
+
+  // Called with the dispatcher's lock held: nothing may be registered in here.
+  void onOperatorRegistered(const c10::OperatorHandle& op) override {
+    if (op.operator_name().name.rfind("aten::", 0) == 0) return;
+    std::lock_guard lock(state_.mutex);
+    state_.names.push_back(op.operator_name());
+    state_.some.store(true, std::memory_order_release);
+  }
+  void onOperatorDeregistered(const c10::OperatorHandle& op) override {
+    std::lock_guard lock(state_.mutex);
+    std::erase(state_.names, op.operator_name());
+  }
+
+ private:
+  State& state_;
+};
+
+/// Registrations live as long as the process.
+struct Registered {
+  std::vector<std::unique_ptr<torch::Library>> libraries;
+  std::optional<c10::RegistrationHandleRAII> listener;
+  NewOps::State new_ops;
+};
+
+Registered& registered() {
+  static Registered* const instance = new Registered;
+  return *instance;
+}
+
+torch::Library& new_library(const std::string& name_space) {
+  registered().libraries.push_back(std::make_unique<torch::Library>(
+      torch::Library::IMPL, name_space, std::make_optional(c10::DispatchKey::PrivateUse1), __FILE__,
+      __LINE__));
+  return *registered().libraries.back();
+}
+
+std::string without_namespace(const c10::OperatorName& name) {
+  const std::string base = name.name.substr(name.name.find("::") + 2);
+  return name.overload_name.empty() ? base : base + "." + name.overload_name;
+}
+
+void add_kernel(torch::Library& library, const c10::OperatorHandle& op) {
+  library.impl(without_namespace(op.operator_name()).c_str(),
+               torch::CppFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(op)));
+}
+
+/// Kernels have been registered for it, so that it can be told what they are.
+bool has_kernels(const c10::OperatorHandle& op) {
+  for (c10::DispatchKey key :
+       {c10::DispatchKey::CPU, c10::DispatchKey::CUDA, c10::DispatchKey::CompositeExplicitAutograd,
+        c10::DispatchKey::CompositeImplicitAutograd})
+    if (op.hasKernelForDispatchKey(key)) return true;
+  return false;
+}
+
+/// What tensors of other layouts get inside lazy(), where their dispatch key is that of ours.
+constexpr std::array<c10::DispatchKey, 4> kOtherLayouts = {
+    c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::SparseCsrPrivateUse1,
+    c10::DispatchKey::QuantizedPrivateUse1, c10::DispatchKey::NestedTensorPrivateUse1};
+
+/// An op with a kernel for all backends would be run by that, and not by the kernel of the layout.
+void register_other_layouts(const std::vector<c10::OperatorName>& names) {
+  for (c10::DispatchKey key : kOtherLayouts) {
+    registered().libraries.push_back(std::make_unique<torch::Library>(
+        torch::Library::IMPL, "aten", std::make_optional(key), __FILE__, __LINE__));
+    for (const c10::OperatorName& name : names) {
+      const auto op = c10::Dispatcher::singleton().findOp(name);
+      if (op && name.name.rfind("aten::", 0) == 0 && op->hasSchema() &&
+          handles_tensors(op->schema()) &&
+          op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
+          !op->hasKernelForDispatchKey(key))
+        registered().libraries.back()->impl(
+            without_namespace(name).c_str(),
+            torch::CppFunction::makeFromBoxedFunction<&record_fallback>());
+    }
+  }
+}
+
+void register_fallbacks() {
+  const auto add = [](c10::DispatchKey key, torch::CppFunction function) {
+    registered().libraries.push_back(std::make_unique<torch::Library>(
+        torch::Library::IMPL, "_", std::make_optional(key), __FILE__, __LINE__));
+    registered().libraries.back()->fallback(std::move(function));
+  };
+  add(c10::DispatchKey::PrivateUse1, torch::CppFunction::makeFromBoxedFunction<&record_fallback>());
+  for (c10::DispatchKey key : kOtherLayouts)
+    add(key, torch::CppFunction::makeFromBoxedFunction<&record_fallback>());
+}
+
+}  // namespace
+
+const run::OpInfo& info_of(const c10::OperatorHandle& op) {
+  struct Table {
+    std::mutex mutex;
+    std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<run::OpInfo>> infos;
+  };
+  static Table* const table = new Table;
+  std::lock_guard lock(table->mutex);
+  std::unique_ptr<run::OpInfo>& info = table->infos[&op.schema()];
+  if (!info) info = std::make_unique<run::OpInfo>(op);
+  return *info;
+}
+
+size_t register_kernels() {
+  size_t count = 0;
+  torch::Library& aten = new_library("aten");
+  std::vector<c10::OperatorName> names = c10::Dispatcher::singleton().getAllOpNames();
+  std::vector<c10::OperatorName> others;
+  for (const c10::OperatorName& name : names) {
+    const auto op = c10::Dispatcher::singleton().findOp(name);
+    if (!op || name.name.rfind("aten::", 0) != 0) {
+      if (op) others.push_back(name);
+      continue;
+    }
+    if (!wants_kernel(*op)) continue;
+    add_kernel(aten, *op);
+    ++count;
+  }
+  register_other_layouts(names);
+  register_fallbacks();
+  register_factories();
+  register_opaque_composites();
+  registered().new_ops.names = std::move(others);
+  registered().new_ops.some = true;
+  adopt_new_ops();
+  // (Of the ops that torch itself defines, those without a kernel now are not built in.)
+  registered().new_ops.names.clear();
+  registered().new_ops.some = false;
+  registered().listener.emplace(c10::Dispatcher::singleton().addRegistrationListener(
+      std::make_unique<NewOps>(registered().new_ops)));
+  return count;
+}
+
+void adopt_new_ops() {
+  NewOps::State& state = registered().new_ops;
+  if (!state.some.load(std::memory_order_acquire)) return;
+  std::vector<c10::OperatorName> names;
+  {
+    std::lock_guard lock(state.mutex);
+    names.swap(state.names);
+    state.some.store(false, std::memory_order_release);
+  }
+  std::vector<c10::OperatorName> waiting;
+  std::unordered_map<std::string, torch::Library*> libraries;
+  for (const c10::OperatorName& name : names) {
+    const auto op = c10::Dispatcher::singleton().findOp(name);
+    if (!op || !op->hasSchema()) continue;
+    if (!has_kernels(*op)) {
+      waiting.push_back(name);
+      continue;
+    }
+    if (!wants_kernel(*op)) continue;
+    const std::string name_space = name.name.substr(0, name.name.find("::"));
+    torch::Library*& library = libraries[name_space];
+    if (!library) library = &new_library(name_space);
+    add_kernel(*library, *op);
+  }
+  std::lock_guard lock(state.mutex);
+  state.names.insert(state.names.end(), waiting.begin(), waiting.end());
+  if (!waiting.empty()) state.some.store(true, std::memory_order_release);
+}
+
+}  // namespace lazyeng::record

@@ -1,0 +1,20 @@
+// csrc/record/library.h: making torch's dispatcher call the recorder.
+#pragma once
+
+#include "csrc/record/recorder.h"
+
+namespace lazyeng::record {
+
+/// Registers the boxed kernel for every op that has no composite decomposition, fallbacks for the
+/// rest, a listener for ops registered later, and the device "lazyeng". Once per process.
+/// Returns how many ops got a kernel of their own.
+size_t register_kernels();
+
+/// What the op's schema says; the one object for the op.
+const run::OpInfo& info_of(const c10::OperatorHandle& op);
+
+/// Gives ops that were registered since the last call a kernel of their own, so that they are
+/// recorded as one op even if they have a kernel for all backends. Cheap when there are none.
+void adopt_new_ops();
+
+}  // namespace lazyeng::record

@@ -1,0 +1,166 @@
+// csrc/record/methods.cpp: hot methods of LazyTensor in C, driven by a table.
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "csrc/record/direct.h"
+#include "csrc/record/lazy_tensor.h"
+#include "csrc/record/slots.h"
+#include "csrc/run/python_ref.h"
+
+namespace lazyeng::record {
+namespace {
+
+struct MethodName {
+  const char* name;
+  /// Overloads, the first that takes the arguments is meant; null: only those before.
+  const char* overloads[2] = {"", nullptr};
+  bool numbers = false;  ///< Python numbers go for tensors
+};
+
+/// The op has the method's name. Composites, and ops whose Python method does more than call the
+/// op, do not belong here.
+constexpr MethodName kMethods[] = {
+    {"relu"},
+    {"exp"},
+    {"log"},
+    {"sqrt"},
+    {"rsqrt"},
+    {"abs"},
+    {"neg"},
+    {"sin"},
+    {"cos"},
+    {"tanh"},
+    {"sigmoid"},
+    {"erf"},
+    {"floor"},
+    {"reciprocal"},
+    {"clone"},
+    {"mm"},
+    {"bmm"},
+    {"mv"},
+    {"dot"},
+    {"addmm"},
+    {"addcmul"},
+    {"lerp", {"Tensor", "Scalar"}},
+    {"maximum"},
+    {"minimum"},
+    {"clamp"},
+    {"amax"},
+    {"amin"},
+    {"argmax"},
+    {"argmin"},
+    {"cumsum"},
+    {"sum", {"", "dim_IntList"}},
+    {"mean", {"", "dim"}},
+    {"max"},
+    {"min"},
+    {"prod"},
+    {"all", {"", "dim"}},
+    {"any", {"", "dim"}},
+    {"add", {"Tensor"}, true},
+    {"sub", {"Tensor"}, true},
+    {"mul", {"Tensor"}, true},
+    {"div", {"Tensor"}, true},
+    {"pow", {"Tensor_Scalar", "Tensor_Tensor"}},
+    {"eq", {"Tensor", "Scalar"}},
+    {"ne", {"Tensor", "Scalar"}},
+    {"lt", {"Tensor", "Scalar"}},
+    {"le", {"Tensor", "Scalar"}},
+    {"gt", {"Tensor", "Scalar"}},
+    {"ge", {"Tensor", "Scalar"}},
+    {"add_", {"Tensor"}, true},
+    {"sub_", {"Tensor"}, true},
+    {"mul_", {"Tensor"}, true},
+    {"div_", {"Tensor"}, true},
+    {"copy_"},
+    {"zero_"},
+    {"fill_", {"Scalar", "Tensor"}},
+    {"relu_"},
+    {"exp_"},
+    {"clamp_"},
+    {"view"},
+    {"t"},
+    {"transpose", {"int"}},
+    {"unsqueeze"},
+    {"squeeze", {"", "dim"}},
+    {"expand"},
+    {"permute"},
+    {"select", {"int"}},
+    {"diagonal"},
+};
+constexpr size_t kCount = std::size(kMethods);
+
+struct Method {
+  DirectOp ops[2];
+  PyObject* inherited = nullptr;  ///< torch.Tensor's; owned
+};
+std::array<Method, kCount> methods;  // written at import
+std::array<PyMethodDef, kCount> definitions;
+
+constexpr Py_ssize_t kMaxArguments = 6;
+
+PyObject* call(const Method& method, PyObject* self, PyObject* const* args, Py_ssize_t count,
+               PyObject* names) {
+  if (names || count > kMaxArguments || Py_TYPE(self) != python_class())
+    return call_with_self(method.inherited, self, args, count, names);
+  std::array<PyObject*, 1 + kMaxArguments> all{self};
+  std::copy(args, args + count, all.begin() + 1);
+  for (const DirectOp& op : method.ops) {
+    if (!op.info) break;
+    PyObject* result = record_directly(op, all.data(), 1 + count);
+    if (result || PyErr_Occurred()) return result;
+  }
+  return call_with_self(method.inherited, self, args, count, names);
+}
+
+template <size_t i>
+PyObject* entry(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  return call(methods[i], self, args, count, names);
+}
+
+template <size_t i>
+bool install() {
+  Method& method = methods[i];
+  const MethodName& name = kMethods[i];
+  for (size_t o = 0; o < 2 && name.overloads[o]; ++o)
+    method.ops[o] =
+        direct_op((std::string("aten::") + name.name).c_str(), name.overloads[o], name.numbers);
+  return install_method(name.name,
+                        reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&entry<i>)),
+                        definitions[i], method.inherited);
+}
+
+template <size_t... i>
+bool install_all(std::index_sequence<i...>) {
+  return (install<i>() && ...);
+}
+
+}  // namespace
+
+bool install_method(const char* name, PyCFunction function, PyMethodDef& definition,
+                    PyObject*& inherited) {
+  auto* cls = reinterpret_cast<PyObject*>(python_class());
+  inherited = PyObject_GetAttrString(reinterpret_cast<PyObject*>(python_class()->tp_base), name);
+  if (!inherited) return false;
+  static auto* const docs =
+      new std::vector<run::PyRef>;  // keeps the text that the definitions point to
+  docs->emplace_back(PyObject_GetAttrString(inherited, "__doc__"));
+  PyObject* const doc = docs->back().get();
+  definition = {name, function, METH_FASTCALL | METH_KEYWORDS,
+                doc && PyUnicode_Check(doc) ? PyUnicode_AsUTF8(doc) : nullptr};
+  PyErr_Clear();
+  const run::PyRef descriptor(PyDescr_NewMethod(python_class(), &definition));
+  return descriptor && PyObject_SetAttrString(cls, name, descriptor.get()) == 0;
+}
+
+PyObject* call_with_self(PyObject* inherited, PyObject* self, PyObject* const* args,
+                         Py_ssize_t count, PyObject* names) {
+  c10::SmallVector<PyObject*, 8> all{self};
+  all.append(args, args + count + (names ? PyTuple_GET_SIZE(names) : 0));
+  return PyObject_Vectorcall(inherited, all.data(), 1 + count, names);
+}
+
+bool install_methods() { return install_all(std::make_index_sequence<kCount>()); }
+
+}  // namespace lazyeng::record

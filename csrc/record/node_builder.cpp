@@ -1,0 +1,116 @@
+// csrc/record/node_builder.cpp: reads and writes of a node, from the schema's alias annotations.
+#include "csrc/record/node_builder.h"
+
+#include "csrc/record/generators.h"
+#include "csrc/record/thread_mode.h"
+#include "csrc/run/plain_storage.h"
+
+namespace lazyeng::record {
+namespace {
+
+void write(run::Node& node, const run::StorageVarRef& var, bool overwrites) {
+  node.add_write(var, overwrites);
+  node.written_vars.push_back(var.get());
+  if (!var->exposed()) return;
+  if (!node.discover) run::plain_storages().guard(*var);
+}
+
+bool overwrites(const run::TensorArg& arg) {
+  return arg.overwritten && arg.value->geometry().covers(arg.value->var().nbytes());
+}
+
+/// A check fails what was computed together with the tensor that it checks.
+void claim_checked(run::Node& node, const run::Value& value) {
+  write(node, value.var_ref(), false);
+  if (!value.var().siblings) return;
+  for (const run::StorageVarRef& sibling : value.var().siblings->members())
+    if (sibling.get() != &value.var()) write(node, sibling, false);
+}
+
+void claim(run::Node& node, const run::StorageVarRef& generator) {
+  for (const run::TensorArg& arg : node.tensors) {
+    const run::ValueRef& value = arg.value;
+    if (!value) continue;
+    if (value->var().exposed())
+      node.plain_reads.push_back({value->var_ref(), value->var().foreign_writes_when_recorded()});
+    if (arg.written)
+      write(node, value->var_ref(), overwrites(arg));
+    else if (node.info.checks_values)
+      claim_checked(node, *value);
+    else
+      node.add_read(value->var_ref());
+  }
+  if (generator) write(node, generator, true);
+}
+
+}  // namespace
+
+Ref<run::Node> build_node(Call& call, bool discover) {
+  auto node = make_ref<run::Node>(call.info);
+  node->discover = discover;
+  node->block = thread_mode().block;
+  node->writes_plain = call.writes_plain;
+  const run::StorageVarRef generator = call.info.random ? generator_var(call) : nullptr;
+  if (discover) {  // what the run teaches is told by comparing with the call
+    node->args = call.args;
+    node->tensors = call.tensors;
+  } else {
+    node->args = std::move(call.args);
+    node->tensors = std::move(call.tensors);
+  }
+  // Reads go through the engine face; a plain tensor itself is passed only to an op whose effect on
+  // its metadata is not known.
+  for (run::TensorArg& arg : node->tensors)
+    if (arg.value && !(discover && arg.written)) arg.raw = at::Tensor();
+  if (!call.info.aten) node->queue = engine::QueueId::python;
+  claim(*node, generator);
+  for (const at::Tensor& tensor : call.written)
+    if (tensor.defined()) run::note_own_write(tensor);
+  return node;
+}
+
+c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call,
+                                               const Plan& plan) {
+  c10::SmallVector<run::ValueRef, 2> values;
+  Ref<run::SiblingGroup> siblings;
+  if (call.info.reports_info) siblings = make_ref<run::SiblingGroup>();
+  for (const OutputPlan& output : plan.outputs) {
+    run::ValueRef value;
+    if (output.kind == OutputPlan::Kind::view) {
+      value = make_ref<run::Value>(node.tensors[output.of].value->var_ref(), output.geometry);
+      node.outputs.emplace_back();
+    } else if (output.kind == OutputPlan::Kind::undefined) {
+      node.outputs.emplace_back();
+    } else {
+      const uint64_t nbytes = output.geometry->extent_bytes();
+      value = make_ref<run::Value>(make_ref<run::StorageVar>(nbytes), output.geometry);
+      // (As write(), for a var that nobody else knows.)
+      node.add_write(value->var_ref(), true);
+      node.written_vars.push_back(&value->var());
+      node.cost_bytes += nbytes;
+      node.outputs.push_back(value);
+    }
+    values.push_back(std::move(value));
+  }
+  if (siblings)
+    for (run::StorageVar* var : node.written_vars) {
+      siblings->add(var);
+      var->siblings = siblings;
+    }
+  return values;
+}
+
+void add_rewrites(run::Node& node, const Plan& plan) {
+  for (const Plan::Rewrite& rewrite : plan.rewrites) {
+    const run::ValueRef& before = node.tensors[rewrite.tensor].value;
+    auto after = make_ref<run::Value>(before->var_ref(), rewrite.after);
+    const uint64_t nbytes = rewrite.after->extent_bytes();
+    if (nbytes > before->var().nbytes()) {
+      node.cost_bytes += nbytes;
+      before->var().set_nbytes(nbytes);
+    }
+    node.rewrites.push_back({rewrite.tensor, std::move(after)});
+  }
+}
+
+}  // namespace lazyeng::record

@@ -1,0 +1,19 @@
+// csrc/record/node_builder.h: from a call to a node that claims its vars.
+#pragma once
+
+#include "csrc/record/infer.h"
+
+namespace lazyeng::record {
+
+/// A node for the call, without outputs, which has claimed what the call reads and writes. Unless
+/// it is to discover, it takes the arguments over: the call has none afterwards.
+Ref<run::Node> build_node(Call& call, bool discover);
+
+/// Adds a value for each fresh output of the plan and claims it. Returns the values of all outputs,
+/// views included; null for undefined ones.
+c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call, const Plan& plan);
+
+/// Values for metadata changes of written arguments.
+void add_rewrites(run::Node& node, const Plan& plan);
+
+}  // namespace lazyeng::record

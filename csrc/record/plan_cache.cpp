@@ -1,0 +1,186 @@
+// csrc/record/plan_cache.cpp: what decides a plan, and the table of plans.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/DefaultDtype.h>
+
+#include <bit>
+
+#include "csrc/record/infer.h"
+
+namespace lazyeng::record {
+namespace {
+
+constexpr size_t kMaxPlans = 1 << 15;
+
+// Words that separate kinds, so that a list of ints never looks like an int.
+enum Tag : uint64_t {
+  none = 0xA1,
+  integer,
+  real,
+  boolean,
+  text,
+  device,
+  generator,
+  list,
+  tensor,
+  complex
+};
+
+uint64_t hash_of(const PlanKey& key) {
+  uint64_t hash = key.size();
+  for (uint64_t word : key) {
+    hash = (hash ^ word) * 0x9E3779B97F4A7C15ull;
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
+bool add_scalar_kind(const c10::IValue& value, PlanKey& key) {
+  if (value.isInt())
+    key.push_back(Tag::integer);
+  else if (value.isDouble())
+    key.push_back(Tag::real);
+  else if (value.isBool())
+    key.push_back(Tag::boolean);
+  else if (value.isComplexDouble())
+    key.push_back(Tag::complex);
+  else
+    return false;
+  return true;
+}
+
+template <class List>
+void add_list(const List& items, uint64_t tag, PlanKey& key) {
+  key.push_back(Tag::list);
+  key.push_back(tag);
+  key.push_back(items.size());
+  for (const auto& item : items) key.push_back(std::bit_cast<uint64_t>(item));
+}
+
+/// (Without copying the list.)
+void add_ints(c10::ArrayRef<c10::IValue> items, PlanKey& key) {
+  key.push_back(Tag::list);
+  key.push_back(Tag::integer);
+  key.push_back(items.size());
+  for (const c10::IValue& item : items) key.push_back(static_cast<uint64_t>(item.toInt()));
+}
+
+bool add_value(const c10::IValue& value, PlanKey& key) {
+  if (value.isNone()) {
+    key.push_back(Tag::none);
+  } else if (value.isInt()) {
+    key.push_back(Tag::integer);
+    key.push_back(static_cast<uint64_t>(value.toInt()));
+  } else if (value.isDouble()) {
+    key.push_back(Tag::real);
+    key.push_back(std::bit_cast<uint64_t>(value.toDouble()));
+  } else if (value.isBool()) {
+    key.push_back(Tag::boolean);
+    key.push_back(value.toBool());
+  } else if (value.isComplexDouble()) {
+    key.push_back(Tag::complex);
+    key.push_back(std::bit_cast<uint64_t>(value.toComplexDouble().real()));
+    key.push_back(std::bit_cast<uint64_t>(value.toComplexDouble().imag()));
+  } else if (value.isString()) {
+    key.push_back(Tag::text);
+    key.push_back(std::hash<std::string_view>()(value.toStringView()));
+  } else if (value.isDevice()) {
+    key.push_back(Tag::device);
+    key.push_back(static_cast<uint64_t>(value.toDevice().type()) << 8 |
+                  static_cast<uint8_t>(value.toDevice().index()));
+  } else if (value.isGenerator()) {
+    key.push_back(Tag::generator);
+  } else if (value.isIntList()) {
+    add_ints(value.toListRef(), key);
+  } else if (value.isDoubleList()) {
+    add_list(value.toDoubleVector(), Tag::real, key);
+  } else if (value.isBoolList()) {
+    const c10::List<bool> items = value.toBoolList();
+    key.push_back(Tag::list);
+    key.push_back(Tag::boolean);
+    key.push_back(items.size());
+    for (size_t i = 0; i < items.size(); ++i) key.push_back(items.get(i));
+  } else {
+    return false;
+  }
+  return true;
+}
+
+/// Which written argument shares its storage with which other argument: decides overlap errors.
+void add_sharing(const Call& call, PlanKey& key) {
+  for (size_t i = 0; i < call.tensors.size(); ++i)
+    for (size_t j = 0; j < i; ++j)
+      if (call.tensors[i].value && call.tensors[j].value &&
+          call.tensors[i].value->var_ref() == call.tensors[j].value->var_ref())
+        key.push_back(i << 32 | j);
+}
+
+}  // namespace
+
+bool make_key(const Call& call, PlanKey& key) {
+  const run::OpInfo& info = call.info;
+  key.push_back(reinterpret_cast<uint64_t>(&info));
+  key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 1 |
+                static_cast<uint64_t>(info.distrust_meta.load(std::memory_order_relaxed)));
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    key.push_back(reinterpret_cast<uint64_t>(call.looks[i].get()));
+    if (info.storage_size_matters && call.tensors[i].value)
+      key.push_back(call.tensors[i].value->var().nbytes());
+  }
+  for (size_t i = 0; i < call.args.size(); ++i) {
+    const bool kind_only = info.args[i].kind == run::ArgKind::scalar && info.scalars_are_data;
+    if (kind_only && add_scalar_kind(call.args[i], key)) continue;
+    if (!add_value(call.args[i], key)) return false;
+  }
+  if (info.writes) add_sharing(call, key);
+  return true;
+}
+
+PlanCache::Entry* PlanCache::find_locked(const PlanKey& key, uint64_t hash) const {
+  if (table_.empty()) return nullptr;
+  const size_t mask = table_.size() - 1;
+  for (size_t i = hash & mask; table_[i]; i = (i + 1) & mask)
+    if (table_[i]->hash == hash && table_[i]->key == key) return table_[i].get();
+  return nullptr;
+}
+
+PlanRef PlanCache::find(const PlanKey& key) const {
+  const uint64_t hash = hash_of(key);
+  std::lock_guard lock(mutex_);
+  const Entry* entry = find_locked(key, hash);
+  return entry ? entry->plan : nullptr;
+}
+
+void PlanCache::insert(const PlanKey& key, const Call& call, PlanRef plan) {
+  const uint64_t hash = hash_of(key);
+  auto entry = std::make_unique<Entry>();
+  entry->key.assign(key.begin(), key.end());
+  entry->hash = hash;
+  entry->looks = call.looks;
+  entry->plan = std::move(plan);
+  Table dropped;  // what it holds goes after the lock
+  std::lock_guard lock(mutex_);
+  if (Entry* known = find_locked(key, hash)) return std::swap(known->plan, entry->plan);
+  if (size_ >= kMaxPlans) {
+    dropped.swap(table_);
+    size_ = 0;
+  }
+  if (2 * (size_ + 1) > table_.size()) grow_locked();
+  put_locked(std::move(entry));
+  ++size_;
+}
+
+void PlanCache::put_locked(std::unique_ptr<Entry> entry) {
+  const size_t mask = table_.size() - 1;
+  size_t i = entry->hash & mask;
+  while (table_[i]) i = (i + 1) & mask;
+  table_[i] = std::move(entry);
+}
+
+void PlanCache::grow_locked() {
+  Table old(table_.empty() ? 1024 : 2 * table_.size());
+  old.swap(table_);
+  for (std::unique_ptr<Entry>& entry : old)
+    if (entry) put_locked(std::move(entry));
+}
+
+}  // namespace lazyeng::record

@@ -1,0 +1,194 @@
+// csrc/record/recorder.cpp: recording a call.
+#include "csrc/record/recorder.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/Exceptions.h>
+
+#include "csrc/record/factories.h"
+#include "csrc/record/lazy_tensor.h"
+#include "csrc/record/library.h"
+#include "csrc/record/node_builder.h"
+#include "csrc/record/probe.h"
+#include "csrc/record/results.h"
+#include "csrc/record/temporaries.h"
+#include "csrc/run/executor.h"
+#include "csrc/run/plain_storage.h"
+#include "csrc/run/python_ref.h"
+
+namespace lazyeng::record {
+namespace {
+
+Recorder* current =
+    nullptr;  // set at import, cleared when the Python module lets go of the recorder
+
+void make_python_objects(const Made& made) {
+  for (const at::Tensor& tensor : made) make_python_object(tensor);
+}
+
+/// A plain tensor's metadata is not ours to change at recording time.
+bool rewrites_plain(const Call& call, const Plan& plan) {
+  for (const Plan::Rewrite& rewrite : plan.rewrites)
+    if (call.tensors[rewrite.tensor].raw.defined()) return true;
+  return false;
+}
+
+bool is_mask(const run::GeometryRef& look) {
+  return look && (look->dtype() == c10::kBool || look->dtype() == c10::kByte);
+}
+
+bool depends_on_values(const Call& call) {
+  if (!call.info.indexes) return call.info.data_dependent;
+  return std::any_of(call.looks.begin() + 1, call.looks.end(), is_mask);
+}
+
+c10::IValue without_memory(const Call& call, size_t& next, const c10::IValue& input) {
+  const run::GeometryRef look = call.looks[next];
+  const run::TensorArg& arg = call.tensors[next++];
+  if (!arg.value) return input;
+  const c10::Storage nothing(c10::Storage::use_byte_size_t(), arg.value->var().nbytes(),
+                             at::DataPtr(nullptr, look->device()), nullptr, false);
+  return run::tensor_over(nothing, *look);
+}
+
+}  // namespace
+
+Recorder* current_recorder() { return current; }
+void set_current_recorder(Recorder* recorder) { current = recorder; }
+
+Recorder::Recorder(std::unique_ptr<engine::Engine> engine) : engine_(std::move(engine)) {
+  engine_->set_hungry([this] { return hungry(); });
+  engine_->set_thread_init([](engine::QueueId, unsigned) { run::init_engine_thread(); });
+}
+
+Recorder::~Recorder() = default;
+
+void Recorder::record(const run::OpInfo& info, torch::jit::Stack* stack) {
+  if (!write_temporary(info, stack)) record(read_call(info, stack), stack);
+}
+
+void Recorder::record(Call call, torch::jit::Stack* results) {
+  note_backward_of_lazy();
+  if (call.info.metadata_only) {
+    // Asks for shapes and the like: answered from tensors without memory.
+    torch::jit::Stack stack;
+    size_t next = 0;
+    for (size_t i = 0; i < call.args.size(); ++i)
+      stack.push_back(call.info.args[i].kind == run::ArgKind::tensor
+                          ? without_memory(call, next, call.inputs[i])
+                          : call.args[i]);
+    run::RealDispatch below;
+    call.info.handle.callBoxed(stack);
+    for (c10::IValue& result : stack) results->push_back(std::move(result));
+    return;
+  }
+  if (call.run_now || depends_on_values(call) || call.info.returns_plain ||
+      thread_mode().mode == Mode::sync)
+    return run_now(call, nullptr, results);
+  PlanKey key;
+  const bool keyed = make_key(call, key);
+  PlanRef plan = keyed ? plans_.find(key) : nullptr;
+  if (!plan) {
+    adopt_new_ops();
+    plan = infer(call);
+    if (!plan) return run_now(call, keyed ? &key : nullptr, results);
+    if (keyed) plans_.insert(key, call, plan);
+  }
+  if (plan->run_now || rewrites_plain(call, *plan)) return run_now(call, nullptr, results);
+  record_plan(call, *plan, results);
+}
+
+void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* results) {
+  Made made;
+  if (plan.only_metadata) {
+    c10::SmallVector<run::ValueRef, 2> views, after;
+    for (const OutputPlan& output : plan.outputs)
+      views.push_back(
+          output.kind == OutputPlan::Kind::undefined
+              ? nullptr
+              : make_ref<run::Value>(call.tensors[output.of].value->var_ref(), output.geometry));
+    for (const Plan::Rewrite& rewrite : plan.rewrites) {
+      after.push_back(
+          make_ref<run::Value>(call.tensors[rewrite.tensor].value->var_ref(), rewrite.after));
+    }
+    for (const at::Tensor& tensor : call.written)
+      run::note_own_write(tensor);  // it bumps as a write does
+    push_recorded(call, plan, views, made, results);
+    apply_rewrites(call, call.tensors, plan, after);
+    run::Gil gil;
+    return make_python_objects(made);
+  }
+  Ref<run::Node> node = build_node(call, false);
+  c10::SmallVector<run::ValueRef, 2> values = add_outputs(*node, call, plan);
+  add_rewrites(*node, plan);
+  push_recorded(call, plan, values, made, results);
+  c10::SmallVector<run::ValueRef, 2> after;
+  for (const run::Node::Rewrite& rewrite : node->rewrites) after.push_back(rewrite.after);
+  apply_rewrites(call, node->tensors, plan, after);
+  {
+    run::Gil gil;
+    make_python_objects(made);
+    node->stack = stacks::capture();
+  }
+  append(*node);
+  complete_eager_effects(call, *node);
+  throttle(*node);
+}
+
+void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack* results) {
+  if (thread_mode().mode != Mode::sync) count_fallback(call.info);
+  Ref<run::Node> node = build_node(call, true);
+  {
+    run::NoGil released;
+    Batch pushed;
+    std::unique_lock lock(window_mutex_);
+    pushed = flush_locked();
+    const uint64_t number = number_locked(*node);
+    engine_->admit(node->cost_bytes);
+    const auto appended = [&] {
+      run::StorageVar::pushed_up_to.store(number, std::memory_order_release);
+      lock.unlock();
+    };
+    wait_until_done([&](const engine::Interrupt& interrupt) {
+      return engine_->push_and_run(node, interrupt, appended);
+    });
+  }
+  for (run::StorageVar* var : node->written_vars) run::plain_storages().release(*var);
+  if (node->found.thrown) std::rethrow_exception(node->found.thrown);
+  if (node->found.poisoned) run::throw_python_error(node->found.poisoned);
+  if (learn_under) {
+    note_kernel_accepted(call);
+    call.info.distrust_structured = true;  // (no matter if it was the kernel that was in doubt)
+    if (PlanRef plan = learn(call, node->found)) plans_.insert(*learn_under, call, std::move(plan));
+  }
+  Made made;
+  push_found(call, *node, made, results);
+  run::Gil gil;
+  make_python_objects(made);
+}
+
+void Recorder::count_fallback(const run::OpInfo& info) {
+  counters_.fallbacks.fetch_add(1, std::memory_order_relaxed);
+  std::lock_guard lock(fallback_mutex_);
+  ++fallback_counts_[info.name];
+}
+
+std::map<std::string, uint64_t> Recorder::fallback_counts() {
+  std::lock_guard lock(fallback_mutex_);
+  return fallback_counts_;
+}
+
+/// What eager code around us may look at without coming through our kernels is complete when the
+/// call returns: outside lazy() plain tensors and generators; inside it plain tensors just filled
+/// with random numbers (the result of torch.randn).
+void Recorder::complete_eager_effects(const Call& call, const run::Node& node) {
+  const bool inside = thread_mode().inside();
+  if (call.writes_plain && (!inside || call.info.random)) {
+    for (const run::TensorArg& arg : node.tensors)
+      if (arg.written && arg.value) wait_and_check(*arg.value);
+  } else if (call.info.random && !inside) {
+    for (run::StorageVar* var : node.written_vars)
+      if (var->kind() == engine::Var::Kind::resource) wait_for(*var);
+  }
+}
+
+}  // namespace lazyeng::record

@@ -1,0 +1,95 @@
+// csrc/record/recorder.h: from a call to a node in the window, and from there to the engine.
+//
+// Locks: window_mutex_ orders recording. Its holder never takes the GIL, never waits for an op and
+// drops no value, so it may be taken with or without the GIL. Pushing happens under it, so that the
+// engine sees ops in the order in which they were recorded, whichever thread flushes.
+#pragma once
+
+#include <map>
+
+#include "csrc/engine/engine.h"
+#include "csrc/record/call.h"
+#include "csrc/record/infer.h"
+#include "csrc/record/thread_mode.h"
+
+namespace lazyeng::record {
+
+struct RecordCounters {
+  std::atomic<uint64_t> recorded{0};
+  std::atomic<uint64_t> syncs{0};      ///< places where the program waited
+  std::atomic<uint64_t> fallbacks{0};  ///< ops run at the call because they cannot be recorded
+};
+
+class Recorder {
+ public:
+  explicit Recorder(std::unique_ptr<engine::Engine> engine);
+  ~Recorder();
+
+  /// The boxed kernel: takes the arguments off the stack and leaves the results.
+  void record(const run::OpInfo& info, torch::jit::Stack* stack);
+
+  /// Records a call that was read already; the results in the order of the schema.
+  void record(Call call, torch::jit::Stack* results);
+
+  /// Records a call whose plan is known already, past the dispatcher (direct.h); false: nothing is
+  /// recorded. `result` is left undefined by ops that return what they write. GIL.
+  bool record_direct(Call& call, bool view, at::Tensor& result);
+
+  // ---- waiting. The GIL is let go of meanwhile; Ctrl-C throws python_error.
+  /// Until every recorded write to the var is complete.
+  void wait_for(run::StorageVar& var);
+  /// The same, then throws what failed, as the Python exception.
+  void wait_and_check(const run::Value& value);
+  void wait_for_all();
+  /// Until every recorded write to a plain tensor is complete.
+  void wait_for_plain_writes();
+  /// Until all recorded draws from random generators are done.
+  void wait_for_generators();
+
+  /// "aten::mm @ train.py:42" of the newest recorded op that writes the var, "" if it is complete.
+  /// GIL.
+  std::string describe_writer(const run::StorageVar& var);
+
+  /// Pushes everything recorded so far to the engine.
+  void flush();
+
+  engine::Engine& engine() { return *engine_; }
+  const RecordCounters& counters() const { return counters_; }
+  RecordCounters& counters() { return counters_; }
+  /// How often each op was run at the call in async or deferred mode.
+  std::map<std::string, uint64_t> fallback_counts();
+  size_t window_size() const { return window_size_.load(std::memory_order_relaxed); }
+
+ private:
+  void record_plan(Call& call, const Plan& plan, torch::jit::Stack* results);
+  void run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack* results);
+  using Batch = std::vector<Ref<engine::Op>>;
+  void append(run::Node& node);
+  uint64_t number_locked(run::Node& node);
+  /// Pushes the window. The caller drops what it gets after it has let go of the lock.
+  Batch flush_locked();
+  bool hungry();
+  void throttle(const run::Node& node);
+  void count_fallback(const run::OpInfo& info);
+  void complete_eager_effects(const Call& call, const run::Node& node);
+  void wait_until_done(const std::function<engine::WaitResult(const engine::Interrupt&)>& wait);
+
+  std::unique_ptr<engine::Engine> engine_;
+  PlanCache plans_;
+  RecordCounters counters_;
+
+  std::mutex window_mutex_;
+  std::mutex fallback_mutex_;
+  std::map<std::string, uint64_t> fallback_counts_;
+
+  Batch window_;
+  bool window_has_async_ = false;
+  std::atomic<size_t> window_size_{0};
+  uint64_t last_number_ = 0;
+};
+
+/// The recorder that the boxed kernels use; owned by the Python module. Null before import ends.
+Recorder* current_recorder();
+void set_current_recorder(Recorder* recorder);
+
+}  // namespace lazyeng::record

@@ -1,0 +1,135 @@
+// csrc/record/results.cpp: from values and real tensors to what the caller of an op gets back.
+#include "csrc/record/results.h"
+
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+
+#include "csrc/record/lazy_tensor.h"
+#include "csrc/run/plain_storage.h"
+
+namespace lazyeng::record {
+namespace {
+
+at::Tensor lazy_for(run::ValueRef value, Made& made) {
+  if (!value) return at::Tensor();
+  at::Tensor tensor = make_lazy(std::move(value));
+  made.push_back(tensor);
+  return tensor;
+}
+
+bool can_be_lazy(const at::Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && tensor.has_storage() && !tensor.is_quantized() &&
+         !tensor.unsafeGetTensorImpl()->is_nested() && !tensor._is_zerotensor() &&
+         (tensor.is_cpu() || tensor.is_cuda());
+}
+
+/// The var of the storage under a real tensor: that of an argument if it is the same storage.
+run::StorageVarRef var_under(const run::Node& node, const at::Tensor& real) {
+  for (const run::TensorArg& arg : node.tensors) {
+    if (!arg.value) continue;
+    if (arg.value->var().engine_face().is_alias_of(real.storage())) return arg.value->var_ref();
+    if (arg.raw.defined() && arg.raw.storage().is_alias_of(real.storage()))
+      return arg.value->var_ref();
+  }
+  return make_ref<run::StorageVar>(real.storage(), real.storage().nbytes());
+}
+
+run::ValueRef value_of(const run::Node& node, const at::Tensor& real) {
+  return make_ref<run::Value>(var_under(node, real), run::geometry_of(real));
+}
+
+at::Tensor found_tensor(const run::Node& node, const at::Tensor& real, Made& made) {
+  if (!real.defined() || !can_be_lazy(real)) return real;
+  return lazy_for(value_of(node, real), made);
+}
+
+void push_found_value(const run::Node& node, const c10::IValue& result, Made& made,
+                      torch::jit::Stack* results) {
+  if (result.isTensor()) {
+    results->emplace_back(found_tensor(node, result.toTensor(), made));
+  } else if (result.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : result.toTensorVector())
+      list.push_back(found_tensor(node, tensor, made));
+    results->emplace_back(std::move(list));
+  } else {
+    results->push_back(result);
+  }
+}
+
+/// A written argument as it is after the op: new metadata, or (set_) another storage.
+void update_written(const Call& call, const run::Node& node) {
+  size_t next = 0;
+  for (const at::Tensor& tensor : call.written) {
+    if (!tensor.defined()) continue;
+    const at::Tensor& real = node.found.written[next++].second;
+    LazyImpl* lazy = lazy_impl(tensor);
+    if (!lazy) continue;  // a plain tensor was passed itself
+    const bool same_storage = lazy->value()->var().engine_face().is_alias_of(real.storage());
+    if (same_storage) lazy->value()->var().set_nbytes(real.storage().nbytes());
+    if (!same_storage || !run::matches(lazy->value()->geometry(), real))
+      lazy->set_value(value_of(node, real));
+  }
+}
+
+}  // namespace
+
+namespace {
+
+/// Views in inference mode follow what they are views of.
+void normalize_views(const Call& call, const Made& made) {
+  if (!c10::InferenceMode::is_enabled() || call.inputs.empty() || !call.inputs[0].isTensor())
+    return;
+  if (call.inputs[0].toTensor().is_inference()) return;
+  for (const at::Tensor& tensor : made) lazy_impl(tensor)->make_normal();
+}
+
+}  // namespace
+
+void push_recorded(const Call& call, const Plan& plan, c10::SmallVectorImpl<run::ValueRef>& values,
+                   Made& made, torch::jit::Stack* results) {
+  size_t next = 0, next_list = 0;
+  for (const run::ReturnInfo& info : call.info.returns) {
+    if (info.written_arg >= 0) {
+      results->push_back(call.inputs[info.written_arg]);
+    } else if (!info.list) {
+      results->emplace_back(lazy_for(std::move(values[next++]), made));
+    } else {
+      c10::List<at::Tensor> list;
+      for (int64_t i = 0; i < plan.list_lengths[next_list]; ++i)
+        list.push_back(lazy_for(std::move(values[next++]), made));
+      ++next_list;
+      results->emplace_back(std::move(list));
+    }
+  }
+  if (plan.only_metadata) normalize_views(call, made);
+}
+
+void push_found(const Call& call, run::Node& node, Made& made, torch::jit::Stack* results) {
+  update_written(call, node);
+  for (size_t r = 0; r < call.info.returns.size(); ++r) {
+    const int written = call.info.returns[r].written_arg;
+    if (written >= 0)
+      results->push_back(call.inputs[written]);
+    else
+      push_found_value(node, node.found.results[r], made, results);
+  }
+  const bool views = std::any_of(call.info.returns.begin(), call.info.returns.end(),
+                                 [](const run::ReturnInfo& info) { return info.may_alias; });
+  if (views) normalize_views(call, made);
+}
+
+void apply_rewrites(const Call& call, c10::ArrayRef<run::TensorArg> tensors, const Plan& plan,
+                    c10::ArrayRef<run::ValueRef> after) {
+  if (plan.rewrites.empty()) return;
+  size_t next_written = 0;
+  for (uint32_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].written) continue;
+    const at::Tensor& tensor = call.written[next_written++];
+    for (size_t r = 0; r < plan.rewrites.size(); ++r)
+      if (plan.rewrites[r].tensor == i) lazy_impl(tensor)->set_value(after[r]);
+  }
+}
+
+}  // namespace lazyeng::record

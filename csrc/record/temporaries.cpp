@@ -1,0 +1,57 @@
+// csrc/record/temporaries.cpp: in-place ops on plain tensors that only C++ knows yet.
+#include "csrc/record/temporaries.h"
+
+#include <torch/version.h>
+
+#include "csrc/record/lazy_tensor.h"
+#include "csrc/record/recorder.h"
+#include "csrc/run/executor.h"
+#include "csrc/run/plain_storage.h"
+
+namespace lazyeng::record {
+namespace {
+
+bool known_to_python(const at::Tensor& tensor) {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+  return tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr;
+#else
+  return tensor.unsafeGetTensorImpl()->pyobj_slot()->_unchecked_untagged_pyobj() != nullptr;
+#endif
+}
+
+bool is_temporary(const at::Tensor& tensor) {
+  return tensor.has_storage() && !known_to_python(tensor) && !run::plain_storages().find(tensor);
+}
+
+bool is_settled(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return true;
+  const run::StorageVarRef var = run::plain_storages().find(tensor);
+  return !var || !var->awaited();
+}
+
+bool runs_at_once(const run::OpInfo& info, const torch::jit::Stack& stack) {
+  const size_t count = info.args.size();
+  for (size_t i = 0; i < count; ++i) {
+    const run::ArgInfo& arg = info.args[i];
+    if (arg.kind == run::ArgKind::tensor_list || arg.kind == run::ArgKind::optional_tensor_list)
+      return false;
+    const c10::IValue& input = torch::jit::peek(stack, i, count);
+    if (arg.kind != run::ArgKind::tensor || !input.isTensor()) continue;
+    const at::Tensor& tensor = input.toTensor();
+    if (!tensor.defined()) continue;
+    if (lazy_impl(tensor) || !(arg.write ? is_temporary(tensor) : is_settled(tensor))) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool write_temporary(const run::OpInfo& info, torch::jit::Stack* stack) {
+  if (!info.writes || !runs_at_once(info, *stack)) return false;
+  if (info.random) current_recorder()->wait_for_generators();
+  const run::RealDispatch below;
+  info.handle.callBoxed(*stack);
+  return true;
+}
+
+}  // namespace lazyeng::record

@@ -1,0 +1,43 @@
+// csrc/record/thread_mode.h: how the calling thread records.
+#pragma once
+
+#include <cstdint>
+
+namespace lazyeng::record {
+
+enum class Mode : uint8_t {
+  async,     ///< the engine starts work as soon as it pays
+  deferred,  ///< nothing runs until something reads or synchronizes
+  sync,      ///< every op runs at the call and raises there
+};
+
+struct ThreadMode {
+  Mode mode = Mode::async;
+  uint32_t depth = 0;  ///< lazy() blocks around the caller; inside, plain tensors record too
+  uint64_t block = 0;  ///< number of the outermost one; 0 outside
+
+  bool inside() const { return depth != 0; }
+};
+
+/// The calling thread's mode. Outside any block: the default mode.
+const ThreadMode& thread_mode();
+void set_default_mode(Mode mode);
+Mode default_mode();
+
+/// Enters a block: returns what leave() needs to restore.
+ThreadMode enter_block(Mode mode);
+void leave_block(const ThreadMode& before);
+
+/// As if no block were around, for a scope.
+class OutsideBlock {
+ public:
+  OutsideBlock();
+  ~OutsideBlock();
+  OutsideBlock(const OutsideBlock&) = delete;
+  OutsideBlock& operator=(const OutsideBlock&) = delete;
+
+ private:
+  const ThreadMode before_;
+};
+
+}  // namespace lazyeng::record

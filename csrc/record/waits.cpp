@@ -1,0 +1,69 @@
+// csrc/record/waits.cpp: waiting for what was recorded.
+#include <torch/csrc/Exceptions.h>
+
+#include "csrc/record/generators.h"
+#include "csrc/record/recorder.h"
+#include "csrc/run/plain_storage.h"
+#include "csrc/run/python_ref.h"
+
+namespace lazyeng::record {
+namespace {
+
+/// Whether a signal handler raised (Ctrl-C); only the main thread ever sees one.
+bool signal_raised() {
+  run::Gil gil;
+  return PyErr_CheckSignals() != 0;
+}
+
+[[noreturn]] void throw_pending_python_error() {
+  run::Gil gil;
+  python_error error;
+  error.persist();
+  throw error;
+}
+
+}  // namespace
+
+void Recorder::wait_until_done(
+    const std::function<engine::WaitResult(const engine::Interrupt&)>& wait) {
+  engine::WaitResult result;
+  {
+    run::NoGil released;
+    result = wait(signal_raised);
+  }
+  if (result == engine::WaitResult::interrupted) throw_pending_python_error();
+}
+
+void Recorder::wait_for(run::StorageVar& var) {
+  if (var.awaited()) {
+    counters_.syncs.fetch_add(1, std::memory_order_relaxed);
+    if (var.has_unpushed()) flush();
+    wait_until_done(
+        [&](const engine::Interrupt& interrupt) { return engine_->wait_for_var(var, interrupt); });
+  }
+  run::plain_storages().release(var);
+}
+
+void Recorder::wait_and_check(const run::Value& value) {
+  wait_for(value.var());
+  if (engine::FailurePtr failure = value.var().failure()) run::throw_python_error(failure);
+}
+
+void Recorder::wait_for_all() {
+  counters_.syncs.fetch_add(1, std::memory_order_relaxed);
+  flush();
+  wait_until_done(
+      [&](const engine::Interrupt& interrupt) { return engine_->wait_for_all(interrupt); });
+  run::plain_storages().release_complete();
+}
+
+void Recorder::wait_for_plain_writes() {
+  for (const run::StorageVarRef& var : run::plain_storages().guarded()) wait_for(*var);
+  wait_for_generators();
+}
+
+void Recorder::wait_for_generators() {
+  for (const run::StorageVarRef& var : all_generator_vars()) wait_for(*var);
+}
+
+}  // namespace lazyeng::record

@@ -1,0 +1,93 @@
+// csrc/record/window.cpp: the window of recorded nodes, and when it goes to the engine.
+//
+// In async mode a node waits in the window only while every worker is busy: an idle worker takes
+// the window (hungry), and whoever records while a worker is idle pushes at once. In deferred mode
+// nodes stay until somebody reads, synchronizes, or the run-ahead bound is reached.
+#include "csrc/record/recorder.h"
+#include "csrc/run/python_ref.h"
+
+namespace lazyeng::record {
+namespace {
+
+constexpr size_t kMaxWindow = 256;  // bounds what one push has to do under the window's lock
+constexpr uint64_t kLookEvery = 8;
+constexpr uint64_t kLookAtBytes = 1 << 12;
+
+}  // namespace
+
+uint64_t Recorder::number_locked(run::Node& node) {
+  node.number = ++last_number_;
+  // Only the lock's holder writes it: no locked instruction.
+  counters_.recorded.store(counters_.recorded.load(std::memory_order_relaxed) + 1,
+                           std::memory_order_relaxed);
+  for (run::StorageVar* var : node.written_vars) {
+    var->note_recorded_write(node.number);
+    var->writer = {&node.info, node.stack};
+  }
+  return node.number;
+}
+
+std::string Recorder::describe_writer(const run::StorageVar& var) {
+  run::StorageVar::Writer writer;
+  {
+    std::lock_guard lock(window_mutex_);
+    writer = var.writer;
+  }
+  if (!writer.info) return "";
+  const std::string line = stacks::innermost_user_line(writer.stack);
+  return line.empty() ? writer.info->name : writer.info->name + " @ " + line;
+}
+
+void Recorder::append(run::Node& node) {
+  const bool async = thread_mode().mode == Mode::async;
+  engine_->admit(node.cost_bytes);
+  Batch pushed;  // let go of after the lock: a node may be the last to hold somebody's memory
+  std::lock_guard lock(window_mutex_);
+  number_locked(node);
+  window_.emplace_back(Ref<engine::Op>(&node));
+  window_has_async_ |= async;
+  // seq_cst: either the worker that is going to sleep sees this size, or we see the worker idle.
+  // (Deferred nodes are none of its business.)
+  window_size_.store(window_.size(), async ? std::memory_order_seq_cst : std::memory_order_release);
+  if (async && (window_.size() >= kMaxWindow || engine_->has_idle_worker()))
+    pushed = flush_locked();
+}
+
+Recorder::Batch Recorder::flush_locked() {
+  if (window_.empty()) return {};
+  engine_->push(std::span<Ref<engine::Op>>(window_));
+  run::StorageVar::pushed_up_to.store(last_number_, std::memory_order_release);
+  Batch pushed = std::move(window_);
+  window_ = Batch();
+  window_.reserve(kMaxWindow);
+  window_has_async_ = false;
+  window_size_.store(0, std::memory_order_seq_cst);
+  return pushed;
+}
+
+void Recorder::flush() {
+  if (window_size_.load(std::memory_order_seq_cst) == 0) return;
+  Batch pushed;
+  std::lock_guard lock(window_mutex_);
+  pushed = flush_locked();
+}
+
+bool Recorder::hungry() {
+  if (window_size_.load(std::memory_order_seq_cst) == 0) return false;
+  Batch pushed;
+  std::lock_guard lock(window_mutex_);
+  if (!window_has_async_) return false;
+  pushed = flush_locked();
+  return true;
+}
+
+void Recorder::throttle(const run::Node& node) {
+  // What is pending stands in a cache line that the workers write: small ops look now and then.
+  if (node.number % kLookEvery != 0 && node.cost_bytes < kLookAtBytes) return;
+  if (!engine_->above_limits()) return;
+  flush();
+  wait_until_done(
+      [&](const engine::Interrupt& interrupt) { return engine_->wait_below_limits(interrupt); });
+}
+
+}  // namespace lazyeng::record

@@ -1,0 +1,185 @@
+// csrc/run/executor.cpp: running one aten op on real tensors, and checking what it returned.
+#include "csrc/run/executor.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "csrc/run/plain_storage.h"
+
+namespace lazyeng::run {
+namespace {
+
+c10::impl::LocalDispatchKeySet below_autograd(c10::impl::LocalDispatchKeySet keys) {
+  // (remove() of a backend's key leaves the backend bit.)
+  keys.included_ = keys.included_.remove(c10::DispatchKey::PrivateUse1)
+                       .remove_backend(c10::BackendComponent::PrivateUse1Bit);
+  keys.excluded_ = keys.excluded_ | c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                   c10::autocast_dispatch_keyset;
+  return keys;
+}
+
+thread_local int real_dispatch_depth = 0;
+
+/// The real tensors of a node's tensor arguments, one after another.
+class RealTensors {
+ public:
+  explicit RealTensors(Node& node) : node_(node) {}
+
+  at::Tensor next() {
+    const uint32_t index = index_++;
+    TensorArg& arg = node_.tensors[index];
+    if (node_.discover && arg.written) return observed(index, arg);
+    if (arg.raw.defined()) return arg.raw;
+    if (!arg.value) return at::Tensor();
+    for (const Node::Rewrite& rewrite : node_.rewrites)
+      if (rewrite.tensor == index) return rewritten(rewrite, arg);
+    return arg.value->real();
+  }
+
+ private:
+  /// An op that changes the tensor object itself (resize_) gets an object that nobody shares.
+  at::Tensor rewritten(const Node::Rewrite& rewrite, TensorArg& arg) {
+    at::Tensor fresh = arg.value->fresh_real();
+    rewrite.after->set_real(fresh);
+    return fresh;
+  }
+
+  /// What the op may do to the metadata of a written argument is looked at afterwards. A plain
+  /// tensor is passed itself: the op may resize the storage that its user holds.
+  at::Tensor observed(uint32_t index, TensorArg& arg) {
+    if (arg.raw.defined() && arg.value) plain_storages().lift_for_writer(arg.value->var());
+    at::Tensor tensor = arg.raw.defined() ? arg.raw
+                        : arg.value       ? arg.value->fresh_real()
+                                          : at::Tensor();
+    if (tensor.defined()) node_.found.written.emplace_back(index, tensor);
+    return tensor;
+  }
+
+  Node& node_;
+  uint32_t index_ = 0;
+};
+
+c10::IValue next_list(RealTensors& tensors, int64_t length) {
+  c10::List<at::Tensor> list;
+  list.reserve(length);
+  for (int64_t i = 0; i < length; ++i) list.push_back(tensors.next());
+  return list;
+}
+
+c10::IValue next_optional_list(RealTensors& tensors, int64_t length) {
+  c10::List<std::optional<at::Tensor>> list;
+  list.reserve(length);
+  for (int64_t i = 0; i < length; ++i) {
+    at::Tensor tensor = tensors.next();
+    list.push_back(tensor.defined() ? std::optional<at::Tensor>(std::move(tensor)) : std::nullopt);
+  }
+  return list;
+}
+
+bool aliases_an_input(const Node& node, const at::Tensor& tensor) {
+  for (const TensorArg& arg : node.tensors)
+    if (arg.value && arg.value->var().engine_face().is_alias_of(tensor.storage())) return true;
+  return false;
+}
+
+/// A copy of `tensor` that has the recorded strides.
+at::Tensor with_layout(const Geometry& g, const at::Tensor& tensor) {
+  TORCH_CHECK(g.offset() == 0 && !g.data().conj && !g.data().neg,
+              "lazyeng: cannot repair the layout of a result recorded with an offset");
+  at::Tensor copy = at::empty_strided(g.sizes(), g.strides(), tensor.options());
+  copy.copy_(tensor);
+  return copy;
+}
+
+void install(const Node& node, Value& value, const at::Tensor& result) {
+  const Geometry& g = value.geometry();
+  at::Tensor tensor = result;
+  if (!same_layout(g, tensor)) {
+    node.info.distrust_meta = true;
+    TORCH_CHECK(
+        tensor.defined() && tensor.sizes() == g.sizes() && tensor.scalar_type() == g.dtype(), "[",
+        node.info.name, "] returned ",
+        tensor.defined() ? describe(*geometry_of(tensor)) : "nothing", ", recorded as ",
+        describe(g), " (a wrong meta function; the next call will be right)");
+    tensor = with_layout(g, tensor);
+  } else if (aliases_an_input(node, tensor)) {
+    tensor = with_layout(g, tensor);
+  }
+  value.var().set_nbytes(tensor.storage().nbytes());
+  value.var().set_engine_face(tensor.storage());
+  value.set_real(tensor);
+}
+
+}  // namespace
+
+torch::jit::Stack real_arguments(Node& node) {
+  torch::jit::Stack stack;
+  stack.reserve(node.args.size());
+  RealTensors tensors(node);
+  for (size_t i = 0; i < node.args.size(); ++i) {
+    const c10::IValue& arg = node.args[i];
+    switch (node.info.args[i].kind) {
+      case ArgKind::tensor: {
+        at::Tensor tensor = tensors.next();
+        if (tensor.defined())
+          stack.emplace_back(std::move(tensor));
+        else
+          stack.push_back(arg);  // None, or an undefined tensor, as it came
+        break;
+      }
+      case ArgKind::tensor_list:
+        stack.push_back(arg.isNone() ? arg : next_list(tensors, arg.toInt()));
+        break;
+      case ArgKind::optional_tensor_list:
+        stack.push_back(arg.isNone() ? arg : next_optional_list(tensors, arg.toInt()));
+        break;
+      default:
+        stack.push_back(arg);
+    }
+  }
+  return stack;
+}
+
+void install_results(Node& node, const torch::jit::Stack& results) {
+  size_t next = 0;
+  for (size_t r = 0; r < node.info.returns.size(); ++r) {
+    const ReturnInfo& info = node.info.returns[r];
+    if (!info.tensor || info.written_arg >= 0) continue;
+    if (!info.list) {
+      const ValueRef& value = node.outputs[next++];
+      if (value) install(node, *value, results[r].toTensor());
+      continue;
+    }
+    const c10::List<at::Tensor> list = results[r].toTensorList();
+    for (size_t i = 0; i < list.size() && next < node.outputs.size(); ++i) {
+      const ValueRef& value = node.outputs[next++];
+      if (value) install(node, *value, list.get(i));
+    }
+  }
+  for (const Node::Rewrite& rewrite : node.rewrites) {
+    at::Tensor tensor = rewrite.after->real();
+    TORCH_CHECK(same_layout(rewrite.after->geometry(), tensor), "[", node.info.name, "] left ",
+                describe(*geometry_of(tensor)), ", recorded as ",
+                describe(rewrite.after->geometry()));
+    rewrite.after->var().set_nbytes(tensor.storage().nbytes());
+  }
+}
+
+bool RealDispatch::active() { return real_dispatch_depth != 0; }
+
+RealDispatch::RealDispatch() : before_(c10::impl::tls_local_dispatch_key_set()) {
+  ++real_dispatch_depth;
+  c10::impl::_force_tls_local_dispatch_key_set(below_autograd(before_));
+}
+
+RealDispatch::~RealDispatch() {
+  --real_dispatch_depth;
+  c10::impl::_force_tls_local_dispatch_key_set(before_);
+}
+
+void init_engine_thread() {
+  c10::impl::_force_tls_local_dispatch_key_set(
+      below_autograd(c10::impl::tls_local_dispatch_key_set()));
+}
+
+}  // namespace lazyeng::run

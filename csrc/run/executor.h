@@ -1,0 +1,34 @@
+// csrc/run/executor.h: running one aten op on real tensors, and checking what it returned.
+#pragma once
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "csrc/run/node.h"
+
+namespace lazyeng::run {
+
+/// The arguments of a node as a dispatcher stack of real tensors. The caller holds the grants.
+torch::jit::Stack real_arguments(Node& node);
+
+/// Installs the returned tensors in the node's outputs; repairs strides that differ from what was
+/// recorded; throws c10::Error if shape or dtype differ.
+void install_results(Node& node, const torch::jit::Stack& results);
+
+/// Excludes autograd, and lazyeng itself, from dispatch on this thread for a scope.
+class RealDispatch {
+ public:
+  RealDispatch();
+  ~RealDispatch();
+  /// Whether this thread is in one.
+  static bool active();
+  RealDispatch(const RealDispatch&) = delete;
+  RealDispatch& operator=(const RealDispatch&) = delete;
+
+ private:
+  const c10::impl::LocalDispatchKeySet before_;
+};
+
+/// Prepares an engine thread for running kernels: below autograd, once and for all.
+void init_engine_thread();
+
+}  // namespace lazyeng::run

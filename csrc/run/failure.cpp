@@ -1,0 +1,188 @@
+// csrc/run/failure.cpp: from a caught C++ exception to the Python exception a reader gets.
+#include "csrc/run/failure.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+
+#include "csrc/run/python_ref.h"
+
+namespace lazyeng::run {
+namespace {
+
+/// lazyeng.errors.<name>; null with a Python error set if the package is half gone (at exit).
+PyRef errors_function(const char* name) {
+  PyRef module(PyImport_ImportModule("lazyeng.errors"));
+  return module ? PyRef(PyObject_GetAttrString(module.get(), name)) : PyRef();
+}
+
+PyRef string_list(const std::vector<std::string>& items) {
+  PyRef list(PyList_New(static_cast<Py_ssize_t>(items.size())));
+  for (size_t i = 0; list && i < items.size(); ++i)
+    PyList_SET_ITEM(
+        list.get(), i,
+        PyUnicode_FromStringAndSize(items[i].data(), static_cast<Py_ssize_t>(items[i].size())));
+  return list;
+}
+
+/// Turns the C++ exception into a Python one, using torch's own translation (message included).
+PyRef translate(const std::exception_ptr& error) {
+  torch::translate_exception_to_python(error);
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  if (value && trace) PyException_SetTraceback(value, trace);
+  Py_XDECREF(type);
+  Py_XDECREF(trace);
+  return PyRef(value);
+}
+
+PyObject* build(const FailureRoot& root, const std::vector<std::string>& path, size_t length) {
+  PyObject* original = root.original();
+  if (!original) return nullptr;
+  root.reported.store(true, std::memory_order_relaxed);
+  PyRef function = errors_function("build");
+  PyRef inputs = string_list(root.inputs);
+  PyRef names = string_list(path);
+  PyRef stack(stacks::to_python(root.stack));
+  if (!function || !inputs || !names || !stack) return nullptr;
+  PyRef args(PyTuple_Pack(1, original));
+  PyRef kwargs(Py_BuildValue("{s:s,s:O,s:O,s:O,s:n,s:K}", "op", root.op.c_str(), "inputs",
+                             inputs.get(), "stack", stack.get(), "path", names.get(), "path_length",
+                             static_cast<Py_ssize_t>(length), "root_id",
+                             static_cast<unsigned long long>(root.id)));
+  if (!args || !kwargs) return nullptr;
+  return PyObject_Call(function.get(), args.get(), kwargs.get());
+}
+
+const OpFailure& as_op_failure(const engine::FailurePtr& failure) {
+  return static_cast<const OpFailure&>(*failure);
+}
+
+void warn_unseen(const FailureRoot& root) {
+  PyRef original(Py_XNewRef(root.original()));
+  PyRef function = errors_function("warn_unseen");
+  PyRef stack(stacks::to_python(root.stack));
+  if (original && function && stack)
+    PyRef(
+        PyObject_CallFunction(function.get(), "OsO", original.get(), root.op.c_str(), stack.get()));
+}
+
+/// Each root once: every op that it reaches may have logged it.
+std::vector<std::shared_ptr<FailureRoot>> in_order_of_creation(
+    std::vector<std::shared_ptr<FailureRoot>> roots) {
+  std::sort(roots.begin(), roots.end(), [](const auto& a, const auto& b) { return a->id < b->id; });
+  roots.erase(std::unique(roots.begin(), roots.end()), roots.end());
+  return roots;
+}
+
+}  // namespace
+
+FailureRoot::~FailureRoot() {
+  if (!Py_IsInitialized()) return;  // the interpreter is gone, and with it every Python object
+  Gil gil;
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);  // a destructor leaves the pending Python error as it was
+  if (!reported.exchange(true)) warn_unseen(*this);
+  if (PyErr_Occurred()) PyErr_WriteUnraisable(nullptr);
+  Py_CLEAR(original_);
+  error = nullptr;
+  PyErr_Restore(type, value, trace);
+}
+
+PyObject* FailureRoot::original() const {
+  if (original_) return original_;
+  PyRef value = translate(error);
+  PyRef function = errors_function("detach");
+  if (!value || !function) return nullptr;
+  PyRef made(PyObject_CallFunctionObjArgs(function.get(), value.get(), nullptr));
+  if (!original_) original_ = made.release();  // (detach may have let another thread in)
+  error = nullptr;
+  return original_;
+}
+
+OpFailure::OpFailure(std::shared_ptr<FailureRoot> root, std::string node)
+    : root_(std::move(root)),
+      path_(std::make_shared<const std::vector<std::string>>(1, node)),
+      last_(std::move(node)) {}
+
+OpFailure::OpFailure(const OpFailure& cause, std::string node)
+    : root_(cause.root_), path_(cause.path_), length_(cause.length_ + 1), last_(std::move(node)) {
+  if (path_->size() >= kPathNames) return;
+  auto longer = std::make_shared<std::vector<std::string>>(*path_);
+  longer->push_back(last_);
+  path_ = std::move(longer);
+}
+
+void FailureLog::add(const std::shared_ptr<FailureRoot>& root, Holder holder) {
+  std::vector<Item> over;  // dropped after the lock: a root's destructor may take the GIL
+  std::lock_guard lock(mutex_);
+  if (items_.size() >= sweep_at_) {
+    const auto is_over = [](const Item& item) {
+      return item.kept ? item.kept->reported.load() : item.root.expired();
+    };
+    auto first_over = std::stable_partition(items_.begin(), items_.end(), std::not_fn(is_over));
+    over.assign(std::make_move_iterator(first_over), std::make_move_iterator(items_.end()));
+    items_.erase(first_over, items_.end());
+    sweep_at_ = std::max<size_t>(64, 2 * items_.size());
+  }
+  items_.push_back({root, holder == Holder::tensor ? nullptr : root, holder == Holder::block});
+}
+
+std::vector<std::shared_ptr<FailureRoot>> FailureLog::unreported() {
+  std::vector<std::shared_ptr<FailureRoot>> result;
+  std::vector<Item> items;
+  {
+    std::lock_guard lock(mutex_);
+    items.swap(items_);
+  }
+  for (Item& item : items)
+    if (auto root = item.root.lock(); root && !root->reported) result.push_back(std::move(root));
+  return in_order_of_creation(std::move(result));
+}
+
+std::vector<std::shared_ptr<FailureRoot>> FailureLog::unreported_of_block(uint64_t block) {
+  std::vector<std::shared_ptr<FailureRoot>> result;
+  std::lock_guard lock(mutex_);
+  for (const Item& item : items_)
+    if (item.of_block && item.kept->block == block && !item.kept->reported)
+      result.push_back(item.kept);
+  return in_order_of_creation(std::move(result));
+}
+
+void FailureLog::clear() {
+  std::vector<Item> items;
+  std::lock_guard lock(mutex_);
+  items.swap(items_);
+}
+
+FailureLog& failure_log() {
+  static FailureLog* const instance = new FailureLog;  // engine threads may outlive statics
+  return *instance;
+}
+
+PyObject* build_exception(const OpFailure& failure) {
+  std::vector<std::string> path = failure.path();
+  if (failure.path_length() > path.size()) path.push_back(failure.last());
+  return build(*failure.root(), path, failure.path_length());
+}
+
+PyObject* build_exception(const FailureRoot& root) { return build(root, {}, 1); }
+
+void set_python_error(const engine::FailurePtr& failure) {
+  PyRef exception(build_exception(as_op_failure(failure)));
+  if (exception)
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.get())), exception.get());
+}
+
+void throw_python_error(const engine::FailurePtr& failure) {
+  Gil gil;
+  set_python_error(failure);
+  python_error error;
+  error.persist();
+  throw error;
+}
+
+}  // namespace lazyeng::run

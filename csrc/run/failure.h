@@ -1,0 +1,106 @@
+// csrc/run/failure.h: what a failed version carries: the exception, the op, its creation stack, and
+// the path from the failed op to the version at hand.
+//
+// One FailureRoot per op that failed; every version that its failure reaches carries an OpFailure,
+// which shares the root. Neither holds a tensor or a frame. Destructors may take the GIL, so the
+// engine drops failures without holding locks.
+#pragma once
+
+#include <Python.h>
+
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "csrc/engine/var.h"
+#include "csrc/stacks/stack_table.h"
+
+namespace lazyeng::run {
+
+struct FailureRoot {
+  FailureRoot() = default;
+  FailureRoot(const FailureRoot&) = delete;
+  FailureRoot& operator=(const FailureRoot&) = delete;
+  /// Warns about a failure that nobody ever saw.
+  ~FailureRoot();
+
+  uint64_t id = 0;
+  uint64_t block = 0;               ///< the lazy() block that recorded the op; 0 outside
+  std::string name;                 ///< "aten::add.Tensor"
+  std::string op;                   ///< "aten.add.Tensor", as torch.ops spells it
+  std::vector<std::string> inputs;  ///< "float32[2,3]@cpu"
+  stacks::StackRef stack;
+  mutable std::exception_ptr error;  ///< dropped once original() has been made of it
+  mutable std::atomic<bool> reported{false};
+
+  /// What lazyeng.errors.detach made of the exception at first use: it holds no frame. GIL;
+  /// borrowed; null with a Python error set if it cannot be made.
+  PyObject* original() const;
+
+ private:
+  mutable PyObject* original_ = nullptr;
+};
+
+class OpFailure final : public engine::Failure {
+ public:
+  explicit OpFailure(std::shared_ptr<FailureRoot> root, std::string node);
+  /// The same failure one op further along.
+  OpFailure(const OpFailure& cause, std::string node);
+
+  const std::shared_ptr<FailureRoot>& root() const { return root_; }
+  /// Names of the nodes from the failed one on, at most kPathNames, and how many there are in all.
+  const std::vector<std::string>& path() const { return *path_; }
+  size_t path_length() const { return length_; }
+  const std::string& last() const { return last_; }
+
+  static constexpr size_t kPathNames = 8;
+
+ private:
+  std::shared_ptr<FailureRoot> root_;
+  std::shared_ptr<const std::vector<std::string>> path_;  // shared once it is full
+  size_t length_ = 1;
+  std::string last_;
+};
+
+/// Failures that no exception and no warning has told of yet, in the order of creation.
+class FailureLog {
+ public:
+  enum class Holder : uint8_t {
+    tensor,  ///< somebody holds a failed tensor: the failure lives as long as that
+    log,     ///< nobody does
+    block,  ///< a write to a plain tensor, which cannot carry a failure: its lazy() block raises it
+  };
+  void add(const std::shared_ptr<FailureRoot>& root, Holder holder);
+  /// Those that are unreported now.
+  std::vector<std::shared_ptr<FailureRoot>> unreported();
+  /// Those of one lazy() block that failed to write a plain tensor.
+  std::vector<std::shared_ptr<FailureRoot>> unreported_of_block(uint64_t block);
+  /// After fork in the child, and at exit after the warnings: forget everything.
+  void clear();
+
+ private:
+  struct Item {
+    std::weak_ptr<FailureRoot> root;
+    std::shared_ptr<FailureRoot> kept;
+    bool of_block = false;
+  };
+  std::mutex mutex_;
+  std::vector<Item> items_;
+  size_t sweep_at_ = 64;
+};
+
+FailureLog& failure_log();
+
+/// A new exception of the original's type, chained to the creation stack (lazyeng.errors.build).
+/// GIL; new reference; marks the root as reported. Null with a Python error set if that failed.
+PyObject* build_exception(const OpFailure& failure);
+PyObject* build_exception(const FailureRoot& root);
+
+/// Sets the Python error from build_exception. GIL.
+void set_python_error(const engine::FailurePtr& failure);
+/// The same as a C++ exception that torch turns into that Python error. Takes the GIL.
+[[noreturn]] void throw_python_error(const engine::FailurePtr& failure);
+
+}  // namespace lazyeng::run

@@ -1,0 +1,103 @@
+// csrc/run/geometry.cpp: interning of geometries.
+#include "csrc/run/geometry.h"
+
+#include <mutex>
+#include <unordered_map>
+
+namespace lazyeng::run {
+namespace {
+
+uint64_t mix(uint64_t hash, uint64_t word) {
+  hash = (hash ^ word) * 0x9E3779B97F4A7C15ull;
+  return hash ^ (hash >> 29);
+}
+
+uint64_t hash_of(const GeometryData& g) {
+  uint64_t hash = mix(g.sizes.size(), static_cast<uint64_t>(g.offset));
+  for (int64_t size : g.sizes) hash = mix(hash, static_cast<uint64_t>(size));
+  for (int64_t stride : g.strides) hash = mix(hash, static_cast<uint64_t>(stride));
+  const uint64_t bits = static_cast<uint64_t>(g.dtype) << 24 |
+                        static_cast<uint64_t>(static_cast<uint8_t>(g.device.type())) << 16 |
+                        static_cast<uint64_t>(static_cast<uint8_t>(g.device.index())) << 8 |
+                        g.conj << 2 | g.neg << 1 | static_cast<uint64_t>(g.wrapped_number);
+  return mix(hash, bits);
+}
+
+/// Strong references, swept when the table has doubled since the last sweep: what only the table
+/// still knows goes.
+class Table {
+ public:
+  GeometryRef intern(GeometryData data) {
+    const uint64_t hash = hash_of(data);
+    std::lock_guard lock(mutex_);
+    auto [first, last] = entries_.equal_range(hash);
+    for (; first != last; ++first)
+      if (first->second->data() == data) return first->second;
+    if (entries_.size() >= sweep_at_) sweep();
+    return entries_.emplace(hash, make_ref<Geometry>(std::move(data)))->second;
+  }
+
+ private:
+  void sweep() {
+    std::erase_if(entries_, [](const auto& entry) { return entry.second->use_count() == 1; });
+    sweep_at_ = std::max<size_t>(1024, 2 * entries_.size());
+  }
+
+  std::mutex mutex_;
+  std::unordered_multimap<uint64_t, GeometryRef> entries_;
+  size_t sweep_at_ = 1024;
+};
+
+Table& table() {
+  static Table* const instance = new Table;  // never destroyed: engine threads may outlive statics
+  return *instance;
+}
+
+}  // namespace
+
+Geometry::Geometry(GeometryData data) : data_(std::move(data)) {
+  int64_t last = 0;
+  for (size_t i = 0; i < data_.sizes.size(); ++i) {
+    numel_ *= data_.sizes[i];
+    last += (data_.sizes[i] - 1) * data_.strides[i];
+  }
+  const uint64_t item = c10::elementSize(data_.dtype);
+  if (numel_ > 0) extent_bytes_ = (data_.offset + last + 1) * item;
+  dense_ = numel_ <= last + 1 && numel_ > 0 && last + 1 == numel_;
+}
+
+GeometryRef intern(GeometryData data) { return table().intern(std::move(data)); }
+
+GeometryRef geometry_of(const at::Tensor& tensor) {
+  GeometryData data;
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  data.sizes.assign(impl->sizes().begin(), impl->sizes().end());
+  data.strides.assign(impl->strides().begin(), impl->strides().end());
+  data.offset = impl->storage_offset();
+  data.dtype = tensor.scalar_type();
+  data.device = impl->device();
+  data.conj = tensor.is_conj();
+  data.neg = tensor.is_neg();
+  data.wrapped_number = impl->is_wrapped_number();
+  return intern(std::move(data));
+}
+
+bool matches(const Geometry& g, const at::Tensor& tensor) {
+  return tensor.sizes() == g.sizes() && tensor.strides() == g.strides() &&
+         tensor.storage_offset() == g.offset() && tensor.scalar_type() == g.dtype() &&
+         tensor.is_conj() == g.data().conj && tensor.is_neg() == g.data().neg &&
+         tensor.device() == g.device();
+}
+
+bool same_layout(const Geometry& g, const at::Tensor& tensor) {
+  if (tensor.sizes() != g.sizes() || tensor.storage_offset() != g.offset() ||
+      tensor.scalar_type() != g.dtype() || tensor.is_conj() != g.data().conj ||
+      tensor.is_neg() != g.data().neg || tensor.device() != g.device())
+    return false;
+  if (g.numel() == 0) return true;
+  for (int64_t i = 0; i < tensor.dim(); ++i)
+    if (g.sizes()[i] > 1 && tensor.stride(i) != g.strides()[i]) return false;
+  return true;
+}
+
+}  // namespace lazyeng::run

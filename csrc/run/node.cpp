@@ -1,0 +1,177 @@
+// csrc/run/node.cpp: life of a recorded call on an engine thread.
+#include "csrc/run/node.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include <sstream>
+
+#include "csrc/run/executor.h"
+#include "csrc/run/plain_storage.h"
+#include "csrc/run/python_ref.h"
+
+namespace lazyeng::run {
+namespace {
+
+/// torch's Python names of dtypes.
+const char* dtype_name(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Byte:
+      return "uint8";
+    case c10::ScalarType::Char:
+      return "int8";
+    case c10::ScalarType::Short:
+      return "int16";
+    case c10::ScalarType::Int:
+      return "int32";
+    case c10::ScalarType::Long:
+      return "int64";
+    case c10::ScalarType::Half:
+      return "float16";
+    case c10::ScalarType::Float:
+      return "float32";
+    case c10::ScalarType::Double:
+      return "float64";
+    case c10::ScalarType::ComplexHalf:
+      return "complex32";
+    case c10::ScalarType::ComplexFloat:
+      return "complex64";
+    case c10::ScalarType::ComplexDouble:
+      return "complex128";
+    case c10::ScalarType::Bool:
+      return "bool";
+    case c10::ScalarType::BFloat16:
+      return "bfloat16";
+    default:
+      return c10::toString(dtype);
+  }
+}
+
+bool nobody_holds(const Node& node) {
+  for (const ValueRef& value : node.outputs)
+    if (value && (value->use_count() > 1 || value->var_ref()->use_count() > 2)) return false;
+  return !node.outputs.empty();
+}
+
+}  // namespace
+
+std::string describe(const Geometry& g) {
+  std::ostringstream out;
+  out << dtype_name(g.dtype()) << '[';
+  for (size_t i = 0; i < g.sizes().size(); ++i) out << (i ? "," : "") << g.sizes()[i];
+  out << "]@" << g.device().str();
+  return out.str();
+}
+
+std::string Node::label() const { return info.short_name + "#" + std::to_string(number); }
+
+void Node::check_plain_reads() const {
+  for (const PlainRead& read : plain_reads)
+    TORCH_CHECK(
+        read.var->foreign_writes_when_run() <= read.foreign_writes, "[", info.name,
+        "] a plain tensor that it reads was changed in place after the operation was recorded "
+        "and before it ran; change it inside lazyeng.lazy(), or call lazyeng.synchronize() first");
+}
+
+/// A failure that this op is about to overwrite, and that nobody has seen, must not go unseen.
+void Node::keep_overwritten_failures() const {
+  for (const StorageVar* var : written_vars)
+    if (engine::FailurePtr failure = var->failure())
+      failure_log().add(static_cast<const OpFailure&>(*failure).root(), FailureLog::Holder::log);
+}
+
+/// Large ops run on all cores, with torch's own width, so that results are eager's bit for bit; one
+/// at a time, so that inter-op times intra-op threads stay within the cores. (Small ops never fan
+/// out.)
+std::unique_lock<std::mutex> Node::wait_for_cores() const {
+  static std::mutex all_cores;
+  if (discover || queue != engine::QueueId::cpu || cost_bytes < kWideBytes) return {};
+  return std::unique_lock(all_cores);
+}
+
+void Node::follow_resizes() const {
+  for (const TensorArg& arg : tensors)
+    if (discover && arg.written && arg.value)
+      plain_storages().follow_resize(arg.value->var(), arg.raw.defined());
+  for (const Rewrite& rewrite : rewrites)
+    plain_storages().follow_resize(rewrite.after->var(), false);
+}
+
+void Node::execute() {
+  keep_overwritten_failures();
+  check_plain_reads();
+  torch::jit::Stack stack = real_arguments(*this);
+  {
+    const std::unique_lock<std::mutex> cores = wait_for_cores();
+    info.handle.callBoxed(stack);
+  }
+  follow_resizes();
+  check_plain_reads();  // once more: it may have been changed while the kernel read it
+  if (discover)
+    found.results = std::move(stack);
+  else
+    install_results(*this, stack);
+}
+
+engine::FailurePtr Node::run() noexcept {
+  try {
+    if (discover) {
+      RealDispatch below;
+      execute();
+    } else {
+      execute();
+    }
+    return nullptr;
+  } catch (...) {
+    if (!discover) return fail(std::current_exception());
+    found.thrown = std::current_exception();
+    return nullptr;
+  }
+}
+
+engine::FailurePtr Node::skip(const engine::FailurePtr& cause) noexcept {
+  if (discover) found.poisoned = cause;
+  return std::make_shared<OpFailure>(static_cast<const OpFailure&>(*cause), label());
+}
+
+std::vector<std::string> Node::describe_inputs() const {
+  std::vector<std::string> inputs;
+  for (const TensorArg& arg : tensors)
+    if (arg.value)
+      inputs.push_back(describe(arg.value->geometry()));
+    else if (arg.raw.defined() && arg.raw.layout() == c10::kStrided)
+      inputs.push_back(describe(*geometry_of(arg.raw)));
+  return inputs;
+}
+
+engine::FailurePtr Node::fail(std::exception_ptr error) const noexcept {
+  auto root = std::make_shared<FailureRoot>();
+  root->id = number;
+  root->block = block;
+  root->name = info.name;
+  root->op = info.name;
+  if (const size_t colons = root->op.find("::"); colons != std::string::npos)
+    root->op.replace(colons, 2, ".");
+  root->inputs = describe_inputs();
+  root->stack = stack;
+  root->error = error;
+  try {
+    std::rethrow_exception(error);
+  } catch (const python_error&) {
+    // It holds the frames of the Python kernel, and through them its locals: let go of them now.
+    Gil gil;
+    if (!root->original()) PyErr_Clear();
+  } catch (...) {  // anything else keeps nothing alive; it becomes a Python exception when read
+  }
+  return std::make_shared<OpFailure>(std::move(root), label());
+}
+
+void Node::finish(const engine::FailurePtr& failure) noexcept {
+  if (!failure || discover) return;
+  const auto& root = static_cast<const OpFailure&>(*failure).root();
+  using Holder = FailureLog::Holder;
+  failure_log().add(root, writes_plain          ? Holder::block
+                          : nobody_holds(*this) ? Holder::log
+                                                : Holder::tensor);
+}
+
+}  // namespace lazyeng::run

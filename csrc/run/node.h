@@ -1,0 +1,97 @@
+// csrc/run/node.h: a recorded call: the engine op that runs one aten op on real tensors.
+//
+// Built by the recorder on the recording thread, immutable once pushed, run by one engine thread. A
+// node holds values and plain scalars, never lazy tensors or tensors that Python knows.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+
+#include "csrc/engine/block_pool.h"
+#include "csrc/engine/op.h"
+#include "csrc/run/failure.h"
+#include "csrc/run/op_info.h"
+#include "csrc/run/value.h"
+#include "csrc/stacks/stack_table.h"
+
+namespace lazyeng::run {
+
+/// One tensor among the arguments: a recorded value, or a tensor passed through as it is (sparse,
+/// quantized, a wrapped number). Neither: undefined or None.
+struct TensorArg {
+  ValueRef value;
+  at::Tensor raw;
+  bool written = false;
+  bool overwritten = false;  ///< as ArgInfo::overwritten
+};
+
+class Node final : public engine::Op, public engine::Pooled<Node> {
+ public:
+  explicit Node(const OpInfo& info) : info(info) {}
+
+  engine::FailurePtr run() noexcept override;
+  engine::FailurePtr skip(const engine::FailurePtr& cause) noexcept override;
+  void finish(const engine::FailurePtr& failure) noexcept override;
+
+  /// "mm#7"
+  std::string label() const;
+
+  const OpInfo& info;
+  uint64_t number = 0;  ///< position in the order of recording
+  uint64_t block = 0;   ///< the lazy() block that recorded it; 0 outside
+  stacks::StackRef stack;
+
+  /// As the schema lists them. A tensor argument is None here and stands in `tensors`; a list of
+  /// tensors is its length here, and its elements stand in `tensors`.
+  c10::SmallVector<c10::IValue, 6> args;
+  c10::SmallVector<TensorArg, 4> tensors;
+  /// Tensors that the op returns, other than written arguments, in order; null: not a new tensor.
+  c10::SmallVector<ValueRef, 2> outputs;
+
+  /// An argument whose metadata the op changes, and its value afterwards.
+  struct Rewrite {
+    uint32_t tensor;
+    ValueRef after;
+  };
+  c10::SmallVector<Rewrite, 1> rewrites;
+
+  /// Reads of storages shared with plain tensors, and what they must find unchanged.
+  struct PlainRead {
+    StorageVarRef var;
+    int64_t foreign_writes;
+  };
+  c10::SmallVector<PlainRead, 1> plain_reads;
+  /// Vars that it writes, which its accesses keep alive.
+  c10::SmallVector<StorageVar*, 2> written_vars;
+  /// A written argument is a plain tensor, which cannot carry a failure.
+  bool writes_plain = false;
+
+  /// For ops whose results are not known before they ran; run on the recording thread, which raises
+  /// what went wrong at the call: the versions written do not fail.
+  struct Discovery {
+    torch::jit::Stack results;  ///< what the op returned
+    std::vector<std::pair<uint32_t, at::Tensor>>
+        written;                  ///< written arguments as they are after it
+    std::exception_ptr thrown;    ///< by the op
+    engine::FailurePtr poisoned;  ///< it was skipped: an argument had failed
+  };
+  bool discover = false;
+  Discovery found;
+
+ private:
+  void execute();
+  void check_plain_reads() const;
+  void follow_resizes() const;
+  void keep_overwritten_failures() const;
+  /// What allocates this much may run on several threads (at::parallel_for splits from 32,768
+  /// elements).
+  static constexpr uint64_t kWideBytes = 32768;
+  std::unique_lock<std::mutex> wait_for_cores() const;
+  std::vector<std::string> describe_inputs() const;
+  engine::FailurePtr fail(std::exception_ptr error) const noexcept;
+};
+
+/// "float32[2,3]@cpu"
+std::string describe(const Geometry& geometry);
+
+}  // namespace lazyeng::run

@@ -1,0 +1,192 @@
+// csrc/run/op_info.cpp: reading a schema.
+#include "csrc/run/op_info.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+namespace lazyeng::run {
+namespace {
+
+using std::string_view;
+
+/// Ops that answer from metadata alone although they return no tensor.
+constexpr std::array<string_view, 14> kMetadataOnly = {"aten::_fused_sdp_choice",
+                                                       "aten::is_same_size",
+                                                       "aten::size",
+                                                       "aten::stride",
+                                                       "aten::sym_size",
+                                                       "aten::sym_stride",
+                                                       "aten::sym_numel",
+                                                       "aten::sym_storage_offset",
+                                                       "aten::numel",
+                                                       "aten::_has_compatible_shallow_copy_type",
+                                                       "aten::dim",
+                                                       "aten::is_contiguous",
+                                                       "aten::sym_is_contiguous",
+                                                       "aten::_version"};
+
+/// Ops that take any number: their Scalar arguments (step sizes, decay rates) are no part of what
+/// decides a plan. All other ops may refuse a value, or let it decide a shape (arange).
+constexpr std::array<string_view, 36> kScalarsAreData = {
+    "aten::add",      "aten::add_",    "aten::sub",       "aten::sub_",        "aten::rsub",
+    "aten::mul",      "aten::mul_",    "aten::div",       "aten::div_",        "aten::addcmul",
+    "aten::addcmul_", "aten::addcdiv", "aten::addcdiv_",  "aten::lerp",        "aten::lerp_",
+    "aten::addmm",    "aten::addmm_",  "aten::addmv",     "aten::baddbmm",     "aten::addbmm",
+    "aten::fill",     "aten::fill_",   "aten::full_like", "aten::masked_fill", "aten::masked_fill_",
+    "aten::clamp",    "aten::clamp_",  "aten::clamp_min", "aten::clamp_max",   "aten::eq",
+    "aten::ne",       "aten::lt",      "aten::le",        "aten::gt",          "aten::ge",
+    "aten::where"};
+
+/// Ops that are checked against the size of the whole storage, or change it.
+constexpr std::array<string_view, 8> kStorageSize = {
+    "aten::as_strided", "aten::as_strided_",    "aten::set_",   "aten::resize_",
+    "aten::resize_as_", "aten::_reshape_alias", "aten::unfold", "aten::as_strided_scatter"};
+
+/// Ops whose effect only a run shows, and that the tags do not mention.
+constexpr std::array<string_view, 3> kDataDependent = {
+    "aten::set_", "aten::_nested_tensor_from_mask", "aten::record_stream"};
+
+/// Ops that update running statistics which their schema does not mark as written.
+constexpr std::array<string_view, 6> kUpdatesStatistics = {
+    "aten::native_batch_norm",
+    "aten::cudnn_batch_norm",
+    "aten::miopen_batch_norm",
+    "aten::batch_norm_gather_stats",
+    "aten::batch_norm_gather_stats_with_counts",
+    "aten::batch_norm_update_stats"};
+
+/// Ops whose meta function is known to tell other strides, or other shapes, than the kernel
+/// returns: what they return is learned by running them. (Others are found out when they are
+/// verified.)
+constexpr std::array<string_view, 25> kDistrusted = {"aten::native_batch_norm",
+                                                     "aten::_native_batch_norm_legit",
+                                                     "aten::_batch_norm_with_update",
+                                                     "aten::_native_batch_norm_legit_functional",
+                                                     "aten::_native_batch_norm_legit_no_training",
+                                                     "aten::_batch_norm_no_update",
+                                                     "aten::_embedding_bag",
+                                                     "aten::_embedding_bag_forward_only",
+                                                     "aten::nonzero_static",
+                                                     "aten::_fft_r2c",
+                                                     "aten::_fft_c2r",
+                                                     "aten::_fft_c2c",
+                                                     "aten::linalg_eig",
+                                                     "aten::_linalg_eigvals",
+                                                     "aten::_linalg_svd",
+                                                     "aten::_linalg_eigh",
+                                                     "aten::linalg_lstsq",
+                                                     "aten::linalg_qr",
+                                                     "aten::geqrf",
+                                                     "aten::lu_unpack",
+                                                     "aten::_linalg_det",
+                                                     "aten::_linalg_slogdet",
+                                                     "aten::triangular_solve",
+                                                     "aten::_trilinear",
+                                                     "aten::mkldnn_rnn_layer"};
+
+/// Structured ops whose real result is made by the kernel, not by the structured meta function.
+constexpr std::array<string_view, 2> kUnfinishedStructured = {"aten::mse_loss",
+                                                              "aten::smooth_l1_loss"};
+
+/// In-place ops that do not look at what they replace.
+constexpr std::array<string_view, 12> kOverwriting = {
+    "aten::copy_",    "aten::zero_",       "aten::fill_",      "aten::normal_",
+    "aten::uniform_", "aten::random_",     "aten::bernoulli_", "aten::exponential_",
+    "aten::cauchy_",  "aten::log_normal_", "aten::geometric_", "aten::_foreach_copy_"};
+
+template <size_t N>
+bool contains(const std::array<string_view, N>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+ArgKind kind_of(const c10::Argument& argument) {
+  c10::TypePtr type = argument.real_type();
+  if (type->kind() == c10::TypeKind::OptionalType)
+    type = type->castRaw<c10::OptionalType>()->getElementType();
+  switch (type->kind()) {
+    case c10::TypeKind::TensorType:
+      return ArgKind::tensor;
+    case c10::TypeKind::GeneratorType:
+      return ArgKind::generator;
+    case c10::TypeKind::DeviceObjType:
+      return ArgKind::device;
+    case c10::TypeKind::NumberType:
+      return ArgKind::scalar;
+    case c10::TypeKind::ListType:
+      break;
+    default:
+      return ArgKind::other;
+  }
+  c10::TypePtr element = type->castRaw<c10::ListType>()->getElementType();
+  const bool optional = element->kind() == c10::TypeKind::OptionalType;
+  if (optional) element = element->castRaw<c10::OptionalType>()->getElementType();
+  if (element->kind() == c10::TypeKind::TensorType)
+    return optional ? ArgKind::optional_tensor_list : ArgKind::tensor_list;
+  return element->kind() == c10::TypeKind::NumberType ? ArgKind::scalar : ArgKind::other;
+}
+
+bool written(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+ReturnInfo read_return(const c10::FunctionSchema& schema, size_t index) {
+  const c10::Argument& result = schema.returns()[index];
+  ReturnInfo info;
+  const ArgKind kind = kind_of(result);
+  info.tensor = kind == ArgKind::tensor || kind == ArgKind::tensor_list;
+  info.list = kind == ArgKind::tensor_list;
+  info.optional = result.real_type()->kind() == c10::TypeKind::OptionalType;
+  if (result.alias_info() == nullptr) return info;
+  info.may_alias = !written(result);
+  if (!written(result)) return info;
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const c10::Argument& argument = schema.arguments()[i];
+    if (written(argument) &&
+        argument.alias_info()->beforeSets() == result.alias_info()->beforeSets())
+      info.written_arg = static_cast<int>(i);
+  }
+  return info;
+}
+
+}  // namespace
+
+OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
+  const c10::FunctionSchema& schema = op.schema();
+  const std::string base = op.operator_name().name;
+  name = op.operator_name().overload_name.empty() ? base
+                                                  : base + "." + op.operator_name().overload_name;
+  short_name = base.substr(base.find("::") + 2);
+  aten = base.rfind("aten::", 0) == 0;
+  for (const c10::Argument& argument : schema.arguments()) {
+    ArgInfo info{kind_of(argument), written(argument)};
+    const string_view argument_name = argument.name();
+    info.write |= contains(kUpdatesStatistics, base) &&
+                  (argument_name == "running_mean" || argument_name == "running_var");
+    info.overwritten = info.write && (argument.is_out() || contains(kOverwriting, base));
+    writes |= info.write;
+    takes_generator |= info.kind == ArgKind::generator;
+    args.push_back(info);
+  }
+  for (size_t i = 0; i < schema.returns().size(); ++i) {
+    returns.push_back(read_return(schema, i));
+    returns_plain |= !returns.back().tensor;
+    reports_info |= schema.returns()[i].name() == "info";
+  }
+  random = op.hasTag(at::Tag::nondeterministic_seeded);
+  indexes = base == "aten::index" || base == "aten::_unsafe_index";
+  data_dependent =
+      !indexes && (op.hasTag(at::Tag::dynamic_output_shape) ||
+                   op.hasTag(at::Tag::data_dependent_output) || contains(kDataDependent, base));
+  moves_metadata = op.hasTag(at::Tag::inplace_view);
+  metadata_only = contains(kMetadataOnly, base);
+  scalars_are_data = contains(kScalarsAreData, base) || base.rfind("aten::_foreach_", 0) == 0;
+  storage_size_matters = contains(kStorageSize, base);
+  checks_values = returns.empty() && !writes;
+  distrust_meta = contains(kDistrusted, base);
+  structured_meta =
+      aten && !contains(kUnfinishedStructured, base) &&
+      op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
+}  // namespace lazyeng::run

@@ -1,0 +1,68 @@
+// csrc/run/op_info.h: what the schema of an op says, read once per op.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+namespace lazyeng::run {
+
+enum class ArgKind : uint8_t {
+  tensor,                ///< Tensor, Tensor?
+  tensor_list,           ///< Tensor[]
+  optional_tensor_list,  ///< Tensor?[]
+  generator,
+  device,
+  scalar,
+  other,
+};
+
+struct ArgInfo {
+  ArgKind kind = ArgKind::other;
+  bool write = false;  ///< annotated as written: Tensor(a!)
+  /// Every element is replaced unseen: an `out=` argument, or self of copy_, zero_, normal_ ...
+  bool overwritten = false;
+};
+
+struct ReturnInfo {
+  bool tensor = false;  ///< Tensor or Tensor[]
+  bool list = false;
+  bool optional = false;
+  int written_arg = -1;    ///< returns this written argument itself
+  bool may_alias = false;  ///< annotated as a view: Tensor(a)
+};
+
+struct OpInfo {
+  explicit OpInfo(const c10::OperatorHandle& handle);
+  OpInfo(const OpInfo&) = delete;
+
+  c10::OperatorHandle handle;
+  std::string name;        ///< "aten::mm", "aten::add.out"
+  std::string short_name;  ///< "mm"
+  std::vector<ArgInfo> args;
+  std::vector<ReturnInfo> returns;
+
+  bool aten = false;
+  bool writes = false;  ///< some argument is written
+  bool random = false;  ///< draws from a generator
+  bool takes_generator = false;
+  bool data_dependent = false;    ///< shapes or results depend on values
+  bool indexes = false;           ///< data dependent only if an index is a mask
+  bool returns_plain = false;     ///< some return is neither a tensor nor a list of tensors
+  bool metadata_only = false;     ///< looks at shapes and the like, never at values or memory
+  bool checks_values = false;     ///< returns nothing and writes nothing: exists to raise
+  bool reports_info = false;      ///< has a result called "info" that a later check looks at
+  bool structured_meta = false;   ///< the C++ structured meta function can be asked
+  bool scalars_are_data = false;  ///< no value of a Scalar argument is an error or decides a shape
+  bool storage_size_matters = false;  ///< shapes depend on, or are checked against, storage size
+  bool moves_metadata = false;  ///< changes the metadata of what it writes (transpose_, squeeze_)
+  /// Set once the structured meta function refused what a run then accepted: it is not asked again.
+  mutable std::atomic<bool> distrust_structured{false};
+  /// Set once a run returned something else than the meta function had said: from then on the op is
+  /// run to learn what it returns.
+  mutable std::atomic<bool> distrust_meta{false};
+};
+
+}  // namespace lazyeng::run

@@ -1,0 +1,172 @@
+// csrc/run/plain_storage.cpp: engine face and user face of memory shared with plain tensors.
+#include "csrc/run/plain_storage.h"
+
+#include <c10/core/impl/COW.h>
+
+namespace lazyeng::run {
+namespace {
+
+constexpr const char* kGuardMessage =
+    "lazyeng: a recorded write to this tensor is not complete, so its memory cannot be read "
+    "directly; "
+    "call lazyeng.synchronize() or leave the lazyeng.lazy() block first";
+
+void drop_storage(void* context) { delete static_cast<c10::Storage*>(context); }
+
+/// A pointer to the memory of `owner`, which it keeps alive.
+at::DataPtr alias_of(const c10::Storage& owner) {
+  const at::DataPtr& data = owner.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  return at::DataPtr(data.get(), new c10::Storage(owner), &drop_storage, data.device());
+}
+
+/// A second StorageImpl over the memory of `owner`, which it keeps alive.
+c10::Storage second_face(const c10::Storage& owner) {
+  c10::StorageImpl* impl = owner.unsafeGetStorageImpl();
+  return c10::Storage(c10::Storage::use_byte_size_t(), impl->nbytes(), alias_of(owner),
+                      impl->allocator(), impl->resizable());
+}
+
+const void* address(const c10::Storage& storage) {
+  return storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
+}
+
+}  // namespace
+
+StorageVarRef PlainStorages::var_of(const at::Tensor& plain) {
+  const c10::Storage& user = plain.unsafeGetTensorImpl()->unsafe_storage();
+  c10::StorageImpl* impl = user.unsafeGetStorageImpl();
+  // A lazily copied storage gets memory of its own before anything is written through a second
+  // face.
+  if (c10::impl::cow::is_cow_data_ptr(impl->_mutable_data_ptr_no_checks())) impl->mutable_data();
+  StorageVarRef var;
+  StorageVarRef moved;  // dropped after the lock, which its destructor takes
+  {
+    std::lock_guard lock(mutex_);
+    auto found = vars_.find(impl);
+    if (found != vars_.end() && found->second->try_retain())
+      var = StorageVarRef::adopt(found->second);
+    // A resized plain storage has moved away from the var's memory: it is another storage now.
+    if (var && (address(var->engine_face()) != address(user) ||
+                var->engine_face().nbytes() != user.nbytes()))
+      std::swap(var, moved);
+    if (!var) {
+      var = make_ref<StorageVar>(second_face(user), user.nbytes());
+      attach(*var, user);
+    }
+  }
+  var->note_plain_tensor(plain);
+  return var;
+}
+
+StorageVarRef PlainStorages::find(const at::Tensor& plain) {
+  if (!plain.has_storage()) return nullptr;
+  std::lock_guard lock(mutex_);
+  auto found = vars_.find(plain.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  return found != vars_.end() && found->second->try_retain() ? StorageVarRef::adopt(found->second)
+                                                             : nullptr;
+}
+
+bool PlainStorages::is_guarded(const at::Tensor& plain) {
+  if (!plain.has_storage()) return false;
+  std::lock_guard lock(mutex_);
+  if (guarded_.empty()) return false;
+  auto found = vars_.find(plain.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  return found != vars_.end() && found->second->guarded_;
+}
+
+c10::Storage PlainStorages::user_face(StorageVar& var) {
+  std::lock_guard lock(mutex_);
+  if (var.user_face_ref_)
+    if (auto alive = var.user_face_ref_->lock()) return c10::Storage(std::move(alive));
+  if (var.user_face_) vars_.erase(var.user_face_);
+  c10::Storage user = second_face(var.engine_face());
+  attach(var, user);
+  return user;
+}
+
+void PlainStorages::attach(StorageVar& var, const c10::Storage& user) {
+  var.user_face_ = user.unsafeGetStorageImpl();
+  var.user_face_ref_.emplace(user.getWeakStorageImpl());
+  var.exposed_.store(true, std::memory_order_release);
+  vars_[var.user_face_] = &var;
+}
+
+void PlainStorages::guard(StorageVar& var) {
+  std::lock_guard lock(mutex_);
+  if (var.guarded_ || !var.user_face_ref_) return;
+  auto alive = var.user_face_ref_->lock();
+  if (!alive) return;
+  // (The name is torch's; it releases nothing: it makes data accesses raise with the message.)
+  alive->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kGuardMessage));
+  var.guarded_ = true;
+  guarded_.insert(&var);
+}
+
+void PlainStorages::lift(StorageVar& var) {
+  var.guarded_ = false;
+  guarded_.erase(&var);
+  if (auto alive = var.user_face_ref_->lock()) alive->clear_data_ptr_access_error_msg_();
+}
+
+void PlainStorages::release(StorageVar& var) {
+  if (!var.exposed()) return;
+  std::lock_guard lock(mutex_);
+  if (var.guarded_ && !var.awaited()) lift(var);
+}
+
+void PlainStorages::follow_resize(StorageVar& var, bool through_user_face) {
+  if (!var.exposed()) return;
+  at::DataPtr old;  // dropped after the lock: it may hold the last reference to somebody's memory
+  c10::intrusive_ptr<c10::StorageImpl> alive;
+  std::lock_guard lock(mutex_);
+  alive = var.user_face_ref_->lock();
+  if (!alive) return;
+  const c10::Storage user(alive);
+  const c10::Storage& moved = through_user_face ? user : var.engine_face();
+  const c10::Storage& follower = through_user_face ? var.engine_face() : user;
+  if (address(moved) == address(follower) && moved.nbytes() == follower.nbytes()) return;
+  c10::StorageImpl* impl = follower.unsafeGetStorageImpl();
+  old = std::move(impl->_mutable_data_ptr_no_checks());
+  impl->set_data_ptr_noswap(alias_of(moved));
+  impl->set_nbytes(moved.nbytes());
+}
+
+void PlainStorages::lift_for_writer(StorageVar& var) {
+  std::lock_guard lock(mutex_);
+  if (var.guarded_) lift(var);
+}
+
+void PlainStorages::release_complete() {
+  std::lock_guard lock(mutex_);
+  const std::vector<StorageVar*> all(guarded_.begin(), guarded_.end());
+  for (StorageVar* var : all)
+    if (!var->awaited()) lift(*var);
+}
+
+std::vector<StorageVarRef> PlainStorages::guarded() {
+  std::vector<StorageVarRef> alive;
+  std::lock_guard lock(mutex_);
+  for (StorageVar* var : guarded_)
+    if (var->try_retain()) alive.push_back(StorageVarRef::adopt(var));
+  return alive;
+}
+
+void PlainStorages::forget(StorageVar& var) {
+  // The weak reference is dropped after the lock: it may free the StorageImpl.
+  std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> last;
+  std::lock_guard lock(mutex_);
+  auto found = vars_.find(var.user_face_);
+  // (While this var was dying, a new one may have taken its place, and may guard the storage.)
+  const bool replaced = found != vars_.end() && found->second != &var;
+  if (found != vars_.end() && !replaced) vars_.erase(found);
+  if (var.guarded_ && replaced) guarded_.erase(&var);
+  if (var.guarded_ && !replaced) lift(var);
+  last.swap(var.user_face_ref_);
+}
+
+PlainStorages& plain_storages() {
+  static PlainStorages* const instance = new PlainStorages;  // outlives every var
+  return *instance;
+}
+
+}  // namespace lazyeng::run

@@ -1,0 +1,55 @@
+// csrc/run/python_ref.h: owning references to Python objects, and holding the GIL for a scope.
+#pragma once
+
+#include <Python.h>
+
+#include <utility>
+
+namespace lazyeng::run {
+
+/// Owns one reference. To be made, copied from and dropped with the GIL held.
+class PyRef {
+ public:
+  PyRef() = default;
+  explicit PyRef(PyObject* owned) : object_(owned) {}
+  PyRef(PyRef&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  PyRef& operator=(PyRef&& other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~PyRef() { Py_XDECREF(object_); }
+  PyObject* get() const { return object_; }
+  PyObject* release() { return std::exchange(object_, nullptr); }
+  explicit operator bool() const { return object_ != nullptr; }
+
+ private:
+  PyObject* object_ = nullptr;
+};
+
+/// Holds the GIL; nests.
+class Gil {
+ public:
+  Gil() : state_(PyGILState_Ensure()) {}
+  ~Gil() { PyGILState_Release(state_); }
+  Gil(const Gil&) = delete;
+  Gil& operator=(const Gil&) = delete;
+
+ private:
+  const PyGILState_STATE state_;
+};
+
+/// Lets go of the GIL for a scope, if this thread holds it.
+class NoGil {
+ public:
+  NoGil() : saved_(PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
+  ~NoGil() {
+    if (saved_) PyEval_RestoreThread(saved_);
+  }
+  NoGil(const NoGil&) = delete;
+  NoGil& operator=(const NoGil&) = delete;
+
+ private:
+  PyThreadState* const saved_;
+};
+
+}  // namespace lazyeng::run

@@ -1,0 +1,128 @@
+// csrc/run/storage_var.cpp: version bookkeeping of storages shared with plain tensors; siblings.
+#include "csrc/run/storage_var.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+
+#include "csrc/run/plain_storage.h"
+
+namespace lazyeng::run {
+namespace {
+
+/// VariableVersion is one intrusive pointer and offers no way to ask whether two are the same one.
+const void* identity(const c10::VariableVersion& counter) {
+  static_assert(sizeof(c10::VariableVersion) == sizeof(void*));
+  const void* pointer = nullptr;
+  std::memcpy(&pointer, &counter, sizeof pointer);
+  return pointer;
+}
+
+/// The counters that some var tracks.
+struct Table {
+  std::mutex mutex;
+  std::unordered_map<const void*, std::weak_ptr<TrackedVersion>> versions;
+  std::atomic<bool> some{false};
+  size_t sweep_at = 256;
+
+  std::shared_ptr<TrackedVersion> find_or_add(const c10::VariableVersion& counter) {
+    std::lock_guard lock(mutex);
+    if (versions.size() >= sweep_at) {
+      std::erase_if(versions, [](const auto& entry) { return entry.second.expired(); });
+      sweep_at = std::max<size_t>(256, 2 * versions.size());
+    }
+    // (An entry that is not expired holds its counter, so the address is that counter's.)
+    std::weak_ptr<TrackedVersion>& entry = versions[identity(counter)];
+    std::shared_ptr<TrackedVersion> tracked = entry.lock();
+    if (!tracked) entry = tracked = std::make_shared<TrackedVersion>(counter);
+    some.store(true, std::memory_order_release);
+    return tracked;
+  }
+};
+
+/// The version first: see foreign_writes_when_run.
+int64_t foreign_writes(const TrackedVersion& tracked) {
+  const int64_t version = tracked.counter.current_version();
+  return version - tracked.own_writes.load(std::memory_order_seq_cst);
+}
+
+Table& table() {
+  static Table* const instance = new Table;
+  return *instance;
+}
+
+}  // namespace
+
+StorageVar::~StorageVar() {
+  if (siblings) siblings->remove(this);
+  if (exposed()) plain_storages().forget(*this);
+}
+
+void StorageVar::note_plain_tensor(const at::Tensor& tensor) {
+  const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  if (!counter.enabled()) return;  // an inference tensor: torch does not track it either
+  std::shared_ptr<TrackedVersion> tracked = table().find_or_add(counter);
+  const int64_t base = foreign_writes(*tracked);
+  const std::lock_guard<engine::SpinLock> lock(versions_mutex_);
+  for (const SeenVersion& seen : versions_)
+    if (seen.tracked == tracked) return;
+  // A counter that only lazyeng holds belongs to tensors that are gone: it cannot move any more.
+  // But it stays while it adds to the sum, which recorded reads remember.
+  if (versions_.size() >= 8)
+    std::erase_if(versions_, [](const SeenVersion& seen) {
+      return seen.tracked->counter.unique() && foreign_writes(*seen.tracked) == seen.base;
+    });
+  versions_.push_back({std::move(tracked), base});
+}
+
+// A recorded write is counted when it is recorded and bumps its counter afterwards
+// (ADInplaceOrView, when our kernel has returned). The two functions read in opposite orders, so
+// that a write recorded meanwhile can only make the number at recording larger, and the number at
+// running smaller.
+int64_t StorageVar::foreign_writes_when_recorded() const {
+  int64_t sum = 0;
+  const std::lock_guard<engine::SpinLock> lock(versions_mutex_);
+  for (const SeenVersion& seen : versions_) {
+    const int64_t own = seen.tracked->own_writes.load(std::memory_order_seq_cst);
+    sum += static_cast<int64_t>(seen.tracked->counter.current_version()) - own - seen.base;
+  }
+  return sum;
+}
+
+int64_t StorageVar::foreign_writes_when_run() const {
+  int64_t sum = 0;
+  const std::lock_guard<engine::SpinLock> lock(versions_mutex_);
+  for (const SeenVersion& seen : versions_) sum += foreign_writes(*seen.tracked) - seen.base;
+  return sum;
+}
+
+void note_own_write(const at::Tensor& tensor) {
+  if (!table().some.load(std::memory_order_acquire)) return;
+  const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  if (!counter.enabled()) return;
+  std::lock_guard lock(table().mutex);
+  auto found = table().versions.find(identity(counter));
+  if (found == table().versions.end()) return;
+  if (auto tracked = found->second.lock())
+    tracked->own_writes.fetch_add(1, std::memory_order_seq_cst);
+}
+
+void SiblingGroup::add(StorageVar* var) {
+  std::lock_guard lock(mutex_);
+  members_.push_back(var);
+}
+
+void SiblingGroup::remove(StorageVar* var) {
+  std::lock_guard lock(mutex_);
+  std::erase(members_, var);
+}
+
+std::vector<StorageVarRef> SiblingGroup::members() const {
+  std::vector<StorageVarRef> alive;
+  std::lock_guard lock(mutex_);
+  for (StorageVar* var : members_)
+    if (var->try_retain()) alive.push_back(StorageVarRef::adopt(var));
+  return alive;
+}
+
+}  // namespace lazyeng::run

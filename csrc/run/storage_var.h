@@ -1,0 +1,133 @@
+// csrc/run/storage_var.h: one engine var per storage, and what ties a storage to plain tensors.
+//
+// A storage has an *engine face*: the StorageImpl through which kernels run by the engine reach the
+// memory. Once plain tensors share the memory (a plain tensor was an argument, was wrapped, or a
+// lazy one was unwrapped) it also has a *user face*: the StorageImpl that those plain tensors hold.
+// While a recorded write is not complete the user face is guarded: any access to its data pointer
+// raises, so nobody reads stale memory; the engine face is never guarded.
+//
+// Ownership: whichever face came first owns the memory, the other holds a reference to it. The var
+// holds the engine face strongly and the user face weakly, so dropping the plain tensors, or the
+// lazy ones, frees what only they used.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+#include <mutex>
+#include <vector>
+
+#include "csrc/engine/block_pool.h"
+#include "csrc/engine/spin_lock.h"
+#include "csrc/engine/var.h"
+#include "csrc/stacks/stack_table.h"
+
+namespace lazyeng::run {
+
+/// The version counter of a plain tensor, and how many of its bumps are writes recorded by lazyeng.
+/// Tensors share counters (views, detach), also lazy ones with plain ones, and may leave the
+/// storage that they had when they were seen (set_, `.data =`): so writes are counted per counter,
+/// not per var.
+struct TrackedVersion {
+  explicit TrackedVersion(c10::VariableVersion counter) : counter(std::move(counter)) {}
+
+  const c10::VariableVersion counter;
+  std::atomic<int64_t> own_writes{0};
+};
+
+/// Vars written by one op that reports its success in a tensor named "info": a later check of that
+/// tensor fails all of them.
+class SiblingGroup;
+struct OpInfo;
+
+class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
+ public:
+  /// Of an op's output: the storage comes when the op runs.
+  explicit StorageVar(uint64_t nbytes) : nbytes_(nbytes) {}
+  /// Of memory that exists.
+  StorageVar(c10::Storage engine_face, uint64_t nbytes)
+      : nbytes_(nbytes), engine_face_(std::move(engine_face)) {}
+  /// Of a random generator: ordered like memory, never poisoned.
+  struct generator_tag {};
+  explicit StorageVar(generator_tag) : Var(Kind::resource), nbytes_(0) {}
+  ~StorageVar() override;
+
+  /// Not before the op that makes it has run. Set once, by that op.
+  const c10::Storage& engine_face() const { return engine_face_; }
+  void set_engine_face(c10::Storage storage) { engine_face_ = std::move(storage); }
+
+  /// Size as of the last recorded op.
+  uint64_t nbytes() const { return nbytes_.load(std::memory_order_relaxed); }
+  void set_nbytes(uint64_t nbytes) { nbytes_.store(nbytes, std::memory_order_relaxed); }
+
+  // Recorded writes stand in the recorder's window before they are pushed to the engine.
+  /// Number of the newest recorded node that writes this var. Under the window's lock.
+  void note_recorded_write(uint64_t number) {
+    last_write_.store(number, std::memory_order_release);
+  }
+  uint64_t last_write() const { return last_write_.load(std::memory_order_acquire); }
+  bool has_unpushed() const {
+    return last_write_.load(std::memory_order_acquire) >
+           pushed_up_to.load(std::memory_order_acquire);
+  }
+  /// Whether a recorded write is not complete. Unpushed is asked first: the engine counts a write
+  /// as pending before pushed_up_to moves past it.
+  bool awaited() const { return has_unpushed() || pending(); }
+
+  /// Number of the newest node that the recorder has pushed; nodes are pushed in order.
+  static inline std::atomic<uint64_t> pushed_up_to{0};
+
+  // ---- plain tensors sharing the memory; see plain_storage.h for the table of them
+  bool exposed() const { return exposed_.load(std::memory_order_acquire); }
+  void note_plain_tensor(const at::Tensor& tensor);
+  /// Changes made to the plain tensors other than through recorded writes, up to a constant. Taken
+  /// when a read is recorded; a larger number when it runs means that eager code has interfered.
+  int64_t foreign_writes_when_recorded() const;
+  int64_t foreign_writes_when_run() const;
+
+  Ref<SiblingGroup> siblings;  ///< set when recorded, before the op is appended to the window
+
+  /// The newest recorded op that writes this var, for repr(). Guarded by the window's lock.
+  struct Writer {
+    const OpInfo* info = nullptr;
+    stacks::StackRef stack;
+  };
+  Writer writer;
+
+ private:
+  friend class PlainStorages;
+
+  std::atomic<uint64_t> nbytes_;
+  std::atomic<uint64_t> last_write_{0};
+  std::atomic<bool> exposed_{false};
+  c10::Storage engine_face_;
+  mutable engine::SpinLock versions_mutex_;
+  struct SeenVersion {
+    std::shared_ptr<TrackedVersion> tracked;
+    int64_t base;  // its foreign writes when it was seen here first
+  };
+  std::vector<SeenVersion> versions_;
+
+  // Guarded by the mutex of PlainStorages.
+  c10::StorageImpl* user_face_ = nullptr;
+  std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> user_face_ref_;
+  bool guarded_ = false;
+};
+using StorageVarRef = Ref<StorageVar>;
+
+/// To be called for each tensor that a recorded op writes, before autograd bumps its counter.
+void note_own_write(const at::Tensor& tensor);
+
+class SiblingGroup final : public RefCounted {
+ public:
+  /// Members are weak: a var leaves when it dies.
+  void add(StorageVar* var);
+  void remove(StorageVar* var);
+  std::vector<StorageVarRef> members() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<StorageVar*> members_;
+};
+
+}  // namespace lazyeng::run

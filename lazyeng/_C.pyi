@@ -1,0 +1,142 @@
+"""The C++ core (csrc/bindings.cpp). Not for users: its functions trust their callers.
+
+Whatever waits lets go of the GIL meanwhile, and raises KeyboardInterrupt on Ctrl-C.
+"""
+
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import torch
+
+from lazyeng.tensor import LazyTensor
+
+R = TypeVar("R")
+
+BlockToken: TypeAlias = tuple[int, int, int, int]
+"""Mode, depth and block number before the block, and the number of the block itself."""
+
+# ---- life of the core
+
+def init(cls: type[torch.Tensor], workers: int, /) -> int:
+    """Makes the recorder and a stopped engine, and registers the kernels; returns how many of them. Once."""
+
+def start_engine() -> None:
+    """Lets the engine's threads run; nothing if they do."""
+
+def stop_engine() -> None:
+    """Pushes and runs everything recorded, then ends the threads."""
+
+def set_num_workers(n: int, /) -> None:
+    """Sets the number of threads for CPU ops; waits for the ops that run now."""
+
+def num_workers() -> int:
+    """The number of threads for CPU ops."""
+
+def set_limits(max_pending_ops: int, max_pending_bytes: int, /) -> None:
+    """Sets the bounds of run-ahead, in ops and in bytes."""
+
+def set_backing_device(device: str, /) -> None:
+    """Sets the device that torch.device("lazyeng") stands for."""
+
+def adopt_new_ops() -> None:
+    """Gives ops registered since the last call a kernel that records them as one op."""
+
+# ---- tensors
+
+def wrap_tensor(tensor: torch.Tensor, /) -> LazyTensor:
+    """A LazyTensor over the same storage; the tensor itself if it is lazy. TypeError if it is no tensor."""
+
+def is_lazy(obj: object, /) -> bool:
+    """Whether this is a lazy tensor; False for anything else."""
+
+def plain(tensor: torch.Tensor, /) -> torch.Tensor:
+    """A plain tensor over the same memory, detached. Waits; raises what failed; TypeError if it is not lazy."""
+
+def wait(tensor: torch.Tensor, /) -> None:
+    """Waits for a lazy tensor; raises what failed; TypeError if it is not lazy."""
+
+def is_ready(tensor: torch.Tensor, /) -> bool:
+    """Whether no recorded write to the lazy tensor's storage is pending; TypeError if it is not lazy."""
+
+def status(tensor: torch.Tensor, /) -> tuple[Literal["pending", "failed", "ready"], str]:
+    """The state of a lazy tensor and "aten::mm @ train.py:42" of the op behind it ("" if ready). Never waits."""
+
+# ---- waiting for more than one tensor, and failures
+
+def flush() -> None:
+    """Pushes the window to the engine; waits for nothing."""
+
+def wait_for_all() -> None:
+    """Waits for everything recorded so far; raises no failure."""
+
+def wait_for_plain_writes() -> None:
+    """Waits for recorded writes to plain tensors and for draws from generators; raises no failure."""
+
+def wait_for_generators() -> None:
+    """Waits for recorded draws from random generators."""
+
+def unreported() -> list[BaseException]:
+    """A new exception for each failure not reported yet, in the order of creation; they count as reported now."""
+
+def unreported_of_block(block: int, /) -> list[BaseException]:
+    """The same for failed writes to plain tensors that this lazy() block recorded."""
+
+def forget_failures() -> None:
+    """Marks all failures so far as reported."""
+
+# ---- lazy() blocks and modes; a mode is an index into lazyeng.config.MODES
+
+def enter_block(mode: int, /) -> BlockToken:
+    """Enters a lazy() block on this thread; returns what leave_block wants."""
+
+def leave_block(token: BlockToken, /) -> None:
+    """Leaves a block: the thread's mode is again what it was before."""
+
+def thread_mode() -> tuple[int, int]:
+    """The calling thread's mode and how many blocks are around it."""
+
+def set_default_mode(mode: int, /) -> None:
+    """Sets the mode outside any block, for all threads."""
+
+def set_backward_from_lazy(lazy: bool, /) -> bool:
+    """Says whether the backward pass that this thread is about to run starts from lazy tensors; returns what was said before."""
+
+# ---- memory of plain tensors
+
+def reads_directly(tensor: torch.Tensor, /) -> bool:
+    """Whether a method may look at the tensor's memory at once, without call_eagerly. Only for tensors."""
+
+def call_outside(function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any], /) -> R:
+    """Calls function(*args, **kwargs) as if outside lazy()."""
+
+def call_eagerly(
+    function: Callable[..., R],
+    tensor: torch.Tensor,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    /,
+) -> R:
+    """Waits for recorded writes to the plain tensor, then calls function(tensor, *args, **kwargs) as if outside lazy()."""
+
+# ---- creation stacks
+
+def set_stack_mode(mode: int, /) -> None:
+    """Sets what is captured: an index into lazyeng.config.STACKS."""
+
+def set_internal_prefixes(directories: list[str], /) -> None:
+    """Frames of files under these directories are not the user's."""
+
+def capture_stack() -> list[tuple[CodeType, int]]:
+    """The caller's stack: (code, offset of the instruction in bytes), outermost first; empty if stacks are off."""
+
+def _new_stub_frame(code: CodeType, globals: dict[str, Any], /) -> FrameType:
+    """A frame that never ran and never will, without callers and locals, for synthetic tracebacks."""
+
+# ---- numbers
+
+def stats() -> dict[str, int]:
+    """recorded, executed, syncs, fallbacks, pending_ops, pending_bytes and stack_table_entries, since import."""
+
+def fallback_counts() -> dict[str, int]:
+    """How often each op ran at the call, because it could not be recorded, in async and deferred mode."""

@@ -1,0 +1,76 @@
+# lazyeng/_check_torch.py: can this interpreter load lazyeng._C? Asked before that is touched:
+# loading one that was built for another torch ends in undefined symbols or in a crash.
+"""Checks of the installed PyTorch, when lazyeng is built (setup.py) and when it is imported.
+
+Nothing here imports lazyeng: setup.py runs this file on its own, before the package exists.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+OLDEST = (2, 11)
+NEWEST = (2, 15)
+TORCH_RANGE = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+REQUIREMENT = f"torch>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
+BUILD_COMMAND = "pip install --no-build-isolation --no-deps --force-reinstall"
+MISSING = (
+    f"lazyeng needs PyTorch {TORCH_RANGE}, and no torch is installed: pip install '{REQUIREMENT}'"
+)
+
+
+def minor(version: str) -> tuple[int, int]:
+    """(major, minor) of a version such as "2.13.0+cpu"; ValueError for anything else."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None:
+        raise ValueError(f"not a version: {version!r}")
+    return int(match[1]), int(match[2])
+
+
+def unsupported(version: str) -> str | None:
+    """Why this version of torch cannot be used, or None if it can."""
+    if OLDEST <= minor(version) <= NEWEST:
+        return None
+    return (
+        f"lazyeng supports PyTorch {TORCH_RANGE}, and torch {version} is installed: "
+        f"pip install '{REQUIREMENT}'"
+    )
+
+
+def check() -> None:
+    """Raises ImportError, saying what to do, unless _C was built for this torch and this Python.
+
+    Called by lazyeng/__init__.py before anything else is imported, but after `_autoload` is
+    defined: importing torch here runs torch's own search for plugins, which finds lazyeng half
+    imported and calls `_autoload`.
+    """
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError(MISSING, name="torch") from None
+    version = str(torch.__version__)
+    if reason := unsupported(version):
+        raise ImportError(reason, name="torch")
+
+    # Looked for here only: the finder of an editable install would lend those of another checkout.
+    # The suffix of _C names the Python it was built for: another Python does not find it.
+    here = [str(Path(__file__).parent)]
+    if not all(PathFinder.find_spec(f"lazyeng.{name}", here) for name in ("_C", "_build_info")):
+        raise ImportError(
+            "lazyeng._C is not built for this Python: "
+            f"run `{BUILD_COMMAND} <the lazyeng source folder>`",
+            name="lazyeng._C",
+        )
+    built_for: str = importlib.import_module("lazyeng._build_info").TORCH_VERSION
+    if minor(built_for) != minor(version):
+        raise ImportError(
+            f"lazyeng was built for torch {built_for}, and torch {version} is installed (the C++ "
+            "interface differs in each minor version): "
+            f"build it again with `{BUILD_COMMAND} <the lazyeng source folder>`",
+            name="lazyeng._C",
+        )

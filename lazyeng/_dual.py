@@ -1,0 +1,217 @@
+"""Dual classes: for each class of exception, one that is also a LazyError and looks the same."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from traceback import StackSummary
+from typing import Any, Generic, TypeVar, overload
+from weakref import WeakValueDictionary
+
+from lazyeng._traceback import Site, summary
+
+T = TypeVar("T")
+
+# Our entries in the __dict__ of exceptions start with this; copies of a user's state skip them.
+PRIVATE = "_lazyeng_"
+ORIGIN = PRIVATE + "origin"
+ORIGINAL = PRIVATE + "original"
+TEXT = PRIVATE + "text"
+ORIGINAL_CLASS = PRIVATE + "original_class"
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_COPYING = ("__reduce_ex__", "__copy__", "__deepcopy__")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a failure comes from, as plain data; the attributes of a LazyError read it."""
+
+    op: str = ""
+    inputs: list[str] = field(default_factory=list)
+    path: list[str] = field(default_factory=list)
+    root_id: int | None = None
+    creation_sites: Sequence[Site] = ()
+
+
+class _FromOrigin(Generic[T]):
+    """Reads a field of the Origin.
+
+    Without __set__ on purpose: what the original exception has under the same name, such as
+    `ImportError.path` or an attribute its constructor sets, comes first.
+    """
+
+    def __init__(self, get: Callable[[Origin], T], doc: str) -> None:
+        self._get = get
+        self.__doc__ = doc
+
+    @overload
+    def __get__(self, error: None, owner: type) -> _FromOrigin[T]: ...
+    @overload
+    def __get__(self, error: BaseException, owner: type) -> T: ...
+    def __get__(self, error: BaseException | None, owner: type) -> T | _FromOrigin[T]:
+        if error is None:
+            return self
+        return self._get(error.__dict__.get(ORIGIN) or Origin())
+
+
+class _Original:
+    """The private copy of the original: after a pickle round trip, what the chain says."""
+
+    def __get__(self, error: BaseException | None, owner: type) -> BaseException | None:
+        if error is None:
+            return None
+        return error.__dict__.get(ORIGINAL) or error.__cause__
+
+
+class LazyError(Exception):
+    """Base class that every deferred exception is an instance of, besides its own class.
+
+    Catch the class that the operator raises in eager PyTorch, or this one for everything that
+    failed later than it was called. The attributes give way to attributes of the same name that
+    the original exception has.
+    """
+
+    op = _FromOrigin(lambda origin: origin.op, 'The operator that failed: "aten.mm".')
+    inputs = _FromOrigin(
+        lambda origin: origin.inputs, 'Its inputs, never their values: "float32[2,3]@cpu".'
+    )
+    path = _FromOrigin(
+        lambda origin: origin.path,
+        "Names of the ops from the failed one to the one that was read; beyond eight, the first "
+        "eight and the last.",
+    )
+    root_id = _FromOrigin(
+        lambda origin: origin.root_id, "Equal for all exceptions that one failed op caused."
+    )
+    creation_stack: _FromOrigin[StackSummary] = _FromOrigin(
+        lambda origin: summary(origin.creation_sites),
+        "The stack that called the failed operator, outermost first; empty if not captured.",
+    )
+    original = _Original()  # (_record.py adds what pickle and copy call)
+
+
+LazyError.__module__ = "lazyeng.errors"  # where users find it, and where pickle looks
+
+
+class DualMeta(type):
+    """Metaclass of dual classes: lets them be pickled, though no module has them by name."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Never fails: `type(error)(message)` is how many libraries carry an error on.
+
+        torch's DataLoader does, and a constructor of several arguments would lose the type.
+        """
+        try:
+            error = super().__call__(*args, **kwargs)
+        except Exception:
+            error = _from_message(cls, args or tuple(kwargs.values()))  # type: ignore[arg-type]
+        if isinstance(error, KeyError) and args and isinstance(args[0], str) and "\n" in args[0]:
+            error.__dict__[TEXT] = args[0]  # str() of a KeyError would escape a whole traceback
+        return error
+
+
+def _from_message(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    text = str(args[0]) if args else ""
+    error = allocate(cls)
+    if error is None:
+        return LazyError(text)
+    BaseException.__dict__["args"].__set__(error, args)
+    error.__dict__[TEXT] = text
+    return error
+
+
+def allocate(cls: type[BaseException], *args: Any) -> BaseException | None:
+    """An instance that no user code has seen: only the builtin base's `__new__` runs.
+
+    None if that is not possible (a C extension's exception with a memory layout of its own).
+    """
+    base: Any = cls
+    while base.__flags__ & _HEAP_TYPE:
+        base = base.__base__  # not the MRO: the base that decides the layout in memory
+    try:
+        return base.__new__(cls, *args)
+    except Exception:
+        return None
+
+
+_duals: WeakValueDictionary[type, type[BaseException]] = WeakValueDictionary()
+
+
+def dual_class(cls: type[BaseException]) -> type[BaseException] | None:
+    """The class `(cls, LazyError)` with the names of `cls`, one for each `cls`.
+
+    None where there cannot be one: `cls` refuses subclasses, or it is no Exception, such as
+    KeyboardInterrupt, SystemExit, CancelledError: `except Exception` would catch its dual class.
+    """
+    if issubclass(cls, LazyError):
+        return cls
+    if not issubclass(cls, Exception):
+        return None
+    found = _duals.get(cls)
+    if found is not None:
+        return found
+    try:
+        made = _make_dual(cls)
+    except Exception:  # from user code: a metaclass or __init_subclass__
+        return None
+    return _duals.setdefault(cls, made)
+
+
+def original_class(cls: type[BaseException]) -> type[BaseException]:
+    """The inverse of `dual_class`."""
+    return cls.__dict__.get(ORIGINAL_CLASS, cls)
+
+
+def _make_dual(cls: type[Exception]) -> type[BaseException]:
+    namespace: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        ORIGINAL_CLASS: cls,
+        "__str__": _text,
+        # LazyError's own, which would otherwise come after those of cls
+        **{name: getattr(LazyError, name) for name in _COPYING},
+    }
+    if issubclass(cls, ExceptionGroup) and cls.derive is BaseExceptionGroup.derive:
+        namespace["derive"] = _derive
+    return _dual_metaclass(type(cls))(cls.__name__, (cls, LazyError), namespace)
+
+
+@functools.cache
+def _dual_metaclass(metaclass: type) -> type:
+    if metaclass is type:
+        made = DualMeta
+    else:
+        made = type(metaclass)(f"Dual{metaclass.__name__}", (DualMeta, metaclass), {})
+    # pickle looks a class up by its metaclass before it tries its name.
+    copyreg.pickle(made, _reduce_class)  # type: ignore[arg-type]
+    return made
+
+
+def _reduce_class(cls: type[BaseException]) -> tuple[Any, ...]:
+    return (dual_class, (importable_class(original_class(cls)),))
+
+
+def importable_class(cls: type[BaseException]) -> type[BaseException]:
+    """`cls`, or the nearest of its bases that pickle finds by its name."""
+    for candidate in cls.__mro__:
+        found: Any = sys.modules.get(candidate.__module__)
+        for name in candidate.__qualname__.split("."):
+            found = getattr(found, name, None)
+        if found is candidate and issubclass(candidate, BaseException):
+            return candidate
+    return Exception
+
+
+def _text(self: BaseException) -> str:
+    """str() of the original class, unless that cannot be had from a copy."""
+    pinned = self.__dict__.get(TEXT)
+    return pinned if pinned is not None else getattr(type(self), ORIGINAL_CLASS).__str__(self)
+
+
+def _derive(self: Any, exceptions: Sequence[Exception]) -> BaseException:
+    """What `split` and `except*` make of a group: one that is a LazyError too."""
+    return type(self)(self.message, exceptions)

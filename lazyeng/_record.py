@@ -1,0 +1,292 @@
+"""Exceptions as plain data: taken apart once, put together anew for each reader.
+
+A Record holds no frame, no traceback and no exception, so a stored failure keeps nothing of its
+surroundings alive, and no reader can change what the next one gets. Pickle and copy use it too.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
+from typing import Any
+
+from lazyeng._dual import (
+    ORIGIN,
+    PRIVATE,
+    TEXT,
+    DualMeta,
+    LazyError,
+    Origin,
+    allocate,
+    dual_class,
+    importable_class,
+    original_class,
+)
+from lazyeng._traceback import Site, make_traceback, shown, sites_of, stack_of
+
+_MAX_CHAIN = 64  # longer chains of causes and contexts are cut
+_base = BaseException.__dict__  # its descriptors work whatever a user's class overrides
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One exception as plain data."""
+
+    cls: type[BaseException]
+    lazy: bool  # to be a LazyError too
+    args: tuple[Any, ...]
+    members: dict[str, Any]  # slots, and fields of builtin classes
+    attributes: dict[str, Any]
+    text: str
+    sites: tuple[Site, ...]  # of its traceback
+    exceptions: tuple[Record, ...] | None  # of a group
+    cause: Record | None
+    context: Record | None
+    suppress_context: bool
+    origin: Origin | None
+
+
+# ---- taking apart
+
+
+def take_apart(error: BaseException, *, keep_traceback: bool = True) -> Record:
+    """The record of an exception and of its chain. Leaves `error` as it is."""
+    return _take_apart(error, {}, keep_traceback)
+
+
+def _take_apart(
+    error: BaseException, seen: dict[int, Record | None], keep_traceback: bool = True
+) -> Record:
+    seen[id(error)] = None  # in progress: a cycle is cut here
+    traceback = error.__traceback__ if keep_traceback else None
+    attributes = _attributes(error)
+    group = isinstance(error, BaseExceptionGroup)
+    record = Record(
+        cls=original_class(type(error)),
+        lazy=isinstance(error, LazyError),
+        args=() if group else _base["args"].__get__(error),  # a group's hold live exceptions
+        members=_members(error),
+        attributes=attributes,
+        text=text_of(error),
+        sites=tuple(sites_of(stack_of(traceback))),
+        exceptions=tuple(_take_apart(e, seen) for e in error.exceptions) if group else None,
+        cause=_linked(error.__cause__, seen),
+        context=_linked(error.__context__, seen),
+        suppress_context=error.__suppress_context__,
+        origin=_dict(error).get(ORIGIN),
+    )
+    seen[id(error)] = record
+    return record
+
+
+def _linked(error: BaseException | None, seen: dict[int, Record | None]) -> Record | None:
+    if error is None or len(seen) >= _MAX_CHAIN:
+        return None
+    return seen[id(error)] if id(error) in seen else _take_apart(error, seen)
+
+
+def _dict(error: BaseException) -> dict[str, Any]:
+    return _base["__dict__"].__get__(error)
+
+
+def assign(error: BaseException, name: str, value: Any) -> None:
+    """Sets `__traceback__`, `__cause__` ... also of classes that forbid assignment."""
+    _base[name].__set__(error, value)
+
+
+def _attributes(error: BaseException) -> dict[str, Any]:
+    attributes = {k: v for k, v in _dict(error).items() if not str(k).startswith(PRIVATE)}
+    if isinstance(attributes.get("__notes__"), list):
+        attributes["__notes__"] = list(attributes["__notes__"])
+    return attributes
+
+
+def _member_descriptors(cls: type) -> dict[str, Any]:
+    """Slots and builtin fields of `cls`, without what every exception has (and `__class__`)."""
+    return {
+        name: descriptor
+        for base in reversed(cls.__mro__)
+        if base not in (BaseException, object)
+        for name, descriptor in vars(base).items()
+        if isinstance(descriptor, MemberDescriptorType | GetSetDescriptorType)
+        and name not in ("__dict__", "__weakref__")
+    }
+
+
+def _members(error: BaseException) -> dict[str, Any]:
+    members = {}
+    for name, descriptor in _member_descriptors(type(error)).items():
+        try:
+            members[name] = descriptor.__get__(error)
+        except AttributeError:  # not set
+            continue
+    members.pop("exceptions", None)  # of a group: they are taken apart themselves
+    if isinstance(error, AttributeError) and not isinstance(members.get("obj"), ModuleType | type):
+        members.pop("obj", None)  # a user's object, which only "did you mean" would use
+    return members
+
+
+def text_of(error: BaseException) -> str:
+    """str(error), also if the user's `__str__` raises."""
+    try:
+        return str(error)
+    except Exception:
+        return f"<str() of {type(error).__name__} failed>"
+
+
+# ---- putting together
+
+
+def put_together(record: Record) -> BaseException:
+    """A new exception, with its chain and a synthetic traceback. User constructors do not run."""
+    return put_together_as(record, record.lazy)
+
+
+def put_together_as(record: Record, lazy: bool) -> BaseException:
+    """As `put_together`; `lazy` tells whether it is to be a LazyError."""
+    return _with_chain(record, lazy, {})
+
+
+def put_together_alone(record: Record, lazy: bool) -> BaseException:
+    """As `put_together_as`, without chain and traceback."""
+    return _alone(record, lazy, {})
+
+
+def _with_chain(record: Record, lazy: bool, made: dict[int, BaseException]) -> BaseException:
+    error = _alone(record, lazy, made)
+    made[id(record)] = error
+    assign(error, "__traceback__", make_traceback(shown(record.sites)))
+    for name, linked in (("__context__", record.context), ("__cause__", record.cause)):
+        if linked is not None:
+            assign(error, name, made.get(id(linked)) or _with_chain(linked, linked.lazy, made))
+    assign(error, "__suppress_context__", record.suppress_context)
+    return error
+
+
+def _alone(record: Record, lazy: bool, made: dict[int, BaseException]) -> BaseException:
+    cls = (dual_class(record.cls) or LazyError) if lazy else record.cls
+    if record.exceptions is not None and issubclass(cls, BaseExceptionGroup):
+        children = [_with_chain(child, child.lazy, made) for child in record.exceptions]
+        error = allocate(cls, record.members["message"], children)
+    else:
+        error = allocate(cls)
+    if error is None or cls is LazyError:
+        error = LazyError(record.text)
+    else:
+        if record.exceptions is None:
+            assign(error, "args", record.args)
+        _set_members(error, record.members)
+    error.__dict__.update(_fresh_notes(record.attributes))
+    if record.origin is not None:
+        error.__dict__[ORIGIN] = record.origin
+    if isinstance(cls, DualMeta) and text_of(error) != record.text:
+        error.__dict__[TEXT] = record.text
+    return error
+
+
+def _set_members(error: BaseException, members: dict[str, Any]) -> None:
+    descriptors = _member_descriptors(type(error))
+    for name, value in members.items():
+        try:
+            # None may stand for "not set", which the text of an OSError tells from a None that is.
+            if value is not None or descriptors[name].__get__(error) is not None:
+                descriptors[name].__set__(error, value)
+        except (AttributeError, TypeError, KeyError):  # read-only; or a base in place of its class
+            continue
+
+
+def _fresh_notes(attributes: dict[str, Any]) -> dict[str, Any]:
+    notes = attributes.get("__notes__")
+    return {**attributes, "__notes__": list(notes)} if isinstance(notes, list) else attributes
+
+
+# ---- pickle and copy
+
+
+def _reduced(error: BaseException, protocol: Any = None) -> tuple[Any, ...]:
+    """Pickles the record; what cannot be pickled in it becomes its repr."""
+    del protocol
+    record = take_apart(error, keep_traceback=False)
+    return (put_together, (_mapped(record, _picklable, importable_class, {}),))
+
+
+def _copied(error: BaseException) -> BaseException:
+    """copy.copy; without the reader's traceback, as with pickle."""
+    return put_together(take_apart(error, keep_traceback=False))
+
+
+def _deepcopied(error: BaseException, memo: dict[int, Any]) -> BaseException:
+    """copy.deepcopy: what cannot be copied becomes its repr."""
+
+    def deep(value: Any) -> Any:
+        try:
+            return copy.deepcopy(value, memo)
+        except Exception:
+            return _repr(value)
+
+    record = take_apart(error, keep_traceback=False)
+    return put_together(_mapped(record, deep, lambda cls: cls, {}))
+
+
+# Here and not in its class, as these need all of this module, which needs LazyError.
+for _name, _method in {
+    "__reduce_ex__": _reduced,
+    "__copy__": _copied,
+    "__deepcopy__": _deepcopied,
+}.items():
+    setattr(LazyError, _name, _method)
+
+
+def _mapped(
+    record: Record,
+    value: Callable[[Any], Any],
+    cls: Callable[[type[BaseException]], type[BaseException]],
+    done: dict[int, Record],
+) -> Record:
+    """The record with `value` applied to all that is a user's, and `cls` to the classes.
+
+    `done` keeps records shared that were: cause and context are often the same one.
+    """
+
+    def again(part: Record | None) -> Record | None:
+        return None if part is None else _mapped(part, value, cls, done)
+
+    def values(items: dict[str, Any]) -> dict[str, Any]:
+        return {name: value(item) for name, item in items.items()}
+
+    if id(record) in done:
+        return done[id(record)]
+    children = record.exceptions
+    mapped = dataclasses.replace(
+        record,
+        cls=cls(record.cls),
+        args=tuple(value(arg) for arg in record.args),
+        members=values(record.members),
+        attributes=values(record.attributes),
+        exceptions=children and tuple(_mapped(child, value, cls, done) for child in children),
+        cause=again(record.cause),
+        context=again(record.context),
+    )
+    done[id(record)] = mapped
+    return mapped
+
+
+def _picklable(value: Any) -> Any:
+    if value is None or type(value) in (str, bytes, int, float, bool):
+        return value
+    try:
+        pickle.loads(pickle.dumps(value))  # many exceptions fail only when they are loaded
+    except Exception:
+        return _repr(value)
+    return value
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"

@@ -1,0 +1,98 @@
+"""torch.device("lazyeng"): the module that torch expects behind a device name."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+import torch.utils.backend_registration
+
+from lazyeng import _C
+
+NAME = "lazyeng"
+
+
+def register() -> None:
+    """Names the PrivateUse1 backend and gives torch its device module. Once per process."""
+    torch.utils.backend_registration.rename_privateuse1_backend(NAME)
+    torch._register_device_module(NAME, _device_module())
+    torch.utils.backend_registration.generate_methods_for_privateuse1_backend(
+        for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=False
+    )
+    torch.serialization.register_package(9, lambda _storage: None, _load_storage)
+    _C.set_backing_device("cuda:0" if torch.cuda.is_available() else "cpu")
+
+
+def _load_storage(storage: Any, location: str) -> Any:
+    """``torch.load(map_location="lazyeng")``: memory stays where it was read to."""
+    return storage if location.partition(":")[0] == NAME else None
+
+
+def _device_module() -> types.ModuleType:
+    module = types.ModuleType(f"torch.{NAME}")
+    for function in (
+        is_available, device_count, current_device, set_device, _is_in_bad_fork, manual_seed_all,
+        manual_seed, get_rng_state, set_rng_state, get_amp_supported_dtype, synchronize, device,
+    ):  # fmt: skip
+        setattr(module, function.__name__, function)
+    return module
+
+
+class device:  # noqa: N801 (as torch.cuda.device is)
+    """Context manager for the selected device; there is one, so it changes nothing."""
+
+    def __init__(self, _device: object) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def is_available() -> bool:
+    return True
+
+
+def device_count() -> int:
+    return 1
+
+
+def current_device() -> int:
+    return 0
+
+
+def set_device(_device: object) -> None:
+    """There is one device."""
+
+
+def _is_in_bad_fork() -> bool:
+    return False  # the engine works in a forked child
+
+
+def manual_seed_all(_seed: int) -> None:
+    """Called by torch.manual_seed before it seeds the default generator; waits for draws."""
+    _C.wait_for_generators()
+
+
+def manual_seed(seed: int) -> None:
+    torch.manual_seed(seed)
+
+
+def get_rng_state(_device: object = None) -> torch.Tensor:
+    _C.wait_for_generators()
+    return torch.get_rng_state()
+
+
+def set_rng_state(state: torch.Tensor, _device: object = None) -> None:
+    _C.wait_for_generators()
+    torch.set_rng_state(state)
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    return [torch.bfloat16, torch.float16]
+
+
+def synchronize(_device: object = None) -> None:
+    from lazyeng.mode import synchronize as synchronize_engine
+
+    synchronize_engine()

@@ -1,0 +1,213 @@
+"""Deferred exceptions: what a reader of a failed tensor gets.
+
+Life of a failure: the engine catches an exception; `detach` takes it apart, once, so that nothing
+of its surroundings stays alive; `build` makes a new exception of it for each reader; `warn_unseen`
+tells of those that nobody read. docs/architecture.md says what the result looks like.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from lazyeng._dual import ORIGIN, ORIGINAL, LazyError, Origin, dual_class
+from lazyeng._record import (
+    Record,
+    assign,
+    put_together_alone,
+    put_together_as,
+    take_apart,
+    text_of,
+)
+from lazyeng._traceback import (
+    Site,
+    Stack,
+    internal,
+    make_traceback,
+    place,
+    shown,
+    shown_or_all,
+    sites_of,
+    without_internal,
+)
+
+__all__ = [
+    "LazyError", "UnseenFailureWarning", "boundary", "build", "detach", "group",
+    "hide_internal_frames", "internal", "raise_all", "warn_all", "warn_unseen",
+]  # fmt: skip
+
+F = TypeVar("F", bound=Callable[..., Any])
+_SHOWN_PATH = 8
+
+
+class UnseenFailureWarning(UserWarning):
+    """An operation failed, and its result was never read and never synchronized."""
+
+
+# ---- for the C++ core
+
+
+def detach(original: BaseException) -> Record:
+    """Takes an exception apart so that it keeps no frame, no local and no other exception alive.
+
+    The result is what `build` and `warn_unseen` want; the frames of a kernel written in Python stay
+    in it as positions. Drops the traceback of `original`, which may be part of a reference cycle.
+    """
+    record = take_apart(original)
+    assign(original, "__traceback__", None)
+    return record
+
+
+def build(
+    original: Record | BaseException,
+    *,
+    op: str,
+    inputs: Sequence[str],
+    stack: Stack,
+    path: Sequence[str],
+    root_id: int,
+    path_length: int | None = None,
+) -> BaseException:
+    """A new exception for one reader of a failed tensor; `original` is never changed.
+
+    Args:
+        original: what `detach` returned (or an exception, which is then left as it is).
+        op: name of the op that failed, such as "aten.mm".
+        inputs: its inputs in words, such as "float32[2,3]@cpu".
+        stack: (code, instruction offset) of the frames that called it, outermost first.
+        path: names of the ops from the failed one to the one that is read; of more than eight, the
+            first eight and the last.
+        root_id: number of the failed op.
+        path_length: how many ops the path has, if `path` leaves some out.
+
+    Returns:
+        An instance of the original's class and of LazyError; of the original's class alone if that
+        is no `Exception` (KeyboardInterrupt, SystemExit); a LazyError if it cannot be subclassed.
+        Its cause is a private copy of the original with the traceback of the creation.
+    """
+    record = original if isinstance(original, Record) else take_apart(original)
+    sites = shown_or_all(sites_of(stack))
+    cause = put_together_as(record, lazy=False)
+    if issubclass(record.cls, Exception):
+        assign(cause, "__traceback__", make_traceback(sites + shown(record.sites)))
+        error = put_together_alone(record, lazy=True)
+        assign(error, "__cause__", cause)
+        error.__dict__[ORIGINAL] = cause
+        error.__dict__[ORIGIN] = Origin(op, list(inputs), list(path), root_id, tuple(sites))
+    else:
+        error = cause
+        assign(error, "__traceback__", None)
+    notes = _notes(op, inputs, sites, path, path_length or len(path))
+    error.__dict__["__notes__"] = [*_old_notes(error), *notes]
+    return error
+
+
+def warn_unseen(original: Record | BaseException, op: str, stack: Stack) -> None:
+    """Warns of a failure that nobody saw: one line that names op, place, type and message.
+
+    Raises:
+        UnseenFailureWarning: if the program turns warnings into errors.
+    """
+    if isinstance(original, Record):
+        name, text = original.cls.__qualname__, original.text
+    else:
+        name, text = type(original).__qualname__, text_of(original)
+    _warn(op, shown_or_all(sites_of(stack)), name, text)
+
+
+# ---- for the rest of the package
+
+
+def group(exceptions: Sequence[BaseException]) -> BaseException:
+    """One exception for several failures: an ExceptionGroup that is also a LazyError.
+
+    A plain BaseExceptionGroup if one of them is no `Exception`.
+    """
+    message = f"{len(exceptions)} recorded operations failed"
+    if all(isinstance(error, Exception) for error in exceptions):
+        cls = dual_class(ExceptionGroup)
+        assert cls is not None
+        return cls(message, list(exceptions))
+    return BaseExceptionGroup(message, list(exceptions))
+
+
+def raise_all(failed: list[BaseException]) -> NoReturn:
+    """Raises a single failure as itself, several as a group. Empties `failed`.
+
+    The list would otherwise be part of a cycle, through the caller's frame in the traceback.
+    """
+    error = failed[0] if len(failed) == 1 else group(failed)
+    failed.clear()
+    try:
+        raise error
+    except BaseException:
+        hide_internal_frames(error)
+        raise
+    finally:
+        del error
+
+
+def warn_all(failed: list[BaseException]) -> None:
+    """`warn_unseen` for exceptions that `build` made. Empties `failed`."""
+    while failed:
+        error = failed.pop(0)
+        origin = error.__dict__.get(ORIGIN) or Origin()
+        _warn(origin.op, origin.creation_sites, type(error).__qualname__, text_of(error))
+
+
+def hide_internal_frames(error: BaseException) -> None:
+    """Removes frames of lazyeng and torch from the traceback (not if LAZYENG_TRACEBACK=full).
+
+    A function of the package that lets exceptions through does this and then says `raise`, without
+    an argument: that adds no entry, so its own frame is hidden too.
+    """
+    assign(error, "__traceback__", without_internal(error.__traceback__))
+
+
+def boundary(function: F) -> F:
+    """Decorates a function that users call: exceptions leave it without internal frames."""
+
+    @functools.wraps(function)
+    def at_boundary(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            hide_internal_frames(error)
+            raise
+
+    return at_boundary  # type: ignore[return-value]
+
+
+# ---- words
+
+
+def _notes(
+    op: str, inputs: Sequence[str], sites: Sequence[Site], path: Sequence[str], path_length: int
+) -> list[str]:
+    created = f", created at {place(sites)}" if sites else ""
+    notes = [f"lazyeng: {op}({', '.join(inputs)}){created}"]
+    if path_length > _SHOWN_PATH:
+        names = " -> ".join(path[:_SHOWN_PATH])
+        notes.append(f"path: {names} -> … (+{path_length - _SHOWN_PATH})")
+    elif path_length > 1:
+        notes.append(f"path: {' -> '.join(path)} (read)")
+    return notes
+
+
+def _old_notes(error: BaseException) -> list[str]:
+    notes = error.__dict__.get("__notes__")
+    return notes if isinstance(notes, list) else []
+
+
+def _warn(op: str, sites: Sequence[Site], name: str, text: str) -> None:
+    where = f" at {place(sites)}" if sites else ""
+    what = f"{name}: {' '.join(text.split())}" if text else name
+    # Not the user's file and line: warnings would print the source too, as a second line.
+    warnings.warn_explicit(
+        f"{op or 'an operation'} recorded{where} failed, and nobody read its result: {what}",
+        UnseenFailureWarning,
+        filename="<lazyeng>",
+        lineno=0,
+    )

@@ -1,0 +1,92 @@
+"""lazy(): the context manager that makes unmodified code record; synchronize()."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from lazyeng import _C, errors
+from lazyeng.config import MODES
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
+    """Inside, operators on plain tensors and modules are recorded too.
+
+    A context manager, re-entrant and per thread, and a decorator. Writes to plain tensors, such as
+    an optimizer step, are complete when the block exits; if one failed, the block raises its
+    failure there (as a note on an exception that is already on its way out). Lazy results may
+    outlive the block.
+
+    Args:
+        mode: ``"async"``: the engine starts work as soon as it pays; ``"deferred"``: nothing runs
+            until something reads or synchronizes; ``"sync"``: every operator runs at the call and
+            raises there.
+
+    Raises:
+        ValueError: an unknown mode.
+        TypeError: `mode` is not a string.
+        LazyError: at the end of the block, a recorded write to a plain tensor failed; several as an
+            ``ExceptionGroup``.
+    """
+
+    def __init__(self, mode: str = "async") -> None:
+        if callable(mode):  # @lazyeng.lazy without parentheses
+            raise TypeError("use @lazyeng.lazy() with parentheses to decorate a function")
+        if not isinstance(mode, str):
+            raise TypeError(f"lazy: mode must be a string, got {type(mode).__name__}")
+        if mode not in MODES:
+            raise ValueError(f"lazy: unknown mode {mode!r}, expected one of {', '.join(MODES)}")
+        self.mode = mode
+        self._entered = threading.local()
+
+    def __enter__(self) -> lazy:
+        tokens = self._entered.__dict__.setdefault("tokens", [])
+        tokens.append(_C.enter_block(MODES.index(self.mode)))
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        token = self._entered.tokens.pop()
+        try:
+            _C.wait_for_plain_writes()
+        finally:
+            _C.leave_block(token)
+        failed = _C.unreported_of_block(token[3])
+        if not failed:
+            return
+        if exc is None:
+            errors.raise_all(failed)
+        for failure in failed:  # the exception on its way out is not masked
+            exc.add_note(f"lazyeng: also failed in this block: {type(failure).__name__}: {failure}")
+
+    def __call__(self, function: F) -> F:
+        """Decorates a function: each call runs in a block of this mode."""
+
+        @functools.wraps(function)
+        def in_block(*args: Any, **kwargs: Any) -> Any:
+            with lazy(self.mode):
+                return function(*args, **kwargs)
+
+        return in_block  # type: ignore[return-value]
+
+
+def synchronize() -> None:
+    """Waits for everything recorded so far and raises every failure not yet reported.
+
+    Raises:
+        LazyError: one failure is raised as itself (with its original type), several as an
+            ``ExceptionGroup`` in the order of creation.
+    """
+    _C.wait_for_all()
+    failed = _C.unreported()
+    if failed:
+        errors.raise_all(failed)

@@ -1,0 +1,48 @@
+"""Reads of plain tensors' memory: they wait for recorded writes, and run outside the lazy mode.
+
+Values of a plain tensor are read through operators, which record, except by the few methods that
+look at its memory. Inside lazy(), and while a recorded write is pending, those would find stale
+memory, or a LazyTensor where they need storage. (Whatever else touches the memory meanwhile, such
+as a foreign C++ kernel, gets the error of csrc/run/plain_storage.cpp.)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lazyeng import _C
+
+_METHODS = (
+    "numpy", "tolist", "data_ptr", "__dlpack__", "__deepcopy__", "__reduce_ex__", "untyped_storage",
+    "_typed_storage", "storage", "share_memory_", "is_shared",
+)  # fmt: skip
+
+
+def install() -> None:
+    """Puts the waiting methods in place of torch.Tensor's. Once per process, at import."""
+    for name in _METHODS:
+        setattr(torch.Tensor, name, _waiting(getattr(torch.Tensor, name)))
+    # torch.nn.Parameter(plain) stays plain.
+    torch.Tensor._make_subclass = staticmethod(_outside(torch.Tensor._make_subclass))
+
+
+def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if _C.reads_directly(self):
+            return original(self, *args, **kwargs)
+        return _C.call_eagerly(original, self, args, kwargs)
+
+    return read
+
+
+def _outside(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return _C.call_outside(original, args, kwargs)
+
+    return call

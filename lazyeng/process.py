@@ -1,0 +1,27 @@
+"""Fork and exit: the engine's threads end before either, with everything that was recorded run."""
+
+from __future__ import annotations
+
+import atexit
+import os
+
+from lazyeng import _C, errors
+
+
+def install() -> None:
+    """Registers the hooks. Once per process, at import."""
+    os.register_at_fork(
+        before=_C.stop_engine, after_in_parent=_C.start_engine, after_in_child=_in_child
+    )
+    atexit.register(_at_exit)
+
+
+def _in_child() -> None:
+    # Failures that nobody has seen yet are the parent's to report; reading them still raises here.
+    _C.forget_failures()
+    _C.start_engine()
+
+
+def _at_exit() -> None:
+    _C.stop_engine()
+    errors.warn_all(_C.unreported())

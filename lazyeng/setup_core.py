@@ -1,0 +1,51 @@
+"""Starting the C++ core: the class of its results, its threads and its bounds."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from lazyeng import _C, backward, custom_ops, device, plain_reads, process
+from lazyeng.config import MODES, STACKS, Config
+from lazyeng.tensor import LazyTensor, _rebuild
+
+
+def start(config: Config) -> None:
+    """Brings the core up as `config` says. Once per process, at import."""
+    _C.init(LazyTensor, config.num_workers)
+    _C.set_default_mode(MODES.index(config.mode))
+    _C.set_stack_mode(STACKS.index(config.stacks))
+    _C.set_limits(config.max_pending_ops, config.max_pending_bytes)
+    _C.set_internal_prefixes(_internal_directories())
+    device.register()
+    torch.serialization.add_safe_globals([LazyTensor, _rebuild])
+    plain_reads.install()
+    backward.install()
+    custom_ops.install()
+    process.install()
+    _C.start_engine()
+
+
+def set_num_workers(n: int) -> None:
+    """Sets the number of engine threads for CPU operators; returns when those that run are done.
+
+    Args:
+        n: number of threads; the default is ``LAZYENG_NUM_WORKERS``, else the cores of the process.
+
+    Raises:
+        TypeError: `n` is not an int.
+        ValueError: `n` is not positive.
+    """
+    if isinstance(n, bool) or not isinstance(n, int):
+        raise TypeError(f"set_num_workers: expected an int, got {type(n).__name__}")
+    if n < 1:
+        raise ValueError(f"set_num_workers: expected a positive number, got {n}")
+    _C.set_num_workers(n)
+
+
+def _internal_directories() -> list[str]:
+    """Frames of code under these are not the user's: torch and lazyeng."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    torch_dir = os.path.dirname(os.path.abspath(torch.__file__))
+    return [here + os.sep, torch_dir + os.sep]

@@ -1,0 +1,41 @@
+"""engine_stats(): what the engine has done, in numbers."""
+
+from __future__ import annotations
+
+from lazyeng import _C
+
+# Gauges tell the state now and are not reset; the rest counts since the last reset.
+_GAUGES = frozenset(
+    {"pending_ops", "pending_bytes", "pool_bytes", "peak_bytes", "stack_table_entries"}
+)
+_KEYS = (
+    "recorded", "executed", "groups", "launches", "syncs", "fallbacks", "pending_ops",
+    "pending_bytes", "pool_bytes", "peak_bytes", "stack_table_entries",
+)  # fmt: skip
+_base: dict[str, int] = {}
+
+
+def engine_stats() -> dict[str, int]:
+    """Counters since the last `reset_stats`, and gauges of this moment. Never waits.
+
+    Returns:
+        ``recorded``, ``executed``: ops recorded and run; ``groups``: fused groups; ``launches``:
+        device kernels launched; ``syncs``: places where the program waited; ``fallbacks``: ops run
+        at the call because they cannot be recorded; ``pending_ops``, ``pending_bytes``: recorded
+        and not complete, and the bytes that they will allocate; ``pool_bytes``, ``peak_bytes``: of
+        the buffer pool; ``stack_table_entries``: distinct creation stacks kept. What this version
+        does not have (fused groups, launches, a buffer pool) is 0.
+    """
+    now = _now()
+    return {key: now[key] - (0 if key in _GAUGES else _base.get(key, 0)) for key in _KEYS}
+
+
+def reset_stats() -> None:
+    """Starts the counters of `engine_stats` at zero again; gauges stay."""
+    _base.update(_now())
+
+
+def _now() -> dict[str, int]:
+    counters: dict[str, int] = dict.fromkeys(_KEYS, 0)
+    counters.update(_C.stats())
+    return counters

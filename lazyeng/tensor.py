@@ -1,0 +1,206 @@
+"""LazyTensor: the class of every result that lazyeng records.
+
+Everything that records goes through torch's dispatcher and needs no code here. What stands here are
+the places where a tensor leaves the lazy world, which wait, and raise what failed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lazyeng import _C
+
+_plain_data: Any = torch.Tensor.data  # a descriptor, whatever its stub says
+
+
+class LazyTensor(torch.Tensor):
+    """A tensor whose value is computed later, by the engine.
+
+    ``device``, ``dtype``, ``shape`` and ``stride()`` are those of the real tensor and never wait.
+    Reading values (``item()``, ``numpy()``, ``bool(x)`` ...) waits for what this tensor depends on
+    and raises the failure of any operation that it depends on, as an exception of the type that
+    eager raises, which is a `lazyeng.LazyError` too. ``repr()`` never waits.
+    """
+
+    # Results are lazy without it.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
+
+    @staticmethod
+    def __new__(cls, data: Any, *, requires_grad: bool = False) -> LazyTensor:
+        """``LazyTensor(data)`` is ``lazyeng.wrap(torch.as_tensor(data))``, detached.
+
+        Args:
+            data: what `torch.as_tensor` takes; a strided tensor of any shape and dtype shares its
+                memory with the result.
+            requires_grad: whether autograd records operations on the result.
+
+        Raises:
+            RuntimeError: `requires_grad` for a dtype that is neither floating nor complex.
+        """
+        tensor = _C.wrap_tensor(torch.as_tensor(data).detach())
+        tensor.requires_grad_(requires_grad)
+        return tensor
+
+    # ---- waiting
+
+    def wait(self) -> LazyTensor:
+        """Waits until this tensor is computed; returns it.
+
+        Raises:
+            LazyError: the operation that makes this tensor, or one that it depends on, failed; with
+                the type and message that eager raises.
+        """
+        _C.wait(self)
+        return self
+
+    def is_ready(self) -> bool:
+        """Whether reading would not wait; True for a failed tensor too. Never waits."""
+        return _C.is_ready(self)
+
+    def _plain(self) -> torch.Tensor:
+        """The real tensor over the same memory, detached. Waits; raises what failed."""
+        return _C.plain(self)
+
+    def _plain_with_grad_flag(self) -> torch.Tensor:
+        """As `_plain`, but refusing what torch refuses for tensors that require grad."""
+        plain = self._plain()
+        return plain.requires_grad_() if self.requires_grad and plain.is_leaf else plain
+
+    # ---- reading values
+
+    def item(self) -> Any:
+        """The value of a tensor of one element, as a Python number. Waits; raises what failed."""
+        return self._plain().item()
+
+    def tolist(self) -> Any:
+        """The values as nested lists, or one number. Waits; raises what failed."""
+        return self._plain().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """A numpy array over the same memory. Waits; raises what failed, and what torch raises."""
+        return self._plain().numpy() if force else self._plain_with_grad_flag().numpy()
+
+    def __array__(self, dtype: Any = None) -> Any:
+        plain = self._plain_with_grad_flag()
+        return plain.__array__() if dtype is None else plain.__array__(dtype)
+
+    def __bool__(self) -> bool:
+        return bool(self._plain())
+
+    def __float__(self) -> float:
+        return float(self._plain())
+
+    def __int__(self) -> int:
+        return int(self._plain())
+
+    def __complex__(self) -> complex:
+        return complex(self._plain())
+
+    def __index__(self) -> int:
+        return self._plain().__index__()
+
+    def __format__(self, spec: str) -> str:
+        if self.dim() == 0 and not self.is_meta:
+            return self.item().__format__(spec)
+        return object.__format__(self, spec)
+
+    def __contains__(self, element: Any) -> bool:
+        return bool((self == element).any())
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self._plain_with_grad_flag().__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        return self._plain().__dlpack_device__()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        state, text = _C.status(self)
+        if state == "ready":
+            return self._ready_repr()
+        fields = f"shape={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}'"
+        return f"LazyTensor({fields}, {state}={text})"
+
+    def _ready_repr(self) -> str:
+        text = repr(self._plain())
+        text = "LazyTensor" + text.removeprefix("tensor").replace("\n ", "\n     ")
+        if self.grad_fn is not None:
+            return f"{text[:-1]}, grad_fn=<{self.grad_fn.name()}>)"
+        return f"{text[:-1]}, requires_grad=True)" if self.requires_grad else text
+
+    # ---- memory
+
+    def data_ptr(self) -> int:
+        """The address of the first element. Waits; raises what failed."""
+        return self._plain().data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """The storage, shared with this tensor. Waits; raises what failed."""
+        return self._plain().untyped_storage()
+
+    def storage(self) -> Any:
+        """As `untyped_storage`, typed."""
+        return self._plain().storage()
+
+    def _typed_storage(self) -> Any:
+        return self._plain()._typed_storage()
+
+    def is_shared(self) -> bool:
+        """Whether the memory is shared between processes. Waits; raises what failed."""
+        return self._plain().is_shared()
+
+    @property
+    def data(self) -> torch.Tensor:
+        """A detached LazyTensor over the same memory; assigning a tensor shares its memory."""
+        return _plain_data.__get__(self)
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        _plain_data.__set__(self, _C.wrap_tensor(value.detach()))
+
+    # ---- copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LazyTensor:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+                "protocol at the moment."
+            )
+        plain = self._plain()
+        # The memo knows objects by their address: this one has to live as long as the memo.
+        memo.setdefault(id(memo), []).append(plain)
+        copy = _C.wrap_tensor(plain.__deepcopy__(memo))
+        copy.requires_grad_(self.requires_grad)
+        if self.grad is not None:
+            copy.grad = self.grad.__deepcopy__(memo)
+        memo[id(self)] = copy
+        vars(copy).update(_deepcopied(vars(self), memo))
+        return copy
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # An OrderedDict, as torch keeps it for backward hooks, is not allowed by weights_only.
+        state = {key: value for key, value in self.__dict__.items() if key != "_is_param"}
+        is_param = bool(self.__dict__.get("_is_param", False))
+        return (_rebuild, (self._plain(), self.requires_grad, is_param, state))
+
+
+def _deepcopied(state: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
+    from copy import deepcopy
+
+    return deepcopy(state, memo)
+
+
+def _rebuild(
+    plain: torch.Tensor, requires_grad: bool, is_param: bool, state: dict[str, Any]
+) -> torch.Tensor:
+    """The inverse of `LazyTensor.__reduce_ex__`; allowed by ``torch.load(weights_only=True)``."""
+    tensor = _C.wrap_tensor(plain.detach())
+    if is_param:
+        tensor = torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    else:
+        tensor.requires_grad_(requires_grad)
+    vars(tensor).update(state)
+    return tensor

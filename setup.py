@@ -1,0 +1,83 @@
+# setup.py: builds lazyeng._C from csrc/ against the PyTorch that is installed. All that is not
+# about building is in pyproject.toml.
+#
+#   pip install --no-build-isolation .   (the build must see the torch that will be used: the C++
+#                                         interface of torch differs in each minor version)
+#
+# MAX_JOBS=n compilers at once (default 2); LAZYENG_WERROR=1 turns warnings into errors.
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+check_torch = runpy.run_path(str(ROOT / "lazyeng" / "_check_torch.py"))
+
+# Importing torch loads its plugins: a lazyeng of another build would stop its own repair.
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+os.environ.setdefault("MAX_JOBS", "2")
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    sys.exit(
+        f"{check_torch['MISSING']}\n"
+        "Then build without isolation: pip install --no-build-isolation ."
+    )
+if reason := check_torch["unsupported"](torch.__version__):
+    sys.exit(reason)
+
+from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths  # noqa: E402
+
+
+class build_ext(BuildExtension):  # noqa: N801 (the name of the command)
+    """Torch's, which also keeps its object files and records what it built against."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        # One folder for each ABI. An editable install would compile everything in a temporary one.
+        self.build_temp = str(
+            ROOT / "build" / f"{sys.implementation.cache_tag}-torch-{torch.__version__}"
+        )
+        self.force = True  # ninja, which knows the headers, decides what is out of date
+
+    def run(self):
+        super().run()
+        info = Path(self.get_ext_fullpath("lazyeng._C")).parent / "_build_info.py"
+        info.write_text(
+            "# Written by setup.py: what lazyeng._C was built against.\n"
+            f'TORCH_VERSION = "{torch.__version__}"\n'
+        )
+
+
+def extension():
+    flags = ["-std=c++20", "-O2", "-g0", "-DNDEBUG", "-fvisibility=hidden", "-Wall", "-Wextra"]
+    flags.append("-Wno-maybe-uninitialized")  # gcc 12 sees ghosts in c10::SmallVector, inlined here
+    if os.environ.get("LAZYENG_WERROR") == "1":
+        flags.append("-Werror")
+    flags += [f"-isystem{path}" for path in include_paths()]  # no warnings about torch's headers
+    return CppExtension(
+        "lazyeng._C",
+        sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.cpp")),
+        include_dirs=[str(ROOT)],
+        extra_compile_args={"cxx": flags},
+    )
+
+
+# The folder triton_kernels/ is the package lazyeng.triton_kernels.
+kernels = [
+    "triton_kernels",
+    *(f"triton_kernels.{name}" for name in find_packages("triton_kernels")),
+]
+
+setup(
+    ext_modules=[extension()],
+    cmdclass={"build_ext": build_ext},
+    packages=find_packages(include=["lazyeng", "lazyeng.*"])
+    + [f"lazyeng.{name}" for name in kernels],
+    package_dir={"lazyeng.triton_kernels": "triton_kernels"},
+)

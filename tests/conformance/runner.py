@@ -1,0 +1,164 @@
+"""Spreads entries over worker processes; one that crashes or hangs is replaced by a new one."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+# Enough for the slowest entry on a busy machine; a hang must not cost more than this.
+DEFAULT_TIMEOUT = 120.0
+# Importing PyTorch's data bases takes some seconds before the first entry.
+START_TIMEOUT = 120.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One suite in one mode."""
+
+    suite: str
+    mode: str
+    how: str = "wrap"  # "wrap": LazyTensors outside any block; "block": plain tensors in lazy(mode)
+    limit: int | None = None
+    timeout: float = DEFAULT_TIMEOUT
+
+
+def names_of(suites: list[str]) -> dict[str, list[str]]:
+    """Asked in another process: PyTorch's data bases are large, and importing them has effects."""
+    code = (
+        "import json, sys, warnings; warnings.simplefilter('ignore')\n"
+        "from tests.conformance.suites import entries\n"
+        "print(json.dumps({s: [e.name for e in entries(s)] for s in sys.argv[1:]}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *suites], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def run(
+    plan: Plan, names: list[str], jobs: int, progress: Callable[[dict[str, Any]], None]
+) -> list[dict[str, Any]]:
+    """Results in the order of `names`; `progress` sees each one as it comes."""
+    shards = [names[i::jobs] for i in range(jobs)]
+    results: dict[str, dict[str, Any]] = {}
+
+    def work(shard: list[str]) -> None:
+        for result in run_shard(plan, shard):
+            results[result["name"]] = result
+            progress(result)
+
+    threads = [threading.Thread(target=work, args=(shard,)) for shard in shards if shard]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[name] for name in names if name in results]
+
+
+def run_shard(plan: Plan, names: list[str]) -> Iterator[dict[str, Any]]:
+    left = list(names)
+    while left:
+        for result in run_process(plan, left):
+            result |= {"suite": plan.suite, "mode": plan.mode, "how": plan.how}
+            left.remove(result["name"])
+            yield result
+
+
+def run_process(plan: Plan, names: list[str]) -> Iterator[dict[str, Any]]:
+    """Until all are done or the process is lost; then the last result says what it died of."""
+    with tempfile.TemporaryFile("w+") as stderr:
+        process = start(plan, names, stderr)
+        try:
+            yield from watch(process, plan, names, stderr)
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def start(plan: Plan, names: list[str], stderr: IO[str]) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.conformance.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        env=os.environ | {"LAZYENG_MODE": plan.mode},
+    )
+    request = {
+        "suite": plan.suite, "mode": plan.mode, "how": plan.how, "limit": plan.limit, "names": names
+    }  # fmt: skip
+    assert process.stdin is not None
+    try:
+        process.stdin.write(json.dumps(request))
+        process.stdin.close()
+    except BrokenPipeError:
+        pass  # died at import: watch() sees it end
+    return process
+
+
+def watch(
+    process: subprocess.Popen[str], plan: Plan, names: list[str], stderr: IO[str]
+) -> Iterator[dict[str, Any]]:
+    lines: queue.Queue[str | None] = queue.Queue()
+    threading.Thread(target=pump, args=(process.stdout, lines), daemon=True).start()
+    current: str | None = None
+    done = 0
+    while True:
+        try:
+            line = lines.get(timeout=plan.timeout if current else START_TIMEOUT)
+        except queue.Empty:
+            process.send_signal(signal.SIGABRT)  # faulthandler writes all stacks
+            time.sleep(0.5)
+            yield lost(current or names[done], "hang", f"no answer; {tail(stderr)}")
+            return
+        if line is None:
+            break
+        try:
+            message = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # cut off by a crash
+        if "start" in message:
+            current = message["start"]
+        else:
+            current, done = None, done + 1
+            yield message
+    code = process.wait()
+    if current is not None or done < len(names):
+        how = f"exit {code}" if code >= 0 else signal.Signals(-code).name
+        yield lost(current or names[done], "crash", f"{how}; {tail(stderr)}")
+    elif code:
+        # All entries were reported and then the exit failed: the last one gets it.
+        yield_name = names[-1]
+        print(f"worker failed after {yield_name}: exit {code}: {tail(stderr)}", file=sys.stderr)
+
+
+def pump(stream: IO[str], lines: queue.Queue[str | None]) -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put(None)
+
+
+def lost(name: str, status: str, detail: str) -> dict[str, Any]:
+    return {
+        "name": name, "samples": 0, "different": 1, "status": status, "detail": detail,
+        "seconds": 0.0,
+    }  # fmt: skip
+
+
+def tail(stderr: IO[str], lines: int = 6) -> str:
+    stderr.seek(0)
+    kept = [line.strip() for line in stderr.read().splitlines() if line.strip()]
+    fatal = next((i for i, line in enumerate(kept) if line.startswith("Fatal Python")), None)
+    kept = kept[fatal : fatal + lines * 2] if fatal is not None else kept[-lines:]
+    return " | ".join(kept)[:1500]

@@ -1,0 +1,286 @@
+"""The entries: for each one, samples that build the same program twice, for eager and for lazy.
+
+`op`, `module` and `optim` are PyTorch's op_db, module_db and optim_db. `inplace`, `out` and `error`
+are the same operators in place, with `out=`, and with inputs that PyTorch expects to be refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .compare import Program, clone
+from .known import METADATA_ONLY
+
+# Given an object of plain tensors, or a module, returns this side's form of it.
+Side = Callable[[Any], Any]
+
+
+@dataclass
+class Sample:
+    label: str
+    build: Callable[[Side], Program]
+
+
+@dataclass
+class Entry:
+    suite: str
+    name: str
+    samples: Callable[[], Iterator[Sample]]
+
+    @property
+    def key(self) -> str:
+        return f"{self.suite}:{self.name}"
+
+
+def entries(suite: str) -> list[Entry]:
+    return SUITES[suite]()
+
+
+def has_tensor(tree: Any) -> bool:
+    return any(isinstance(x, torch.Tensor) for x in tree_leaves(tree))
+
+
+# --- operators
+
+
+def op_name(op: Any) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+def op_dtype(op: Any) -> torch.dtype | None:
+    """float32, or the first dtype that the operator has on the CPU."""
+    dtypes = op.supported_dtypes("cpu")
+    if torch.float32 in dtypes:
+        return torch.float32
+    return min(dtypes, key=str, default=None)
+
+
+def op_inputs(op: Any) -> Iterator[Any]:
+    dtype = op_dtype(op)
+    if dtype is None:
+        return
+    grad = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    yield from list(op.sample_inputs("cpu", dtype, requires_grad=grad))
+
+
+def op_samples(op: Any, key: str) -> Iterator[Sample]:
+    for i, sample in enumerate(op_inputs(op)):
+        yield Sample(str(i), partial(build_op, op, sample, key not in METADATA_ONLY))
+
+
+def build_op(op: Any, sample: Any, values: bool, side: Side) -> Program:
+    given = side(clone((sample.input, list(sample.args), sample.kwargs)))
+    first, args, kwargs = given
+    return Program(
+        call=lambda: op(first, *args, **kwargs),
+        inputs=lambda: given,
+        state=lambda: given,
+        process=sample.output_process_fn_grad or (lambda outputs: outputs),
+        backward=op.supports_autograd,
+        values=values,
+        has_tensors=has_tensor(given),
+    )
+
+
+def op_entries() -> list[Entry]:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return [Entry("op", op_name(op), partial(op_samples, op, f"op:{op_name(op)}")) for op in op_db]
+
+
+def inplace_samples(op: Any) -> Iterator[Sample]:
+    for i, sample in enumerate(op_inputs(op)):
+        if isinstance(sample.input, torch.Tensor) and not sample.broadcasts_input:
+            yield Sample(str(i), partial(build_inplace, op, sample))
+
+
+def build_inplace(op: Any, sample: Any, side: Side) -> Program:
+    """On a copy: a leaf that requires grad cannot be written."""
+    given = side(clone((sample.input, list(sample.args), sample.kwargs)))
+    first, args, kwargs = given
+    return Program(
+        call=lambda: op.inplace_variant(first.clone(), *args, **kwargs),
+        inputs=lambda: given,
+        state=lambda: given,
+        process=sample.output_process_fn_grad or (lambda outputs: outputs),
+        backward=op.supports_inplace_autograd,
+    )
+
+
+def inplace_entries() -> list[Entry]:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return [
+        Entry("inplace", op_name(op), partial(inplace_samples, op))
+        for op in op_db
+        if op.inplace_variant is not None
+    ]
+
+
+def out_samples(op: Any) -> Iterator[Sample]:
+    for i, sample in enumerate(op_inputs(op)):
+        plain = tree_map(
+            lambda x: x.detach() if isinstance(x, torch.Tensor) else x,
+            (sample.input, list(sample.args), sample.kwargs),
+        )
+        with torch.random.fork_rng():
+            first, args, kwargs = clone(plain)
+            result = op(first, *args, **kwargs)
+        # torch.equal() and the like have no out=, whatever their entry says.
+        if all(isinstance(x, torch.Tensor) for x in tree_leaves(result)):
+            yield Sample(str(i), partial(build_out, op, plain, result))
+
+
+def build_out(op: Any, plain: Any, result: Any, side: Side) -> Program:
+    """Into empty tensors, which the operator has to resize."""
+    out = side(tree_map(lambda x: torch.empty(0, dtype=x.dtype), result))
+    given = side(clone(plain))
+    first, args, kwargs = given
+    return Program(
+        call=lambda: op(first, *args, **kwargs, out=out),
+        inputs=lambda: (),
+        state=lambda: (given, out),
+        backward=False,
+    )
+
+
+def out_entries() -> list[Entry]:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return [
+        Entry("out", op_name(op), partial(out_samples, op))
+        for op in op_db
+        if op.supports_out and f"op:{op_name(op)}" not in METADATA_ONLY
+    ]
+
+
+def error_samples(op: Any) -> Iterator[Sample]:
+    for i, error in enumerate(list(op.error_inputs("cpu"))):
+        yield Sample(str(i), partial(build_op, op, error.sample_input, True))
+
+
+def error_entries() -> list[Entry]:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return [
+        Entry("error", op_name(op), partial(error_samples, op))
+        for op in op_db
+        if op.error_inputs_func is not None
+    ]
+
+
+# --- modules
+
+
+def module_samples(info: Any) -> Iterator[Sample]:
+    flags = (True, False) if info.train_and_eval_differ else (True,)
+    for training in flags:
+        inputs = info.module_inputs_func(
+            info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
+        )
+        for i, given in enumerate(list(inputs)):
+            label = f"{i} {'train' if training else 'eval'} {given.desc}".strip()
+            yield Sample(label, partial(build_module, info, given, training))
+
+
+def build_module(info: Any, given: Any, training: bool, side: Side) -> Program:
+    torch.manual_seed(0)
+    args, kwargs = clone((list(given.constructor_input.args), given.constructor_input.kwargs))
+    module = side(info.module_cls(*args, **kwargs).to("cpu", torch.float32).train(training))
+    call_given = given.forward_input
+    inputs = side(clone((list(call_given.args), call_given.kwargs)))
+    return Program(
+        call=lambda: module(*inputs[0], **inputs[1]),
+        inputs=lambda: (list(module.parameters()), inputs),
+        state=lambda: (dict(module.named_parameters()), dict(module.named_buffers()), inputs),
+    )
+
+
+def module_entries() -> list[Entry]:
+    from torch.testing._internal.common_modules import module_db
+
+    return [Entry("module", info.name, partial(module_samples, info)) for info in module_db]
+
+
+# --- optimizers
+
+STEPS = 3
+
+
+def optim_samples(info: Any) -> Iterator[Sample]:
+    from torch.testing._internal.common_optimizers import (
+        _get_optim_inputs_including_global_cliquey_kwargs as all_inputs,
+    )
+
+    for i, given in enumerate(all_inputs("cpu", torch.float32, info)):
+        yield Sample(f"{i} {given.desc}", partial(build_optim, info, given.kwargs))
+    if "foreach" in info.supported_impls:  # PyTorch tests it on accelerators only
+        yield Sample("foreach", partial(build_optim, info, {"foreach": True}))
+
+
+def build_optim(info: Any, kwargs: dict[str, Any], side: Side) -> Program:
+    torch.manual_seed(0)
+    sparse = info.only_supports_sparse_grads
+    module = torch.nn.Embedding(7, 3, sparse=True) if sparse else small_model(info)
+    module = side(module)
+    x = side(torch.randint(7, (5,)) if sparse else torch.randn(5, 4))
+    # A copy: some optimizers keep tensors of their options.
+    optimizer = info.optim_cls(module.parameters(), **clone(kwargs))
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = module(x).square().sum()
+        loss.backward()
+        return loss
+
+    def train() -> list[torch.Tensor]:
+        return [step(info, optimizer, closure).detach() for _ in range(STEPS)]
+
+    def state() -> Any:
+        grads = [p.grad for p in module.parameters()]
+        return list(module.parameters()), grads, optimizer.state_dict()["state"]
+
+    return Program(call=train, state=state, backward=False)
+
+
+def small_model(info: Any) -> torch.nn.Module:
+    # Muon takes matrices only.
+    bias = info.name != "Muon"
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 6, bias=bias), torch.nn.Tanh(), torch.nn.Linear(6, 2, bias=bias)
+    )
+
+
+def step(info: Any, optimizer: Any, closure: Callable[[], torch.Tensor]) -> torch.Tensor:
+    if info.step_requires_closure:
+        return torch.as_tensor(optimizer.step(closure))
+    loss = closure()
+    optimizer.step()
+    return loss
+
+
+def optim_entries() -> list[Entry]:
+    from torch.testing._internal.common_optimizers import optim_db
+
+    return [Entry("optim", info.name, partial(optim_samples, info)) for info in optim_db]
+
+
+SUITES: dict[str, Callable[[], list[Entry]]] = {
+    "op": op_entries,
+    "module": module_entries,
+    "optim": optim_entries,
+    "inplace": inplace_entries,
+    "out": out_entries,
+    "error": error_entries,
+}
+
+
+def first_samples(entry: Entry, limit: int | None) -> Iterator[Sample]:
+    return itertools.islice(entry.samples(), limit)

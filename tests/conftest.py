@@ -1,0 +1,55 @@
+"""Shared by all tests: a time limit for each, and no work left over from one test to the next."""
+
+import contextlib
+import faulthandler
+import os
+import warnings
+
+import pytest
+import torch
+
+import lazyeng
+
+# Seconds. The engine waits; a wait that never ends must show where, instead of blocking the run.
+DEFAULT_LIMIT = 180
+
+
+@pytest.fixture(autouse=True)
+def limit(request):
+    """`@pytest.mark.limit(seconds)` sets another limit. When it is over, all stacks are printed and
+    the whole run ends: a thread that hangs in C++ cannot be interrupted."""
+    marker = request.node.get_closest_marker("limit")
+    seconds = marker.args[0] if marker else DEFAULT_LIMIT
+    seconds *= float(os.environ.get("LAZYENG_TEST_SLOWNESS", "1"))  # sanitizers, busy machines
+    faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+# pytest replaces sys.stderr by one without a file descriptor; this copy of it stays.
+_STDERR = os.fdopen(os.dup(2), "w")
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    """The same seed for each test, and every failure reported before the next one begins."""
+    torch.manual_seed(0)
+    yield
+    with contextlib.suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lazyeng.synchronize()
+
+
+@pytest.fixture(params=["async", "deferred", "sync"])
+def mode(request):
+    return request.param
+
+
+@pytest.fixture(params=["async", "deferred"])
+def lazy_mode(request):
+    """The modes in which a failure comes later than its call."""
+    return request.param
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "limit(seconds): time limit of this test")

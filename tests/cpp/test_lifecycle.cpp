@@ -1,0 +1,284 @@
+// tests/cpp/test_lifecycle.cpp: idle workers, start and stop, fork.
+#include <sys/wait.h>
+
+#include <mutex>
+#include <random>
+
+#include "tests/cpp/ops.h"
+
+using namespace lazyeng;
+using namespace lazyeng::test;
+
+namespace {
+
+void stop_and_start() {
+  auto engine = make_threaded_engine(2);
+  auto var = make_ref<IntVar>();
+  auto add = [&] {
+    auto one = writes(op([&] { ++var->value; }), {var});
+    one->queue = QueueId::python;  // its thread starts with the first op, and again after each stop
+    push(*engine, one);
+  };
+  for (int i = 0; i < 10; ++i) add();
+  sleep_ms(20);
+  check(var->pending() && var->value == 0, "nothing runs before start");
+  engine->start();
+  engine->start();
+  engine->wait_for_all({});
+  same(var->value, 10u, "runs after start");
+  for (int round = 1; round <= 30; ++round) {
+    for (int i = 0; i < 10; ++i) add();
+    engine->stop();
+    same(var->value, round * 20u, "stop finishes everything");
+    engine->stop();
+    for (int i = 0; i < 10; ++i) add();
+    if (round == 1) sleep_ms(20);
+    check(var->pending() && var->value == round * 20u, "a push after stop does not run");
+    engine->start();
+    engine->wait_for_var(*var, {});
+    same(var->value, round * 20u + 10, "it runs after start");
+  }
+}
+
+void naive_stop_and_start() {
+  auto engine = make_naive_engine();
+  auto var = make_ref<IntVar>();
+  push(*engine, writes(op([&] { ++var->value; }), {var}));
+  same(var->value, 1u, "runs at push");
+  engine->stop();
+  engine->stop();
+  for (int i = 0; i < 3; ++i) push(*engine, writes(op([&] { ++var->value; }), {var}));
+  same(var->value, 1u, "stopped");
+  engine->start();
+  engine->start();
+  same(var->value, 4u, "started");
+}
+
+void stop_under_load() {
+  auto engine = started(2);
+  std::atomic<bool> done{false};
+  auto var = make_ref<IntVar>();
+  uint64_t pushed = 0;
+  std::thread pusher([&] {
+    for (; !done; ++pushed) {
+      auto one = writes(op([&] { ++var->value; }), {var});
+      one->queue = static_cast<QueueId>(pushed % 3);
+      push(*engine, one);
+      if (engine->above_limits()) engine->wait_below_limits([&] { return done.load(); });
+    }
+  });
+  engine->set_limits({1000, 1000});
+  for (int i = 0; i < 50; ++i) {
+    engine->stop();
+    engine->start();
+    engine->set_num_workers(1 + i % 4);
+    same(engine->num_workers(), 1u + i % 4, "num_workers");
+  }
+  done = true;
+  pusher.join();
+  engine->wait_for_all({});
+  same(var->value, pushed, "ops run");
+}
+
+void destruction_runs_everything() {
+  for (unsigned workers : {0u, 2u}) {
+    auto var = make_ref<IntVar>();
+    auto engine = started(workers);
+    for (int i = 0; i < 100; ++i) push(*engine, writes(op([&] { ++var->value; }), {var}));
+    engine->stop();
+    for (int i = 0; i < 100; ++i) push(*engine, writes(op([&] { ++var->value; }), {var}));
+    engine.reset();
+    same(var->value, 200u, "ops run");
+    same(var->use_count(), 1u, "references left");
+  }
+}
+
+int run_and_sum(Engine& engine, Ref<IntVar> var) {
+  engine.start();
+  for (int i = 0; i < 1000; ++i) {
+    auto one = writes(op([=] { ++var->value; }), {var});
+    one->queue = static_cast<QueueId>(i % 3);
+    push(engine, one);
+  }
+  engine.wait_for_var(*var, {});
+  engine.wait_for_all({});
+  engine.stop();
+  return static_cast<int>(var->value);
+}
+
+void fork_with_pending_work() {
+  auto engine = started(2);
+  auto var = make_ref<IntVar>();
+  auto add = [&] { push(*engine, writes(op([=] { ++var->value; }), {var})); };
+  for (int i = 0; i < 1000; ++i) add();
+  engine->stop();
+  for (int i = 0; i < 500; ++i) add();  // pending across the fork, in both processes
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    _exit(run_and_sum(*engine, var) == 2500 ? 0 : 1);
+  }
+  same(run_and_sum(*engine, var), 2500, "sum in the parent");
+  int status = -1;
+  waitpid(child, &status, 0);
+  same(status, 0, "exit status of the child");
+}
+
+void pause_a_little(unsigned random) {  // up to 30 us, most often much less
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::nanoseconds(random / 16 % (1u << random % 16));
+  while (Clock::now() < end) {
+  }
+}
+
+/// What the recorder does: ops collect in a window until the engine is hungry.
+class Window {
+ public:
+  explicit Window(Engine& engine) : engine_(engine) {
+    engine.set_hungry([this] { return flush(); });
+  }
+  void record(Ref<Op> op) {
+    engine_.admit(op->cost_bytes);
+    {
+      std::lock_guard lock(mutex_);
+      ops_.push_back(std::move(op));
+    }
+    if (engine_.has_idle_worker()) engine_.nudge();
+  }
+  bool flush() {
+    {
+      std::lock_guard lock(mutex_);
+      if (!ops_.empty()) {
+        engine_.push(std::span(ops_));
+        ops_.clear();
+        return true;
+      }
+    }
+    pause_a_little(++calls_ * 7919);  // something may come between the look and the answer
+    return false;
+  }
+
+ private:
+  Engine& engine_;
+  std::mutex mutex_;
+  std::vector<Ref<Op>> ops_;
+  std::atomic<unsigned> calls_{0};
+};
+
+// The recorder never flushes here: one lost wakeup and the test hangs. Pauses of about the length
+// of a worker's spin make it meet every stage of falling asleep.
+void hungry_workers() {
+  for (unsigned workers : {1u, 2u, 8u}) {
+    auto engine = make_threaded_engine(workers);
+    Window window(*engine);
+    engine->start();
+    std::mt19937 random(workers);
+    std::atomic<int> count{0};
+    const int rounds = scaled(20000);
+    for (int i = 0; i < rounds; ++i) {
+      window.record(op([&] { ++count; }));
+      if (random() % 8 == 0) window.record(op([&, c = &count] { *c += 0; }));
+      while (count != i + 1) std::this_thread::yield();
+      pause_a_little(random());
+    }
+    engine->stop();
+  }
+}
+
+// Two recording threads, each with its own count of ops.
+void hungry_workers_two_threads() {
+  auto engine = make_threaded_engine(2);
+  Window window(*engine);
+  engine->start();
+  auto record = [&](unsigned seed) {
+    std::mt19937 random(seed);
+    std::atomic<int> count{0};
+    int recorded = 0;
+    const int rounds = scaled(5000);
+    for (int i = 0; i < rounds; ++i) {
+      for (int burst = 1 + random() % 4; burst > 0; --burst, ++recorded) {
+        auto one = op([&] { ++count; });
+        one->queue = static_cast<QueueId>(random() % 3);
+        window.record(one);
+      }
+      while (count != recorded) std::this_thread::yield();
+    }
+  };
+  std::thread other(record, 1);
+  record(2);
+  other.join();
+  engine->stop();
+}
+
+// The same for the queue itself: single pushes into pools that are falling asleep.
+void sleepy_workers() {
+  for (unsigned workers : {1u, 2u, 8u}) {
+    auto engine = make_threaded_engine(workers);
+    std::atomic<unsigned> calls{0};
+    engine->set_hungry([&] {  // pushes come between a worker's look at the queue and its sleep
+      pause_a_little(++calls * 7919);
+      return false;
+    });
+    engine->start();
+    std::mt19937 random(workers);
+    const int rounds = scaled(20000);
+    for (int i = 0; i < rounds; ++i) {
+      auto var = make_ref<IntVar>();
+      auto one = writes(op([=] { ++var->value; }), {var});
+      one->queue = static_cast<QueueId>(random() % 8 == 0);
+      push(*engine, one);
+      if (random() % 4 == 0) push(*engine, op([] {}));
+      engine->wait_for_var(*var, {});
+      same(var->value, 1u, "value");
+      pause_a_little(random());
+    }
+  }
+}
+
+void idle_hints() {
+  auto engine = make_threaded_engine(1);
+  std::atomic<int> asked{0};
+  engine->set_hungry([&] {
+    ++asked;
+    return false;
+  });
+  check(!engine->has_idle_worker(), "not started");
+  engine->nudge();
+  engine->start();
+  while (!engine->has_idle_worker()) sleep_ms(1);
+  sleep_ms(20);  // asleep
+  const int before = asked;
+  check(before >= 1, "hungry before sleep");
+  check(engine->has_idle_worker(), "an idle worker");
+  check(!engine->has_idle_worker(QueueId::python), "no python thread yet");
+  engine->nudge();
+  while (asked == before) sleep_ms(1);
+  sleep_ms(20);
+  const int then = asked;
+  Gate gate;
+  engine->nudge();
+  push(*engine, op([&] { gate.wait(); }));  // keeps the worker, but the nudge comes first
+  gate.until_entered();
+  check(asked > then, "hungry first");
+  check(!engine->has_idle_worker(), "busy");
+  gate.open();
+  engine->wait_for_all({});
+  while (!engine->has_idle_worker()) sleep_ms(1);
+  engine->stop();
+  check(!engine->has_idle_worker(), "stopped");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_tests(argc, argv,
+                   {{"stop and start", stop_and_start},
+                    {"stop and start, naive", naive_stop_and_start},
+                    {"stop under load", stop_under_load},
+                    {"destruction runs everything", destruction_runs_everything},
+                    {"fork with pending work", fork_with_pending_work},
+                    {"hungry workers find the window", hungry_workers},
+                    {"hungry workers, two recording threads", hungry_workers_two_threads},
+                    {"sleepy workers find their ops", sleepy_workers},
+                    {"idle hints and nudges", idle_hints}});
+}

@@ -1,0 +1,271 @@
+"""Configuration: environment, workers, statistics, and the device name "lazyeng"."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+import lazyeng
+from lazyeng import LazyTensor, lazy, wrap
+
+STATS = {
+    "recorded", "executed", "groups", "launches", "syncs", "fallbacks", "pending_ops",
+    "pending_bytes", "pool_bytes", "peak_bytes", "stack_table_entries",
+}  # fmt: skip
+
+
+def run(body, **env):
+    script = "import torch, lazyeng\nfrom lazyeng import lazy, wrap\n" + textwrap.dedent(body)
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env=os.environ | env,
+    )
+
+
+def check(body, stdout, **env):
+    done = run(body, **env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == stdout.split(), done.stderr
+
+
+# --- environment
+
+
+@pytest.mark.parametrize("mode, ready", [("deferred", "False"), ("sync", "True")])
+def test_default_mode(mode, ready):
+    check("print((wrap(torch.ones(2)) + 1).is_ready())", ready, LAZYENG_MODE=mode)
+
+
+def test_block_overrides_the_default_mode():
+    body = """
+    with lazy("sync"): a = wrap(torch.ones(2)) + 1; print(a.is_ready())
+    b = wrap(torch.ones(2)) + 1
+    print(b.is_ready())
+    """
+    check(body, "True False", LAZYENG_MODE="deferred")
+
+
+def test_lazy_without_argument_is_async_whatever_the_default():
+    """lazy() says async in its signature."""
+    body = """
+    import time
+    with lazy(): a = torch.ones(2) + 1
+    end = time.monotonic() + 20
+    while not a.is_ready() and time.monotonic() < end: time.sleep(0.01)
+    print(a.is_ready())
+    """
+    check(body, "True", LAZYENG_MODE="deferred")
+
+
+@pytest.mark.parametrize("name, value", [
+    ("LAZYENG_MODE", "eager"), ("LAZYENG_NUM_WORKERS", "zero"), ("LAZYENG_NUM_WORKERS", "-1"),
+    ("LAZYENG_STACKS", "some"), ("LAZYENG_MAX_PENDING_OPS", "x"),
+    ("LAZYENG_MAX_PENDING_BYTES", "-5"),
+])  # fmt: skip
+def test_wrong_value_names_the_variable(name, value):
+    done = run("", **{name: value})
+    assert done.returncode != 0
+    assert name in done.stderr and value in done.stderr
+
+
+@pytest.mark.parametrize("workers", ["1", "2", "8"])
+def test_number_of_workers(workers):
+    body = "x = wrap(torch.ones(4))\nfor _ in range(100): x = x + 1\nprint(x[0].item())"
+    check(body, "101.0", LAZYENG_NUM_WORKERS=workers)
+
+
+@pytest.mark.parametrize("stacks", ["off", "user", "full"])
+def test_creation_stacks(stacks):
+    body = """
+    def make(): return wrap(torch.ones(3))[wrap(torch.tensor([7]))]
+    import traceback
+    try: make().tolist()
+    except IndexError as error: print("in make" in "".join(traceback.format_exception(error)))
+    """
+    check(body, str(stacks != "off"), LAZYENG_STACKS=stacks)
+
+
+def test_full_tracebacks_show_internal_frames():
+    body = """
+    import traceback
+    def lines():
+        try: wrap(torch.ones(3))[wrap(torch.tensor([7]))].tolist()
+        except IndexError as error: return "".join(traceback.format_exception(error)).count("\\n")
+    print(lines())
+    """
+    short, full = run(body), run(body, LAZYENG_TRACEBACK="full")
+    assert short.returncode == full.returncode == 0, short.stderr + full.stderr
+    assert int(full.stdout) >= int(short.stdout)
+
+
+# --- set_num_workers
+
+
+@pytest.mark.parametrize("n", [1, 2, 8])
+def test_set_num_workers(n):
+    x = wrap(torch.ones(64)) + 1  # with work under way
+    lazyeng.set_num_workers(n)
+    try:
+        ys = [x * i for i in range(200)]
+        assert [y[0].item() for y in ys] == [2.0 * i for i in range(200)]
+    finally:
+        lazyeng.set_num_workers(2)
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_set_num_workers_refuses(n):
+    with pytest.raises(ValueError, match=str(n)):
+        lazyeng.set_num_workers(n)
+
+
+def test_eager_threads_are_left_alone():
+    before = torch.get_num_threads()
+    (wrap(torch.ones(1000, 100)) @ wrap(torch.ones(100, 10))).wait()
+    assert torch.get_num_threads() == before
+
+
+# --- statistics
+
+
+def test_stats_are_a_dict_of_numbers():
+    stats = lazyeng.engine_stats()
+    assert stats.keys() >= STATS
+    assert all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in stats.values())
+
+
+def test_stats_count():
+    lazyeng.synchronize()
+    lazyeng.reset_stats()
+    zero = lazyeng.engine_stats()
+    assert zero["recorded"] == zero["executed"] == zero["syncs"] == zero["fallbacks"] == 0
+    with lazy("deferred"):
+        x = wrap(torch.ones(3))
+        for _ in range(5):
+            x = x + 1
+        assert lazyeng.engine_stats()["recorded"] == 5
+        assert lazyeng.engine_stats()["executed"] == 0
+        x.wait()
+    stats = lazyeng.engine_stats()
+    assert stats["executed"] == 5 and stats["syncs"] >= 1
+    wrap(torch.ones(3)).nonzero()
+    assert lazyeng.engine_stats()["fallbacks"] >= 1
+
+
+def test_stats_are_a_copy():
+    lazyeng.engine_stats()["recorded"] = -1
+    assert lazyeng.engine_stats()["recorded"] >= 0
+
+
+# --- the device name
+
+
+@pytest.mark.parametrize("make", [
+    lambda **kw: torch.zeros(3, **kw), lambda **kw: torch.randn(3, **kw),
+    lambda **kw: torch.arange(3, **kw),
+    lambda **kw: torch.tensor([1.0, 2.0], **kw), lambda **kw: torch.empty(3, **kw),
+    lambda **kw: torch.full((3,), 2.0, **kw), lambda **kw: torch.eye(3, **kw),
+    lambda **kw: torch.zeros_like(torch.ones(3), **kw),
+    lambda **kw: torch.ones(2).new_zeros(3, **kw),
+    lambda **kw: torch.randint(5, (3,), **kw), lambda **kw: torch.linspace(0, 1, 3, **kw),
+    lambda **kw: torch.as_tensor([1.0], **kw),
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["lazyeng", "lazyeng:0"])
+@pytest.mark.parametrize("typed", [True, False])
+def test_factories(make, name, typed):
+    x = make(device=torch.device(name) if typed else name)
+    assert type(x) is LazyTensor
+    assert x.device.type in ("cpu", "cuda")  # the true device
+    assert type(x + 1) is LazyTensor
+
+
+def test_factory_values_and_seeds():
+    torch.manual_seed(3)
+    expected = torch.randn(4)
+    torch.manual_seed(3)
+    x = torch.randn(4, device="lazyeng")
+    if x.device.type == "cpu":  # a GPU has a generator of its own
+        assert x.tolist() == expected.tolist()
+    assert torch.zeros(3, device="lazyeng").tolist() == [0.0] * 3
+
+
+def test_to():
+    x = torch.arange(3.0)
+    for y in (x.to("lazyeng"), x.to(device="lazyeng", dtype=torch.float64), x.lazyeng()):
+        assert type(y) is LazyTensor and y.tolist() == [0.0, 1.0, 2.0]
+    assert x.to("lazyeng").to("lazyeng").tolist() == [0.0, 1.0, 2.0]
+
+
+def test_to_keeps_autograd():
+    x = torch.ones(2, requires_grad=True)
+    (x.to("lazyeng") * 3).sum().backward()
+    assert x.grad.tolist() == [3.0, 3.0]
+
+
+def test_module_to():
+    model = torch.nn.Linear(3, 2).to("lazyeng")
+    assert all(isinstance(p, LazyTensor) for p in model.parameters())
+    y = model(torch.ones(1, 3, device="lazyeng"))
+    assert type(y) is LazyTensor
+    y.sum().backward()
+    assert type(model.weight.grad) is LazyTensor
+
+
+def test_set_default_device():
+    body = """
+    torch.set_default_device("lazyeng")
+    x = torch.ones(3)
+    model = torch.nn.Linear(3, 2)
+    print(type(x).__name__, isinstance(model.weight, lazyeng.LazyTensor), type(model(x)).__name__)
+    torch.set_default_device(None)
+    print(type(torch.ones(3)).__name__)
+    """
+    check(body, "LazyTensor True LazyTensor Tensor")
+
+
+def test_device_context():
+    with torch.device("lazyeng"):
+        assert type(torch.ones(2)) is LazyTensor
+    assert type(torch.ones(2)) is torch.Tensor
+
+
+def test_device_module():
+    module = torch.get_device_module("lazyeng")
+    assert module.is_available() and module.device_count() >= 1 and module.current_device() == 0
+
+
+def test_load_onto_the_device():
+    import io
+
+    file = io.BytesIO()
+    torch.save(torch.ones(2), file)
+    file.seek(0)
+    x = torch.load(file, map_location="lazyeng")
+    assert x.tolist() == [1.0, 1.0]  # plain, as it was saved; a saved LazyTensor comes back lazy
+
+
+def test_device_is_there_without_an_import():
+    """Through the entry point group torch.backends; needs lazyeng to be installed."""
+    from importlib.metadata import entry_points
+
+    if not [e for e in entry_points(group="torch.backends") if e.name == "lazyeng"]:
+        pytest.skip("lazyeng is not installed here (run from the source tree): no entry point")
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch; print(type(torch.ones(2, device='lazyeng')))"],
+        capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
+    assert "LazyTensor" in done.stdout, done.stderr
+
+
+def test_version_and_public_names():
+    names = [
+        "LazyError", "LazyTensor", "Lagged", "engine_stats", "lazy", "reset_stats",
+        "set_num_workers", "synchronize", "unwrap", "wrap",
+    ]  # fmt: skip
+    assert all(hasattr(lazyeng, name) for name in names)
+    assert set(names) <= set(lazyeng.__all__)

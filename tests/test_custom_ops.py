@@ -1,0 +1,212 @@
+"""Operators that lazyeng has never seen: torch.library ops, mutating ones, Python kernels."""
+
+import threading
+import uuid
+
+import pytest
+import torch
+
+from lazyeng import LazyError, LazyTensor, lazy, synchronize, wrap
+
+
+def fresh(name):
+    """Op names live as long as the process: each test registers its own."""
+    return f"lazyeng_test::{name}_{uuid.uuid4().hex[:8]}"
+
+
+def make_scale(device_types=None, fake=True):
+    """A custom op registered now, that is, after lazyeng was imported."""
+
+    @torch.library.custom_op(fresh("scale"), mutates_args=(), device_types=device_types)
+    def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+        assert type(x) is torch.Tensor  # kernels see real tensors
+        return x * factor
+
+    if fake:
+        scale.register_fake(lambda x, factor: torch.empty_like(x))
+    return scale
+
+
+@pytest.mark.parametrize("device_types", [None, "cpu", ["cpu", "cuda"]])
+@pytest.mark.parametrize("fake", [True, False])
+def test_custom_op(device_types, fake, mode):
+    scale = make_scale(device_types, fake)
+    with lazy(mode):
+        y = scale(wrap(torch.ones(3)), 2.5)
+        z = scale(torch.ones(3), 2.0)
+    assert type(y) is LazyTensor and y.tolist() == [2.5] * 3
+    assert type(z) is LazyTensor and z.tolist() == [2.0] * 3
+
+
+def test_custom_op_with_fake_kernel_is_recorded():
+    """One op, not one for each torch call in its kernel; and not run before it is read."""
+    runs = []
+
+    @torch.library.custom_op(fresh("counted"), mutates_args=())
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        runs.append(threading.get_ident())
+        return x + 1 + 1
+
+    counted.register_fake(lambda x: torch.empty_like(x))
+    with lazy("deferred"):
+        y = counted(wrap(torch.ones(2)))
+        assert "counted" in repr(y)
+        assert y.shape == (2,) and not y.is_ready()
+    assert y.tolist() == [3.0, 3.0]
+    assert len(runs) == 1
+
+
+def test_mutating_custom_op(mode):
+    @torch.library.custom_op(fresh("bump"), mutates_args=("x",))
+    def bump(x: torch.Tensor, by: float) -> None:
+        x.add_(by)
+
+    with lazy(mode):
+        x = wrap(torch.zeros(3))
+        view = x[1:]
+        before = x + 0
+        bump(x, 2.0)
+        bump(view, 1.0)
+        after = x + 0
+    assert before.tolist() == [0.0] * 3
+    assert after.tolist() == x.tolist() == [2.0, 3.0, 3.0]
+
+
+def test_mutating_custom_op_on_a_plain_tensor(mode):
+    @torch.library.custom_op(fresh("bump"), mutates_args=("x",))
+    def bump(x: torch.Tensor) -> None:
+        x.add_(1)
+
+    x = torch.zeros(2)
+    with lazy(mode):
+        bump(x)
+    assert x.numpy().tolist() == [1.0, 1.0]
+
+
+def test_list_and_optional_arguments(mode):
+    @torch.library.custom_op(fresh("total"), mutates_args=())
+    def total(xs: list[torch.Tensor], bias: torch.Tensor | None = None) -> list[torch.Tensor]:
+        return [x + (0 if bias is None else bias) for x in xs]
+
+    total.register_fake(lambda xs, bias=None: [torch.empty_like(x) for x in xs])
+    with lazy(mode):
+        xs = [wrap(torch.ones(2)), torch.zeros(3)]
+        a, b = total(xs), total(xs, wrap(torch.tensor(5.0)))
+    assert [x.tolist() for x in a] == [[1.0] * 2, [0.0] * 3]
+    assert [x.tolist() for x in b] == [[6.0] * 2, [5.0] * 3]
+    assert all(type(x) is LazyTensor for x in [*a, *b])
+
+
+def test_custom_autograd(mode):
+    scale = make_scale()
+    scale.register_autograd(
+        lambda ctx, grad: (grad * ctx.factor, None),
+        setup_context=lambda ctx, inputs, output: setattr(ctx, "factor", inputs[1]),
+    )
+    with lazy(mode):
+        x = wrap(torch.ones(3)).requires_grad_()
+        scale(x, 4.0).sum().backward()
+    assert x.grad.tolist() == [4.0] * 3
+
+
+@pytest.mark.parametrize("fake", [True, False])
+def test_python_kernel_that_raises(fake, lazy_mode):
+    class MyError(Exception):
+        def __init__(self, code, text):  # type(e)(message) would not rebuild it
+            super().__init__(f"{text} ({code})")
+            self.code = code
+
+    @torch.library.custom_op(fresh("broken"), mutates_args=())
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise MyError(7, "no luck")
+
+    if fake:
+        broken.register_fake(lambda x: torch.empty_like(x))
+    with lazy(lazy_mode), pytest.raises(MyError) as caught:
+        (broken(wrap(torch.ones(2))) + 1).tolist()
+    assert str(caught.value) == "no luck (7)" and caught.value.code == 7
+    assert type(caught.value).__name__ == "MyError"
+    if fake:  # recorded: the failure came later; without it the shape is learnt by running
+        assert isinstance(caught.value, LazyError)
+
+
+def test_kernel_failure_leaves_the_engine_usable(lazy_mode):
+    @torch.library.custom_op(fresh("broken"), mutates_args=())
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("once")
+
+    broken.register_fake(lambda x: torch.empty_like(x))
+    with lazy(lazy_mode):
+        bad = [broken(wrap(torch.ones(2))) for _ in range(10)]
+        good = wrap(torch.ones(2)) + 1
+        assert good.tolist() == [2.0, 2.0]
+        for x in bad:
+            with pytest.raises(ValueError, match="once"):
+                x.wait()
+    synchronize()
+
+
+def test_python_kernel_may_use_torch_and_wait_on_the_gil(mode):
+    """Python kernels run while the caller waits: a wait that held the GIL would never end."""
+
+    @torch.library.custom_op(fresh("solve"), mutates_args=())
+    def solve(x: torch.Tensor) -> torch.Tensor:
+        total = 0.0
+        for _ in range(3):
+            total += float((x @ x.t()).sum())
+        return torch.full((1,), total)
+
+    solve.register_fake(lambda x: torch.empty(1))
+    with lazy(mode):
+        results = [solve(wrap(torch.ones(4, 4))) for _ in range(20)]
+    assert [r.item() for r in results] == [192.0] * 20
+
+
+def test_low_level_library(mode):
+    """torch.library.Library with a CPU kernel only, as compiled extensions register theirs."""
+    namespace = f"lazyeng_low_{uuid.uuid4().hex[:8]}"
+    library = torch.library.Library(namespace, "DEF")
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", lambda x: x * 2, "CPU")
+    with lazy(mode):
+        y = getattr(torch.ops, namespace).double(wrap(torch.ones(2)))
+    assert type(y) is LazyTensor and y.tolist() == [2.0, 2.0]
+    library._destroy()
+
+
+def test_composite_library_op(mode):
+    namespace = f"lazyeng_low_{uuid.uuid4().hex[:8]}"
+    library = torch.library.Library(namespace, "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
+    with lazy(mode):
+        x = wrap(torch.ones(2)).requires_grad_()
+        y = getattr(torch.ops, namespace).twice(x)
+        y.sum().backward()
+    assert y.tolist() == [2.0, 2.0] and x.grad.tolist() == [2.0, 2.0]
+    library._destroy()
+
+
+def test_op_with_wrong_fake_shape_is_reported(lazy_mode):
+    """Metadata is verified when the op runs: never a tensor whose shape lies about its values."""
+
+    @torch.library.custom_op(fresh("liar"), mutates_args=())
+    def liar(x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(5)
+
+    liar.register_fake(lambda x: torch.empty(2))
+    with lazy(lazy_mode):
+        y = liar(wrap(torch.ones(2)))
+        assert y.shape == (2,)
+        with pytest.raises(RuntimeError, match="5"):
+            y.tolist()
+
+
+def test_numpy_inside_a_kernel(mode):
+    @torch.library.custom_op(fresh("by_numpy"), mutates_args=())
+    def by_numpy(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(x.numpy() * 3)
+
+    by_numpy.register_fake(lambda x: torch.empty_like(x))
+    with lazy(mode):
+        assert by_numpy(wrap(torch.ones(2)) + 1).tolist() == [6.0, 6.0]

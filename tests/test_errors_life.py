@@ -1,0 +1,223 @@
+"""Deferred failures live as long as their readers, and reach each of them alone."""
+
+import gc
+import sys
+import threading
+import traceback
+import warnings
+import weakref
+
+import pytest
+
+from lazyeng import LazyError, errors
+from tests import error_corpus as corpus
+from tests.error_corpus import build, kernel_with_a_chain, reading, stack_here, text_of
+
+
+@pytest.fixture
+def no_gc():
+    """What dies in the test dies by its reference count: there is no cycle."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def lines_of(tb):
+    return [(frame.name, frame.lineno) for frame in traceback.extract_tb(tb)]
+
+
+# --- stickiness, life, threads
+
+
+def test_every_read_is_fresh_and_equally_long():
+    original = corpus.raised_by(kernel_with_a_chain)
+    original.add_note("n")
+    record, stack = errors.detach(original), stack_here()
+    texts = [text_of(reading(record, stack)) for _ in range(5)]
+    assert len(set(texts)) == 1
+    assert len({id(e) for e in [reading(record, stack) for _ in range(3)]}) == 3
+
+
+class Tracked:
+    """Something a user's frame holds; weakly referable."""
+
+
+def test_failure_keeps_no_local_alive(no_gc):
+    def kernel(tracked):
+        mine = tracked
+        try:
+            raise KeyError("inner")
+        except KeyError:
+            raise ValueError("outer", len([mine]))  # noqa: B904
+
+    def record_of():
+        tracked = Tracked()
+        record = errors.detach(corpus.raised_by(lambda: kernel(tracked)))
+        return record, stack_here(), weakref.ref(tracked)
+
+    record, stack, tracked = record_of()
+    assert tracked() is None
+    error = reading(record, stack)
+    assert str(error) == "('outer', 1)" and text_of(error)
+
+
+def test_detach_breaks_the_cycle_of_a_kernel_that_keeps_its_exception(no_gc):
+    def kernel(tracked):
+        error = ValueError("kept in a local")
+        raise error
+
+    def record_of():
+        tracked = Tracked()
+        try:
+            kernel(tracked)
+        except ValueError as error:
+            return errors.detach(error), weakref.ref(tracked)
+
+    _record, tracked = record_of()
+    assert tracked() is None
+
+
+def test_group_keeps_no_local_of_its_members_alive(no_gc):
+    def kernel(tracked):
+        raise ValueError(len([tracked]))
+
+    def record_of():
+        tracked = Tracked()
+        members = (corpus.raised_by(lambda: kernel(tracked)) for _ in range(1))
+        return errors.detach(ExceptionGroup("g", [*members])), weakref.ref(tracked)
+
+    record, tracked = record_of()
+    assert tracked() is None
+    assert [frame[0] for frame in lines_of(build(record).exceptions[0].__traceback__)] == [
+        "raised_by", "<lambda>", "kernel",
+    ]  # fmt: skip
+
+
+def test_attribute_error_lets_go_of_the_object(no_gc):
+    def record_of():
+        tracked = Tracked()
+        return errors.detach(corpus.raised_by(lambda: tracked.missing)), weakref.ref(tracked)
+
+    record, tracked = record_of()
+    assert tracked() is None
+    assert build(record).name == "missing" and build(record).obj is None
+
+
+@pytest.mark.parametrize("shown", ["user", "full"])
+def test_read_exception_dies_with_its_last_reference(shown, no_gc, monkeypatch):
+    monkeypatch.setenv("LAZYENG_TRACEBACK", shown)
+
+    def read_and_forget(raising):
+        tracked = Tracked()
+        try:
+            raising()
+        except Exception as error:
+            assert "v" in text_of(error)
+        return weakref.ref(tracked)
+
+    record, stack = errors.detach(ValueError("v")), stack_here()
+
+    def raise_one():
+        raise build(record, stack)
+
+    assert read_and_forget(raise_one)() is None
+    for count in (1, 2):
+        failed = [build(record, stack) for _ in range(count)]
+        assert read_and_forget(lambda failed=failed: errors.raise_all(failed))() is None
+
+
+def test_dual_classes_of_local_classes_die():
+    def local():
+        class LocalError(Exception):
+            pass
+
+        build(LocalError("x"))
+        return weakref.ref(LocalError)
+
+    reference = local()
+    gc.collect()
+    gc.collect()  # the table of dual classes lets go of the class only when its dual has died
+    assert reference() is None
+
+
+def test_context_that_is_being_handled_is_left_alone():
+    """In sync mode the op runs inside the user's own `except` block."""
+    try:
+        raise KeyError("the user's")
+    except KeyError as handled:
+        before = handled.__traceback__
+        errors.detach(corpus.raised_by(lambda: 1 / 0))
+        assert handled.__traceback__ is before is not None
+
+
+def test_many_threads_read_one_failure():
+    class FreshError(Exception):  # its dual class is made in the race
+        pass
+
+    record, stack = errors.detach(FreshError("v")), stack_here()
+    barrier, caught = threading.Barrier(16), []
+
+    def read():
+        barrier.wait()
+        caught.append(reading(record, stack))
+
+    threads = [threading.Thread(target=read) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(e) for e in caught}) == len({id(e.__cause__) for e in caught}) == 16
+    assert len({text_of(e) for e in caught}) == 1
+    assert len({type(e) for e in caught}) == 1
+
+
+# --- several, and unseen ones
+
+
+def test_group():
+    parts = [build(ValueError("a")), build(KeyError("b"))]
+    error = errors.group(parts)
+    assert isinstance(error, ExceptionGroup) and isinstance(error, LazyError)
+    assert error.message == "2 recorded operations failed" and list(error.exceptions) == parts
+    try:
+        raise error
+    except* ValueError as values:
+        assert values.exceptions == (parts[0],) and isinstance(values, LazyError)
+    except* KeyError as keys:
+        assert keys.exceptions == (parts[1],)
+    assert not isinstance(errors.group([build(KeyboardInterrupt()), parts[0]]), Exception)
+
+
+def test_raise_all_empties_the_list():
+    failed = [build(ValueError("a"))]
+    with pytest.raises(ValueError, match="a") as caught:
+        errors.raise_all(failed)
+    assert not failed and not isinstance(caught.value, ExceptionGroup)
+    assert lines_of(caught.value.__traceback__)[-1][0] == "test_raise_all_empties_the_list"
+
+
+@pytest.mark.parametrize("how", ["record", "exception", "warn_all"])
+def test_unseen_failure_is_one_line(how):
+    line, stack = sys._getframe().f_lineno, stack_here()
+    with pytest.warns(errors.UnseenFailureWarning) as caught:
+        if how == "warn_all":
+            errors.warn_all([build(ValueError("two\nlines"), stack)])
+        else:
+            original = ValueError("two\nlines")
+            given = errors.detach(original) if how == "record" else original
+            errors.warn_unseen(given, "aten.mm", stack)
+    (one,) = caught
+    text = warnings.formatwarning(one.message, one.category, one.filename, one.lineno)
+    assert text.count("\n") == 1
+    for part in ("aten.mm", f"test_errors_life.py:{line}", "ValueError: two lines"):
+        assert part in text
+    assert "UnseenFailureWarning" in text
+
+
+def test_each_unseen_failure_warns():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")  # which shows a warning once for each place
+        for _ in range(2):
+            errors.warn_unseen(ValueError("the same"), "aten.mm", [])
+    assert len(caught) == 2

@@ -1,0 +1,487 @@
+"""lazy(): what records, when it runs, and what plain tensors show in and after the block."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import lazyeng
+from lazyeng import LazyTensor, lazy, synchronize, unwrap, wrap
+
+MODES = ["async", "deferred", "sync"]
+
+
+# --- the forms of lazy()
+
+
+def test_context_manager_records_plain_tensors(mode):
+    x = torch.ones(3)
+    with lazy(mode):
+        y = x + 1
+        assert type(y) is LazyTensor
+    assert type(x) is torch.Tensor
+    assert type(x + 1) is torch.Tensor  # outside: plain ones are eager again
+    assert type(y * 2) is LazyTensor  # lazy ones still record
+    assert y.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_default_mode_and_no_parentheses_needed_for_arguments():
+    with lazy():
+        y = torch.ones(2) * 2
+    assert type(y) is LazyTensor and y.tolist() == [2.0, 2.0]
+
+
+def test_decorator(mode):
+    @lazy(mode)
+    def double(x):
+        """doc"""
+        return x * 2
+
+    assert double.__name__ == "double" and double.__doc__ == "doc"
+    for _ in range(2):
+        y = double(torch.ones(2))
+        assert type(y) is LazyTensor and y.tolist() == [2.0, 2.0]
+    assert type(torch.ones(1) + 1) is torch.Tensor
+
+
+def test_decorated_recursion():
+    @lazy("deferred")
+    def power(x, n):
+        return x if n == 0 else power(x * 2, n - 1)
+
+    assert power(torch.ones(1), 5).tolist() == [32.0]
+    assert type(torch.ones(1) + 1) is torch.Tensor
+
+
+def test_unknown_mode_is_refused():
+    with pytest.raises(ValueError, match="eager"), lazy("eager"):
+        pass
+
+
+def test_nested_blocks():
+    x = torch.ones(2)
+    with lazy("deferred"):
+        a = x + 1
+        with lazy("async"):
+            b = a * 2
+        c = x + 1
+        assert type(c) is LazyTensor
+        assert not c.is_ready()  # the outer mode is back
+    assert type(x + 1) is torch.Tensor
+    assert (b.tolist(), c.tolist()) == ([4.0, 4.0], [2.0, 2.0])
+
+
+def test_one_object_is_reentrant():
+    block = lazy("deferred")
+    with block:
+        with block:
+            y = torch.ones(1) + 1
+        z = torch.ones(1) + 1
+        assert type(z) is LazyTensor
+    assert type(torch.ones(1) + 1) is torch.Tensor
+    assert y.item() == 2.0
+
+
+def test_block_belongs_to_its_thread():
+    inside, done = threading.Event(), threading.Event()
+    types = []
+
+    def other():
+        inside.wait(10)
+        types.append(type(torch.ones(1) + 1))
+        done.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with lazy():
+        inside.set()
+        done.wait(10)
+        types.append(type(torch.ones(1) + 1))
+    thread.join()
+    assert types == [torch.Tensor, LazyTensor]
+
+
+def test_threads_with_own_blocks(mode):
+    """Nested threads: each records in its own block and reads the other's results."""
+    results = {}
+
+    def work(i):
+        with lazy(mode):
+            x = torch.full((4,), float(i))
+            for _ in range(50):
+                x = x + 1
+            results[i] = x
+
+    def parent(i):
+        child = threading.Thread(target=work, args=(i + 10,))
+        child.start()
+        work(i)
+        child.join()
+
+    threads = [threading.Thread(target=parent, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {i: x[0].item() for i, x in results.items()} == {i: i + 50.0 for i in results}
+    assert len(results) == 8
+
+
+def test_generators_leave_the_block_with_their_frame():
+    def rows():
+        with lazy("deferred"):
+            yield torch.ones(1) + 1
+
+    rows_of = rows()
+    assert type(next(rows_of)) is LazyTensor
+    rows_of.close()
+    assert type(torch.ones(1) + 1) is torch.Tensor
+
+
+# --- when things run
+
+
+def test_deferred_runs_nothing_before_a_read():
+    lazyeng.reset_stats()
+    with lazy("deferred"):
+        x = torch.ones(4)
+        for _ in range(20):
+            x = x + 1
+        time.sleep(0.05)
+        stats = lazyeng.engine_stats()
+        assert stats["executed"] == 0 and stats["pending_ops"] >= 20
+        assert not x.is_ready()
+        assert x.tolist() == [21.0] * 4
+        assert lazyeng.engine_stats()["executed"] >= 20
+
+
+def test_deferred_runs_at_synchronize():
+    with lazy("deferred"):
+        x = torch.ones(4) + 1
+        assert not x.is_ready()
+        synchronize()
+        assert x.is_ready()
+
+
+def test_sync_runs_at_the_call():
+    with lazy("sync"):
+        x = torch.ones(4) + 1
+        assert x.is_ready()
+
+
+def test_sync_mode_works_on_pending_input():
+    with lazy("deferred"):
+        x = torch.ones(2) + 1
+    with lazy("sync"):
+        y = x * 2
+        assert y.is_ready() and y.tolist() == [4.0, 4.0]
+
+
+def test_reading_one_tensor_leaves_independent_ones():
+    with lazy("deferred"):
+        a, b = torch.ones(2) + 1, torch.ones(3) + 2
+        a.wait()
+    assert b.tolist() == [3.0, 3.0, 3.0]
+
+
+def test_results_outlive_the_block(mode):
+    with lazy(mode):
+        x = torch.arange(4.0)
+        y = (x @ x).sqrt()
+    del x
+    assert y.item() == pytest.approx(14**0.5)
+
+
+# --- writes to plain tensors
+
+
+def test_in_place_writes_are_complete_at_exit(mode):
+    x = torch.zeros(1000)
+    with lazy(mode):
+        for _ in range(50):
+            x.add_(1)
+        x[3:5] = 7
+    assert type(x) is torch.Tensor
+    array = x.numpy()
+    assert array[0] == 50 and array[3] == 7 and array[5] == 50
+
+
+def test_in_place_returns_the_plain_tensor(mode):
+    x = torch.zeros(2)
+    with lazy(mode):
+        assert x.add_(1) is x
+        view = x[0]
+        view.add_(1)
+    assert x.tolist() == [2.0, 1.0]
+
+
+def test_out_argument_of_a_plain_tensor(mode):
+    out = torch.empty(0)
+    with lazy(mode):
+        assert torch.add(torch.ones(3), 1, out=out) is out
+        assert out.shape == (3,)
+    assert out.numpy().tolist() == [2.0, 2.0, 2.0]
+
+
+def test_plain_write_from_a_lazy_operand(mode):
+    x = torch.zeros(3)
+    with lazy(mode):
+        x.copy_(wrap(torch.ones(3)) * 5)
+    assert x.tolist() == [5.0, 5.0, 5.0]
+
+
+def test_optimizer_step_on_plain_parameters(mode):
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    with lazy(mode):
+        (weight * 2).sum().backward()
+        optimizer.step()
+    assert type(weight) is torch.nn.Parameter
+    assert weight.detach().numpy().tolist() == [0.0, 0.0]
+
+
+def test_version_counter_counts_recorded_writes(mode):
+    x = torch.zeros(2)
+    before = x._version
+    with lazy(mode):
+        x.add_(1)
+        assert x._version == before + 1
+
+
+def test_inner_block_exit_completes_its_writes():
+    x = torch.zeros(2)
+    with lazy("deferred"):
+        with lazy("deferred"):
+            x.add_(1)
+        y = x + 1
+    assert x.tolist() == [1.0, 1.0] and y.tolist() == [2.0, 2.0]
+
+
+# --- plain memory that is not there yet, or changed behind a read
+
+
+READERS = {
+    "item": lambda x: x[0].item(),
+    "tolist": lambda x: x.tolist()[0],
+    "numpy": lambda x: x.numpy()[0],
+    "asarray": lambda x: np.asarray(x)[0],
+    "float": lambda x: float(x[0]),
+    "bool": lambda x: 1.0 if bool((x == 1).all()) else "stale",
+    "dlpack": lambda x: np.from_dlpack(x)[0],
+    "storage": lambda x: np.frombuffer(bytes(x.untyped_storage()), np.float32)[0],
+    "clone": lambda x: x.clone().tolist()[0],
+    "repr": lambda x: 1.0 if "1." in repr(x) else "stale",
+    "unwrap": lambda x: unwrap(x)[0].item(),
+    "deepcopy": lambda x: __import__("copy").deepcopy(x).tolist()[0],
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_pending_write_to_a_plain_tensor_is_never_stale(name, lazy_mode):
+    """Inside the block the reader waits, or says clearly that it cannot; zero would be stale."""
+    x = torch.zeros(1000)
+    with lazy(lazy_mode):
+        x.add_(1)
+        try:
+            value = READERS[name](x)
+        except (RuntimeError, BufferError, ValueError) as error:
+            assert len(str(error)) > 20  # a sentence, not a code
+            value = 1.0
+    assert value == 1.0
+    assert x.tolist()[0] == 1.0
+
+
+def test_data_ptr_of_a_pending_write(lazy_mode):
+    """The address may be had; what is behind it must then be complete."""
+    import ctypes
+
+    x = torch.zeros(4)
+    with lazy(lazy_mode):
+        x.add_(1)
+        try:
+            value = ctypes.c_float.from_address(x.data_ptr()).value
+        except RuntimeError:
+            value = 1.0
+    assert value == 1.0
+
+
+def test_plain_tensor_changed_behind_a_pending_read():
+    """Outside the block the write runs at once, eagerly: the pending read must not see it."""
+    x = torch.ones(3)
+    with lazy("deferred"):
+        y = x + 1
+    x.fill_(100)
+    try:
+        value = y.tolist()
+    except RuntimeError as error:
+        assert len(str(error)) > 20
+    else:
+        assert value == [2.0, 2.0, 2.0]
+
+
+def test_wrapped_source_changed_behind_a_pending_read():
+    x = torch.ones(3)
+    with lazy("deferred"):
+        y = wrap(x) + 1
+    x.mul_(50)
+    try:
+        value = y.tolist()
+    except RuntimeError as error:
+        assert len(str(error)) > 20
+    else:
+        assert value == [2.0, 2.0, 2.0]
+
+
+def test_source_changed_through_a_view_behind_a_pending_read():
+    x = torch.ones(4)
+    with lazy("deferred"):
+        y = x[1:] * 3
+    x[2] = 9
+    try:
+        value = y.tolist()
+    except RuntimeError as error:
+        assert len(str(error)) > 20
+    else:
+        assert value == [3.0, 3.0, 3.0]
+
+
+def test_source_resized_behind_a_pending_read():
+    x = torch.ones(4)
+    with lazy("deferred"):
+        y = x + 1
+    x.resize_(100_000)
+    try:
+        value = y.tolist()
+    except RuntimeError as error:
+        assert len(str(error)) > 20
+    else:
+        assert value == [2.0] * 4
+
+
+def test_source_freed_behind_a_pending_read():
+    x = torch.ones(100_000)
+    with lazy("deferred"):
+        y = x + 1
+    del x
+    other = torch.full((100_000,), -7.0)  # would take the memory
+    assert y.sum().item() == 200_000.0
+    del other
+
+
+def test_recorded_change_after_a_recorded_read_is_in_order(mode):
+    x = torch.ones(3)
+    with lazy(mode):
+        y = x + 1
+        x.fill_(100)
+        z = x + 1
+    assert (y.tolist(), z.tolist(), x.tolist()) == ([2.0] * 3, [101.0] * 3, [100.0] * 3)
+
+
+# --- random numbers
+
+
+def draws(record):
+    """Draws in every way there is, in one order; `record` turns results into lists at the end."""
+    torch.manual_seed(3)
+    kept = [torch.rand(3), torch.randn(2, 2), torch.nn.functional.dropout(torch.ones(8), 0.5)]
+    state = torch.get_rng_state()
+    kept.append(torch.randn(3))
+    torch.set_rng_state(state)
+    kept.append(torch.randn(3))
+    kept += [torch.rand_like(kept[0]), torch.empty(3).uniform_(), torch.empty(3).normal_()]
+    kept += [torch.bernoulli(torch.full((4,), 0.5)), torch.randperm(5), torch.randint(9, (4,))]
+    torch.manual_seed(4)
+    kept += [torch.multinomial(torch.ones(5), 3), torch.normal(torch.zeros(3), torch.ones(3))]
+    with torch.random.fork_rng():
+        kept.append(torch.rand(2))
+    kept.append(torch.nn.functional.dropout(torch.ones(8), 0.5))
+    kept.append(torch.rand(2))
+    return [record(x) for x in kept], torch.get_rng_state().tolist()
+
+
+def test_random_numbers_in_program_order(mode):
+    expected = draws(lambda x: x.tolist())
+    with lazy(mode):
+        got = draws(lambda x: x)
+    assert [x.tolist() for x in got[0]] == expected[0]
+    assert got[1] == expected[1]
+
+
+def test_saved_random_state_repeats_recorded_draws(mode):
+    with lazy(mode):
+        torch.nn.functional.dropout(torch.ones(50), 0.5)
+        state = torch.get_rng_state()
+        a = torch.nn.functional.dropout(torch.ones(50), 0.5)
+        torch.set_rng_state(state)
+        b = torch.nn.functional.dropout(torch.ones(50), 0.5)
+    assert a.tolist() == b.tolist()
+
+
+def test_own_generator(mode):
+    def run():
+        generator = torch.Generator().manual_seed(5)
+        x = torch.zeros(4).uniform_(generator=generator)
+        y = torch.rand(4, generator=generator)
+        generator.manual_seed(6)
+        z = torch.zeros(4).normal_(generator=generator)
+        return [x, y, z, generator.get_state()]
+
+    expected = [x.tolist() for x in run()]
+    with lazy(mode):
+        got = run()
+    assert [x.tolist() for x in got] == expected
+
+
+def test_random_initialisation_of_a_module(mode):
+    torch.manual_seed(1)
+    expected = torch.nn.Linear(4, 4).weight.tolist()
+    torch.manual_seed(1)
+    with lazy(mode):
+        module = torch.nn.Linear(4, 4)
+    assert type(module.weight) is torch.nn.Parameter or isinstance(module.weight, LazyTensor)
+    assert module.weight.tolist() == expected
+
+
+# --- exceptions
+
+
+def test_exception_leaves_the_block_unmasked(mode):
+    x = torch.zeros(3)
+    with pytest.raises(KeyError, match="mine"), lazy(mode):
+        x.add_(1)
+        raise KeyError("mine")
+    assert x.tolist() == [1.0] * 3
+    assert type(torch.ones(1) + 1) is torch.Tensor
+
+
+def test_failure_does_not_mask_an_exception(lazy_mode):
+    """The failed write becomes a note of the exception that leaves the block."""
+    x = torch.zeros(3)
+    with pytest.raises(KeyError, match="mine") as caught, lazy(lazy_mode):
+        x.copy_(x[torch.tensor([7, 0, 0])])
+        raise KeyError("mine")
+    assert any(
+        "IndexError" in n or "out of bounds" in n for n in getattr(caught.value, "__notes__", [])
+    )
+
+
+def test_failed_write_to_a_plain_tensor_is_raised_at_exit(lazy_mode):
+    x = torch.zeros(3)
+    with pytest.raises(IndexError, match="out of bounds"), lazy(lazy_mode):
+        x.copy_(x[torch.tensor([7, 0, 0])])
+    assert type(torch.ones(1) + 1) is torch.Tensor
+
+
+def test_failure_of_an_unread_result_does_not_leave_the_block(lazy_mode):
+    with lazy(lazy_mode):
+        bad = torch.ones(3)[torch.tensor([7])]
+    with pytest.raises(IndexError):
+        bad.wait()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_base_exceptions_pass(error):
+    with pytest.raises(error), lazy():
+        raise error

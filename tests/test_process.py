@@ -1,0 +1,300 @@
+"""Fork, exit, Ctrl-C, DataLoader workers. Each test runs in a process of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+# faulthandler.enable() only: the thread of dump_traceback_later does not live on in a forked child,
+# whose exit then waits for it for ever.
+PRELUDE = """
+import faulthandler, os, sys, time
+faulthandler.enable()
+import torch, lazyeng
+from lazyeng import lazy, synchronize, wrap
+"""
+
+
+def run(body, timeout=60):
+    """Runs the script; one that hangs is aborted, so that stderr shows where it was."""
+    return finished(start(PRELUDE + textwrap.dedent(body)), timeout)
+
+
+def start(script):
+    return subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finished(process, timeout=60):
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        try:
+            out, err = process.communicate(timeout=5)
+        except subprocess.TimeoutExpired:  # a forked child still holds the pipes
+            process.kill()
+            out, err = "", "hangs, and so does a child of it"
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def check(body, stdout):
+    done = run(body)
+    assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-3000:]}"
+    assert done.stdout.split() == stdout.split(), done.stderr[-3000:]
+    return done
+
+
+IN_CHILD = """
+pid = os.fork()
+if pid == 0:
+    try:
+        {child}
+        sys.stdout.flush()
+        os._exit(0)
+    except BaseException as error:
+        print("child:", repr(error)); sys.stdout.flush()
+        os._exit(1)
+status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+{parent}
+print("status", status)
+"""
+
+
+def forked(before, child, parent):
+    """`before` in the parent, then fork; one line each for child and parent."""
+    body = textwrap.dedent(before).strip("\n") + IN_CHILD.format(child=child, parent=parent)
+    return run(body)
+
+
+def check_forked(before, child, parent, stdout):
+    done = forked(before, child, parent)
+    assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-3000:]}"
+    assert done.stdout.split() == stdout.split(), done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
+def test_fork_with_pending_work(mode):
+    """The parent's work goes on; the child records anew."""
+    check_forked(
+        f"""
+        with lazy("{mode}"):
+            x = wrap(torch.ones(100, 100))
+            for _ in range(200): x = x @ torch.eye(100)
+        """,
+        'print("child", (wrap(torch.ones(3)) + 1).sum().item()); synchronize()',
+        'print("parent", x.sum().item())',
+        "child 6.0 parent 10000.0 status 0",
+    )
+
+
+def test_fork_with_idle_engine():
+    check_forked(
+        "(wrap(torch.ones(2)) + 1).wait()",
+        'print("child", (wrap(torch.ones(3)) + 1).sum().item())',
+        'print("parent", (wrap(torch.ones(2)) + 1).sum().item())',
+        "child 6.0 parent 4.0 status 0",
+    )
+
+
+def test_fork_before_first_use():
+    check_forked(
+        "", 'print("child", (wrap(torch.ones(3)) + 1).sum().item())',
+        'print("parent", (wrap(torch.ones(2)) + 1).sum().item())',
+        "child 6.0 parent 4.0 status 0",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+def test_fork_with_pending_failure(mode):
+    """A pending error at fork aborted MXNet. The child does not inherit it; the parent keeps it."""
+    check_forked(
+        f"""
+        with lazy("{mode}"):
+            bad = wrap(torch.ones(3))[wrap(torch.tensor([7]))]
+        """,
+        'synchronize(); print("child", (wrap(torch.ones(3)) + 1).sum().item())',
+        """
+try: bad.wait()
+except IndexError as error: print("parent", type(error).__name__)
+""",
+        "child 6.0 parent IndexError status 0",
+    )
+
+
+def test_forked_child_reads_what_was_ready():
+    check_forked(
+        "x = (wrap(torch.ones(3)) + 1).wait()",
+        'print("child", x.tolist()[0], (x * 2).tolist()[0])',
+        'print("parent", x.tolist()[0])',
+        "child 2.0 4.0 parent 2.0 status 0",
+    )
+
+
+def test_forked_child_exits_normally():
+    """Through sys.exit and its exit handlers, not os._exit."""
+    done = run("""
+        x = wrap(torch.ones(3)) + 1
+        pid = os.fork()
+        if pid == 0:
+            (wrap(torch.ones(3)) + 1).wait()
+            sys.exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), x.sum().item())
+    """)
+    assert done.returncode == 0 and done.stdout.split() == ["0", "6.0"], done.stderr
+
+
+def test_fork_from_a_thread_while_others_record():
+    check("""
+        import threading
+        stop = False
+        def work():
+            x = wrap(torch.ones(50))
+            while not stop: x = (x + 1).clamp(-9, 9)
+            x.wait()
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for t in threads: t.start()
+        codes = []
+        for _ in range(5):
+            pid = os.fork()
+            if pid == 0:
+                ok = (wrap(torch.ones(3)) + 1).sum().item() == 6.0
+                os._exit(0 if ok else 1)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        stop = True
+        for t in threads: t.join()
+        print(codes)
+    """, "[0, 0, 0, 0, 0]")  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+def test_exit_with_pending_work(mode):
+    done = check(f"""
+        with lazy("{mode}"):
+            x = wrap(torch.ones(300, 300))
+            for _ in range(300): x = x @ torch.eye(300)
+        print("end")
+    """, "end")  # fmt: skip
+    assert done.stderr == ""
+
+
+def test_exit_with_pending_python_kernel():
+    """A kernel that needs the GIL while the interpreter shuts down."""
+    check("""
+        @torch.library.custom_op("lazyeng_exit::slow", mutates_args=())
+        def slow(x: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.05)
+            return x + 1
+        slow.register_fake(lambda x: torch.empty_like(x))
+        xs = [slow(wrap(torch.ones(2))) for _ in range(10)]
+        print("end")
+    """, "end")  # fmt: skip
+
+
+def test_exit_status_is_kept():
+    done = run("x = wrap(torch.ones(3)) + 1\nsys.exit(3)")
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+def test_exit_from_a_block_and_from_a_thread():
+    check("""
+        import threading
+        def work():
+            with lazy("deferred"):
+                global kept
+                kept = torch.ones(100) + 1
+        t = threading.Thread(target=work); t.start(); t.join()
+        lazy("deferred").__enter__()
+        y = torch.ones(3) + 1
+        print("end")
+    """, "end")  # fmt: skip
+
+
+@pytest.mark.parametrize("wait", ["x.item()", "synchronize()", "x.wait()", "lazyeng.unwrap(x)"])
+def test_ctrl_c_during_a_wait(wait):
+    """KeyboardInterrupt at once, and the engine stays usable."""
+    script = PRELUDE + textwrap.dedent(f"""
+        import signal
+        # A shell starts background jobs with SIGINT ignored, and Python keeps that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        x = wrap(torch.ones(1))
+        @torch.library.custom_op("lazyeng_sigint::slow", mutates_args=())
+        def slow(x: torch.Tensor) -> torch.Tensor:
+            for _ in range(400): time.sleep(0.01)
+            return x + 1
+        slow.register_fake(lambda x: torch.empty_like(x))
+        x = slow(x)
+        assert not x.is_ready(), "the op ran at the call: there is nothing to wait for"
+        print("waiting", flush=True)
+        start = time.monotonic()
+        try:
+            {wait}
+            print("not interrupted")
+        except KeyboardInterrupt:
+            print("interrupted", time.monotonic() - start < 3, flush=True)
+        print((wrap(torch.ones(3)) + 1).sum().item(), x.item(), flush=True)
+    """)
+    process = start(script)
+    assert process.stdout.readline() == "waiting\n", finished(process).stderr
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    done = finished(process)
+    assert done.stdout.split() == ["interrupted", "True", "6.0", "2.0"], done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+LOADER = """
+class Data(torch.utils.data.Dataset):
+    def __init__(self): self.x = wrap(torch.arange(8.0)) * 2
+    def __len__(self): return 8
+    def __getitem__(self, i): return (self.x[i] + 1){end}
+if __name__ == "__main__":
+    data = Data()
+    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=2,
+                                         multiprocessing_context="{start}")
+    rows = sorted(v for batch in loader for v in batch.tolist())
+    print(rows == [1.0 + 2 * i for i in range(8)])
+"""
+
+
+@pytest.mark.parametrize("end", ["", ".item()"])
+def test_data_loader_workers_fork(end):
+    """The dataset holds a pending tensor and computes with it in the forked workers."""
+    check(LOADER.format(end=end, start="fork").replace("\n", "\n        "), "True")
+
+
+@pytest.mark.skip(reason="open defect: torch's shared-memory pickling of a wrapped storage fails")
+def test_data_loader_workers_spawn(tmp_path):
+    file = tmp_path / "loader.py"
+    file.write_text(PRELUDE + LOADER.format(end="", start="spawn"))
+    # A script finds modules beside itself, not in the working directory.
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(
+        [sys.executable, str(file)], capture_output=True, text=True, timeout=120, env=env
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+def test_failure_in_a_data_loader_worker():
+    check("""
+        class Data(torch.utils.data.Dataset):
+            def __len__(self): return 2
+            def __getitem__(self, i): return wrap(torch.ones(3))[wrap(torch.tensor([7]))].item()
+        try:
+            list(torch.utils.data.DataLoader(Data(), num_workers=1))
+        except IndexError as error:
+            print("IndexError", "index 7 is out of bounds" in str(error))
+    """, "IndexError True")  # fmt: skip
+
+
+def test_import_starts_no_python_thread():
+    """Importing must be cheap and safe in programs that fork later (web servers, test runners)."""
+    check("""
+        import threading
+        print(threading.active_count())
+    """, "1")  # fmt: skip

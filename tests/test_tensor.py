@@ -1,0 +1,425 @@
+"""LazyTensor: what it says about itself, how it is read, and that torch's own tools take it."""
+
+import copy
+import io
+import pickle
+import time
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+import lazyeng
+from lazyeng import LazyTensor, lazy, unwrap, wrap
+
+
+def pending(value=2.0):
+    """A tensor that is not computed before something reads it."""
+    with lazy("deferred"):
+        return wrap(torch.full((2, 3), value)) * 1.5
+
+
+# --- metadata, without waiting
+
+
+def test_metadata_never_waits():
+    y = pending().t()[1:]
+    assert (y.shape, y.stride(), y.dtype) == ((2, 2), (1, 3), torch.float32)
+    assert y.device == torch.device("cpu")
+    assert (y.dim(), y.numel(), y.size(0), y.storage_offset()) == (2, 4, 2, 1)
+    assert not y.is_contiguous() and y.layout is torch.strided
+    assert not y.requires_grad and y.is_leaf and y.grad is None
+    assert not y.is_ready()
+
+
+def test_is_cpu_and_not_the_plugin():
+    x = wrap(torch.ones(2))
+    assert x.is_cpu and not x.is_cuda and not x.is_meta and not x.is_sparse
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.chunk(2),
+        lambda x: x.split(1),
+        lambda x: x.unbind(),
+        lambda x: x.max(0),
+        lambda x: torch.sort(x),
+        lambda x: torch.broadcast_tensors(x, x),
+        lambda x: torch._foreach_add([x, x], 1),
+        lambda x: torch.meshgrid(x[0], x[0], indexing="ij"),
+    ],
+)
+def test_list_results_are_lazy(make):
+    assert all(type(y) is LazyTensor for y in make(pending()))
+
+
+def test_views_share_memory():
+    base = torch.zeros(2, 3)
+    x = wrap(base)
+    for view in (x[0], x.t(), x.view(-1), x[:, 1:], x.detach(), x.unsqueeze(0), x.expand(2, 2, 3)):
+        assert type(view) is LazyTensor
+        assert view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+    x.t()[0].add_(1)
+    assert base.tolist() == [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+
+
+def test_view_bookkeeping():
+    x = wrap(torch.zeros(2, 3))
+    y = x[0]
+    assert y._is_view() and y._base is x
+    before = x._version
+    y.add_(1)
+    assert x._version == y._version == before + 1
+
+
+def test_python_attributes_and_identity_stay():
+    x = wrap(torch.ones(2))
+    y = x + 1
+    y.tag = "mine"
+    assert [y][0].tag == "mine" and weakref.ref(y)() is y
+    assert hash(y) == id(y)
+
+
+def test_saved_tensors_are_lazy():
+    x = wrap(torch.ones(2)).requires_grad_()
+    y = (x * 2).exp()
+    saved = y.grad_fn._saved_result
+    assert type(saved) is LazyTensor
+
+
+# --- reading points
+
+
+READS = {
+    "item": (lambda x: x[0, 0].item(), 3.0),
+    "tolist": (lambda x: x.tolist(), [[3.0] * 3] * 2),
+    "numpy": (lambda x: x.numpy().tolist(), [[3.0] * 3] * 2),
+    "__array__": (lambda x: np.asarray(x).tolist(), [[3.0] * 3] * 2),
+    "array of dtype": (lambda x: np.asarray(x, dtype=np.int64).tolist(), [[3] * 3] * 2),
+    "bool": (lambda x: bool((x == 3).all()), True),
+    "float": (lambda x: float(x[0, 0]), 3.0),
+    "int": (lambda x: int(x[0, 0]), 3),
+    "complex": (lambda x: complex(x[0, 0]), 3 + 0j),
+    "index": (lambda x: [10, 11, 12, 13][x[0, 0].long()], 13),
+    "range": (lambda x: list(range(x[0, 0].int())), [0, 1, 2]),
+    "format": (lambda x: f"{x[0, 0]:.2f}", "3.00"),
+    "dlpack": (lambda x: torch.from_dlpack(x).tolist(), [[3.0] * 3] * 2),
+    "numpy dlpack": (lambda x: np.from_dlpack(x).tolist(), [[3.0] * 3] * 2),
+    "unwrap": (lambda x: unwrap(x).tolist(), [[3.0] * 3] * 2),
+    "iteration": (lambda x: [row.tolist() for row in x], [[3.0] * 3] * 2),
+    "contains": (lambda x: 3.0 in x, True),
+    "equal": (lambda x: torch.equal(x, wrap(torch.full((2, 3), 3.0))), True),
+    "allclose": (lambda x: torch.allclose(x, torch.full((2, 3), 3.0)), True),
+    "is_nonzero": (lambda x: x[0, 0].is_nonzero(), True),
+    "data_ptr": (lambda x: x.data_ptr() != 0 and x.is_ready(), True),
+    "storage": (lambda x: list(x.untyped_storage())[:4], list(np.float32(3).tobytes())),
+    "typed storage": (lambda x: x.reshape(-1).storage()[0], 3.0),
+    "buffer": (lambda x: memoryview(x.numpy()).nbytes, 24),
+    "wait": (lambda x: x.wait() is x and x.is_ready(), True),
+    "len": (lambda x: len(x), 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READS)
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_reading_point(name):
+    read, expected = READS[name]
+    assert read(pending()) == expected
+
+
+@pytest.mark.parametrize("name", ["item", "bool", "float", "int"])
+def test_scalar_reads_of_many_elements_fail_as_in_eager(name):
+    read = {"item": lambda x: x.item(), "bool": bool, "float": float, "int": int}[name]
+    with pytest.raises(Exception) as eager:
+        read(torch.ones(2, 3))
+    with pytest.raises(type(eager.value)) as lazily:
+        read(pending())
+    assert str(lazily.value) == str(eager.value)
+
+
+@pytest.mark.parametrize("spec", ["", ".3f", ">10.2f", "e"])
+def test_format_equals_eager(spec):
+    plain = torch.tensor(3.25)
+    assert format(wrap(plain), spec) == format(plain, spec)
+
+
+def test_numpy_shares_memory():
+    base = torch.zeros(3)
+    x = wrap(base)
+    array = x.numpy()
+    array[0] = 5
+    assert base[0] == 5 and x[0].item() == 5
+    x.add_(1)
+    x.wait()
+    assert array.tolist() == [6.0, 1.0, 1.0]
+
+
+def test_numpy_refuses_what_eager_refuses():
+    with pytest.raises(RuntimeError, match="requires grad"):
+        wrap(torch.ones(2)).requires_grad_().numpy()
+
+
+def test_numpy_functions_take_it():
+    assert np.add(wrap(torch.ones(2)), 1).tolist() == [2.0, 2.0]
+
+
+def test_conversions_stay_lazy():
+    x = pending()
+    with lazy("deferred"):
+        for y in (x.cpu(), x.to("cpu"), x.to(torch.float64), x.double(), x.to("cpu", copy=True)):
+            assert type(y) is LazyTensor
+        assert not x.is_ready()
+
+
+def test_is_ready_never_waits():
+    x = pending()
+    start = time.perf_counter()
+    assert x.is_ready() is False
+    assert time.perf_counter() - start < 0.1
+    x.wait()
+    assert x.is_ready() is True
+
+
+def test_async_work_becomes_ready_without_a_read():
+    with lazy("async"):
+        x = wrap(torch.ones(2)) + 1
+    deadline = time.monotonic() + 20
+    while not x.is_ready() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert x.is_ready()
+
+
+# --- repr
+
+
+def test_repr_of_a_pending_tensor_names_op_and_line():
+    x = pending()
+    text = repr(x)
+    assert text.startswith("LazyTensor(shape=(2, 3), dtype=torch.float32, device='cpu', pending=")
+    assert "aten::mul" in text and "test_tensor.py:" in text
+    assert not x.is_ready()
+
+
+def test_repr_of_a_ready_tensor_shows_values():
+    x = pending().wait()
+    assert "3.0000, 3.0000, 3.0000" in repr(x) or "3., 3., 3." in repr(x)
+    assert str(x) == repr(x)
+
+
+def test_repr_of_a_failed_tensor():
+    with lazy("deferred"):
+        bad = wrap(torch.ones(3))[torch.tensor([9])]
+    with pytest.raises(IndexError):
+        bad.wait()
+    assert "failed=" in repr(bad) and "aten::index" in repr(bad)
+
+
+# --- copies and files
+
+
+def test_deepcopy():
+    x = pending()
+    y = copy.deepcopy(x)
+    assert type(y) is LazyTensor and y.tolist() == x.tolist()
+    assert y.data_ptr() != x.data_ptr()
+
+
+def test_deepcopy_keeps_sharing_and_grad():
+    x = wrap(torch.ones(2, 3)).requires_grad_()
+    (x * 2).sum().backward()
+    pair = copy.deepcopy([x, x])
+    assert pair[0] is pair[1]
+    assert type(pair[0].grad) is LazyTensor and pair[0].grad.tolist() == [[2.0] * 3] * 2
+
+
+def test_shallow_copy():
+    x = wrap(torch.ones(2))
+    y = copy.copy(x)
+    assert type(y) is LazyTensor and y.tolist() == [1.0, 1.0]
+
+
+def test_pickle():
+    y = pickle.loads(pickle.dumps(pending()))
+    assert type(y) is LazyTensor and y.tolist() == [[3.0] * 3] * 2
+
+
+def test_pickle_keeps_requires_grad_and_strides():
+    x = wrap(torch.arange(6.0).view(2, 3)).t().requires_grad_()
+    y = pickle.loads(pickle.dumps(x))
+    assert y.requires_grad and y.stride() == x.stride() and y.tolist() == x.tolist()
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_save_and_load(weights_only):
+    file = io.BytesIO()
+    torch.save({"x": pending(), "plain": torch.ones(1)}, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=weights_only)
+    assert type(loaded["x"]) is LazyTensor and loaded["x"].tolist() == [[3.0] * 3] * 2
+    assert type(loaded["plain"]) is torch.Tensor
+
+
+def test_saved_views_share_a_storage_again():
+    x = wrap(torch.zeros(4))
+    file = io.BytesIO()
+    torch.save([x, x[1:]], file)
+    file.seek(0)
+    whole, part = torch.load(file)
+    part.fill_(1)
+    assert whole.tolist() == [0.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_state_dict_round_trip(weights_only):
+    model = wrap(torch.nn.Linear(3, 2))
+    model(wrap(torch.ones(1, 3))).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other = torch.nn.Linear(3, 2)
+    other.load_state_dict(torch.load(file, weights_only=weights_only))
+    assert torch.equal(unwrap(model.weight.detach()), unwrap(other.weight.detach()))
+
+
+def test_load_state_dict_into_a_wrapped_module():
+    source, target = torch.nn.Linear(3, 2), wrap(torch.nn.Linear(3, 2))
+    target.load_state_dict(source.state_dict())
+    assert unwrap(target.weight.detach()).tolist() == source.weight.tolist()
+    assert isinstance(target.weight, LazyTensor)
+
+
+def test_state_dict_is_not_stale():
+    model = wrap(torch.nn.Linear(2, 2))
+    with lazy("deferred"), torch.no_grad():
+        model.weight.fill_(4)
+        state = model.state_dict()
+    assert state["weight"].tolist() == [[4.0, 4.0], [4.0, 4.0]]
+
+
+# --- Parameter, .data, .grad
+
+
+def test_parameter():
+    parameter = torch.nn.Parameter(wrap(torch.ones(2)))
+    assert isinstance(parameter, torch.nn.Parameter) and isinstance(parameter, LazyTensor)
+    assert parameter.requires_grad and parameter.is_leaf
+    module = torch.nn.Module()
+    module.weight = parameter
+    assert list(module.parameters()) == [parameter]
+    y = parameter * 2
+    assert type(y) is LazyTensor and y.tolist() == [2.0, 2.0]
+
+
+def test_grad_is_lazy():
+    x = wrap(torch.ones(2)).requires_grad_()
+    (x * 3).sum().backward()
+    assert type(x.grad) is LazyTensor and x.grad.tolist() == [3.0, 3.0]
+
+
+def test_grad_can_be_set_and_cleared():
+    x = wrap(torch.ones(2)).requires_grad_()
+    x.grad = wrap(torch.full((2,), 5.0))
+    assert x.grad.tolist() == [5.0, 5.0]
+    x.grad = None
+    assert x.grad is None
+
+
+def test_data_reads_as_lazy_and_shares():
+    x = wrap(torch.ones(2)).requires_grad_()
+    assert type(x.data) is LazyTensor and not x.data.requires_grad
+    x.data.add_(1)
+    assert x.tolist() == [2.0, 2.0]
+
+
+def test_data_can_be_replaced():
+    x = wrap(torch.ones(2))
+    x.data = pending()
+    assert x.shape == (2, 3) and x.tolist() == [[3.0] * 3] * 2
+
+
+# --- operators with other things
+
+
+def test_mixed_with_plain_and_numbers():
+    x = wrap(torch.ones(2))
+    results = [x + torch.ones(2), torch.ones(2) + x, 1 + x, x * torch.tensor(2.0), 2 / x, x**2]
+    assert all(type(y) is LazyTensor for y in results)
+    assert [y.tolist() for y in results] == [[2, 2], [2, 2], [2, 2], [2, 2], [2, 2], [1, 1]]
+
+
+def test_out_argument():
+    x, out = wrap(torch.ones(2)), wrap(torch.empty(0))
+    with lazy("deferred"):
+        assert torch.add(x, 1, out=out) is out
+        assert out.shape == (2,)
+    assert out.tolist() == [2.0, 2.0]
+
+
+def test_plain_out_is_complete_when_the_call_returns():
+    """Outside any block; wrapped operands, plain result."""
+    out = torch.empty(2)
+    torch.add(wrap(torch.ones(2)), 1, out=out)
+    assert type(out) is torch.Tensor and out.tolist() == [2.0, 2.0]
+
+
+def test_plain_in_place_with_lazy_operand_outside_a_block():
+    plain = torch.zeros(3)
+    assert plain.add_(wrap(torch.ones(3))) is plain
+    assert plain.numpy().tolist() == [1.0, 1.0, 1.0]
+
+
+def test_indexing_and_setitem():
+    x = wrap(torch.zeros(2, 3))
+    x[:, 1] = 5
+    x[0, 0] = wrap(torch.tensor(2.0))
+    x[x == 0] = -1
+    assert x.tolist() == [[2.0, 5.0, -1.0], [-1.0, 5.0, -1.0]]
+    assert x[[0, 1], [1, 2]].tolist() == [5.0, -1.0]
+    assert x[..., None].shape == (2, 3, 1)
+
+
+def test_resizing_ops_update_metadata_at_once():
+    x = wrap(torch.arange(6.0))
+    with lazy("deferred"):
+        x.resize_(2, 2)
+        assert x.shape == (2, 2)
+        y = wrap(torch.empty(0)).set_(x)
+        assert y.shape == (2, 2)
+    assert y.tolist() == [[0.0, 1.0], [2.0, 3.0]]
+
+
+def test_conj_and_neg_bits_are_mirrored():
+    plain = torch.tensor([1 + 2j, 3 - 1j])
+    x = wrap(plain).conj()
+    assert x.is_conj() and x.tolist() == plain.conj().tolist()
+    assert x.imag.is_neg() == plain.conj().imag.is_neg()
+    assert x.imag.tolist() == plain.conj().imag.tolist()
+
+
+def test_data_dependent_shapes():
+    x = wrap(torch.tensor([1.0, 0.0, 2.0]))
+    assert type(x.nonzero()) is LazyTensor and x.nonzero().tolist() == [[0], [2]]
+    assert x[x > 0].tolist() == [1.0, 2.0]
+    assert torch.unique(x).shape == (3,)
+
+
+def test_sparse_goes_through_eager():
+    lazyeng.reset_stats()
+    x = wrap(torch.eye(3))
+    assert torch.equal(x.to_sparse().to_dense(), torch.eye(3))
+    assert lazyeng.engine_stats()["fallbacks"] > 0
+
+
+def test_func_transforms():
+    x = wrap(torch.ones(3))
+    assert torch.func.grad(lambda a: (a * a).sum())(x).tolist() == [2.0] * 3
+    assert torch.func.vmap(lambda a: a * 2)(x).tolist() == [2.0] * 3
+
+
+def test_lagged():
+    lagged = lazyeng.Lagged(by=2)
+    values = [wrap(torch.tensor(float(i))) for i in range(4)]
+    assert [lagged.push(v) for v in values] == [None, None, values[0], values[1]]

@@ -1,0 +1,214 @@
+"""wrap and unwrap: tensors, containers, modules; zero-copy both ways."""
+
+import collections
+import dataclasses
+
+import pytest
+import torch
+
+from lazyeng import LazyTensor, lazy, unwrap, wrap
+
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+    labels: list
+    name: str = "b"
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: torch.Tensor
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+def test_tensor_is_zero_copy():
+    plain = torch.ones(3)
+    x = wrap(plain)
+    assert type(x) is LazyTensor and x.data_ptr() == plain.data_ptr()
+    x.add_(1)
+    x.wait()
+    assert plain.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_unwrap_is_zero_copy():
+    x = wrap(torch.ones(3)) + 1
+    plain = unwrap(x)
+    assert type(plain) is torch.Tensor and plain.data_ptr() == x.data_ptr()
+    assert unwrap(wrap(plain)).data_ptr() == plain.data_ptr()
+
+
+def test_lazy_tensor_is_returned_as_it_is():
+    x = wrap(torch.ones(2))
+    assert wrap(x) is x
+
+
+@pytest.mark.parametrize(
+    "obj", [None, 3, 2.5, "s", b"b", torch.float32, torch.device("cpu"), object()]
+)
+def test_identity_for_everything_else(obj):
+    assert wrap(obj) is obj
+    assert unwrap(obj) is obj
+
+
+@pytest.mark.parametrize("plain", [
+    torch.arange(6).view(2, 3).t(), torch.ones(()), torch.empty(0, 3),
+    torch.ones(4, dtype=torch.bool), torch.ones(2, dtype=torch.bfloat16),
+    torch.arange(8.0)[2:6:2], torch.ones(3).expand(2, 3),
+    torch.tensor([1j]),
+])  # fmt: skip
+def test_metadata_is_kept(plain):
+    x = wrap(plain)
+    for y in (x, unwrap(x)):
+        assert (y.shape, y.stride(), y.storage_offset(), y.dtype, y.device) == (
+            plain.shape, plain.stride(), plain.storage_offset(), plain.dtype, plain.device,
+        )  # fmt: skip
+    assert torch.equal(unwrap(x), plain)
+
+
+def test_two_wraps_of_one_storage_are_one_variable():
+    base = torch.zeros(4)
+    with lazy("deferred"):
+        a, b = wrap(base), wrap(base[1:3])
+        a.add_(1)
+        b.mul_(5)
+        c = a * 1
+    assert c.tolist() == [1.0, 5.0, 5.0, 1.0]
+
+
+def test_nested_containers():
+    one, two = torch.ones(1), torch.zeros(2)
+    tree = {"a": [one, (two, 3)], "b": Pair(one, "text"), "c": None}
+    wrapped = wrap(tree)
+    assert type(wrapped) is dict and type(wrapped["a"]) is list and type(wrapped["a"][1]) is tuple
+    assert type(wrapped["b"]) is Pair and wrapped["b"].b == "text" and wrapped["c"] is None
+    assert type(wrapped["a"][0]) is LazyTensor and type(wrapped["a"][1][0]) is LazyTensor
+    back = unwrap(wrapped)
+    assert type(back["b"].a) is torch.Tensor and back["a"][1][1] == 3
+    assert tree["a"][0] is one and type(one) is torch.Tensor  # the original stays
+
+
+def test_dict_subclasses_keep_their_type_and_order():
+    ordered = collections.OrderedDict(b=torch.ones(1), a=torch.ones(2))
+    wrapped = wrap(ordered)
+    assert type(wrapped) is collections.OrderedDict and list(wrapped) == ["b", "a"]
+
+
+@pytest.mark.parametrize("cls", [Batch, Frozen])
+def test_dataclasses(cls):
+    extra = {"labels": [torch.zeros(2)]} if cls is Batch else {}
+    wrapped = wrap(cls(x=torch.ones(1), **extra))
+    assert type(wrapped) is cls and type(wrapped.x) is LazyTensor
+    if cls is Batch:
+        assert type(wrapped.labels[0]) is LazyTensor and wrapped.name == "b"
+    assert type(unwrap(wrapped).x) is torch.Tensor
+
+
+def test_requires_grad_is_kept():
+    leaf = torch.ones(2, requires_grad=True)
+    assert wrap(leaf).requires_grad and wrap(leaf).is_leaf
+    assert unwrap(wrap(leaf)).requires_grad
+
+
+def model_and_loss(model, x):
+    return model(x).square().mean()
+
+
+def test_module_becomes_lazy_in_place():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    names, ids = list(model.state_dict()), [id(p) for p in model.parameters()]
+    assert wrap(model) is model
+    assert [id(p) for p in model.parameters()] == ids and list(model.state_dict()) == names
+    assert all(
+        isinstance(p, torch.nn.Parameter) and isinstance(p, LazyTensor) for p in model.parameters()
+    )
+    assert all(isinstance(b, LazyTensor) for b in model.buffers())
+    assert type(model(wrap(torch.randn(5, 3)))) is LazyTensor
+
+
+def test_wrap_module_twice_and_back():
+    model = torch.nn.Linear(2, 2)
+    weights = model.weight.detach().clone()
+    assert wrap(wrap(model)) is model
+    assert unwrap(model) is model
+    assert type(model.weight) is torch.nn.Parameter and torch.equal(model.weight, weights)
+    assert type(model(torch.ones(1, 2))) is torch.Tensor
+
+
+def test_module_results_equal_eager():
+    def train(lazily):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)
+        )
+        x = torch.randn(8, 3)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)  # built before wrap
+        if lazily:
+            model, x = wrap(model), wrap(x)
+        for _ in range(5):
+            optimizer.zero_grad()
+            model_and_loss(model, x).backward()
+            optimizer.step()
+        return [unwrap(v.detach()) for v in model.state_dict().values()]
+
+    for eager, lazily in zip(train(False), train(True), strict=True):
+        torch.testing.assert_close(lazily, eager)
+
+
+def test_optimizer_built_before_wrap_still_updates_the_module():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    wrap(model)
+    before = unwrap(model.weight.detach()).clone()
+    model(wrap(torch.ones(1, 2))).sum().backward()
+    optimizer.step()
+    assert optimizer.param_groups[0]["params"][0] is model.weight
+    assert not torch.equal(unwrap(model.weight.detach()), before)
+
+
+def test_tied_parameters_stay_tied():
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5, bias=False))
+    model[1].weight = model[0].weight
+    wrap(model)
+    assert model[0].weight is model[1].weight
+    assert len(list(model.parameters())) == 1
+
+
+def test_tied_storages_stay_tied():
+    """Two parameters over one storage: recurrent layers flatten their weights like this."""
+    storage = torch.zeros(6)
+    model = torch.nn.Module()
+    model.a = torch.nn.Parameter(storage[:3])
+    model.b = torch.nn.Parameter(storage)
+    wrap(model)
+    with torch.no_grad():
+        model.a.fill_(1)
+    assert model.b.tolist() == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_module_with_gradients_hooks_and_buffers():
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("scale", torch.tensor(2.0))
+    model(torch.ones(1, 2)).sum().backward()
+    seen = []
+    model.register_forward_hook(lambda module, args, out: seen.append(type(out)))
+    wrap(model)
+    assert isinstance(model.weight.grad, LazyTensor)
+    assert isinstance(model.scale, LazyTensor)
+    model(wrap(torch.ones(1, 2)))
+    assert seen == [LazyTensor]
+
+
+def test_module_inside_a_container():
+    model = torch.nn.Linear(2, 2)
+    assert wrap([model, torch.ones(1)])[0] is model
+    assert isinstance(model.weight, LazyTensor)
+
+
+def test_unwrap_waits_and_raises():
+    with lazy("deferred"):
+        bad = wrap(torch.ones(3))[torch.tensor([5])]
+    with pytest.raises(IndexError):
+        unwrap([bad])
