@@ -62,7 +62,8 @@ PyObject* init(PyObject*, PyObject* args) {
     session.recorder = std::make_unique<record::Recorder>(engine::make_threaded_engine(workers));
     record::set_current_recorder(session.recorder.get());
     const size_t kernels = record::register_kernels();
-    if (!record::install_slots() || !record::install_methods() || !record::install_view_methods())
+    if (!record::install_slots() || !record::install_methods() ||
+        !record::install_view_methods() || !record::install_overrides())
       return static_cast<PyObject*>(nullptr);
     return install_generator_hooks() ? PyLong_FromSize_t(kernels) : nullptr;
   });
