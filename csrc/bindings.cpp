@@ -10,6 +10,8 @@
 
 #include "csrc/generator_hooks.h"
 #include "csrc/record/factories.h"
+#include "csrc/record/fork.h"
+#include "csrc/record/gate.h"
 #include "csrc/record/generators.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
@@ -61,6 +63,7 @@ PyObject* init(PyObject*, PyObject* args) {
     record::set_python_class(reinterpret_cast<PyTypeObject*>(cls));
     session.recorder = std::make_unique<record::Recorder>(engine::make_threaded_engine(workers));
     record::set_current_recorder(session.recorder.get());
+    record::install_fork_handlers();
     const size_t kernels = record::register_kernels();
     if (!record::install_slots() || !record::install_methods() ||
         !record::install_view_methods() || !record::install_overrides())
@@ -157,7 +160,8 @@ PyObject* unreported_of_block(PyObject*, PyObject* block) {
 
 PyObject* flush(PyObject*, PyObject*) {
   return guarded([&] {
-    run::NoGil released;
+    const run::NoGil released;
+    const record::Gate::Inside inside;
     current_recorder()->flush();
     return Py_NewRef(Py_None);
   });
@@ -239,7 +243,8 @@ PyObject* set_num_workers(PyObject*, PyObject* count) {
   const unsigned long workers = PyLong_AsUnsignedLong(count);
   if (PyErr_Occurred()) return nullptr;
   return guarded([&] {
-    run::NoGil released;
+    const run::NoGil released;
+    const record::Gate::Inside inside;
     current_recorder()->engine().set_num_workers(static_cast<unsigned>(workers));
     return Py_NewRef(Py_None);
   });
@@ -282,7 +287,8 @@ PyObject* fallback_counts(PyObject*, PyObject*) {
 PyObject* stop_engine(PyObject*, PyObject*) {
   return guarded([&] {
     if (record::Recorder* recorder = current_recorder()) {
-      run::NoGil released;
+      const run::NoGil released;
+      const record::Gate::Inside inside;
       recorder->flush();
       recorder->engine().stop();
     }
@@ -295,6 +301,24 @@ PyObject* start_engine(PyObject*, PyObject*) {
     if (current_recorder()) current_recorder()->engine().start();
     return Py_NewRef(Py_None);
   });
+}
+
+PyObject* before_fork(PyObject*, PyObject*) {
+  return guarded([&] {
+    record::before_fork(*current_recorder());
+    return Py_NewRef(Py_None);
+  });
+}
+
+PyObject* after_fork_in_parent(PyObject*, PyObject*) {
+  return guarded([&] {
+    record::after_fork_in_parent(*current_recorder());
+    return Py_NewRef(Py_None);
+  });
+}
+
+PyObject* after_fork_in_child(PyObject*, PyObject*) {
+  return guarded([&] { return PyBool_FromLong(record::after_fork_in_child(*current_recorder())); });
 }
 
 PyObject* forget_failures(PyObject*, PyObject*) {
@@ -380,6 +404,9 @@ PyMethodDef methods[] = {
     {"fallback_counts", fallback_counts, METH_NOARGS, nullptr},
     {"stop_engine", stop_engine, METH_NOARGS, nullptr},
     {"start_engine", start_engine, METH_NOARGS, nullptr},
+    {"before_fork", before_fork, METH_NOARGS, nullptr},
+    {"after_fork_in_parent", after_fork_in_parent, METH_NOARGS, nullptr},
+    {"after_fork_in_child", after_fork_in_child, METH_NOARGS, nullptr},
     {"forget_failures", forget_failures, METH_NOARGS, nullptr},
     {"reads_directly", reads_directly, METH_O, nullptr},
     {"call_outside", call_outside, METH_VARARGS, nullptr},

@@ -27,6 +27,15 @@ def start_engine() -> None:
 def stop_engine() -> None:
     """Pushes and runs everything recorded, then ends the threads."""
 
+def before_fork() -> None:
+    """Runs everything recorded, ends the engine's threads, and keeps all other threads from recording."""
+
+def after_fork_in_parent() -> None:
+    """Starts the engine again and lets the other threads go on."""
+
+def after_fork_in_child() -> bool:
+    """Starts the engine; False if it cannot be, because the fork happened within an op or a wait."""
+
 def set_num_workers(n: int, /) -> None:
     """Sets the number of threads for CPU ops; waits for the ops that run now."""
 

@@ -21,7 +21,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return c10::Stream(c10::Stream::DEFAULT, device);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
-  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  // (Autograd starts a thread per device that it sees here, and with such threads refuses to work
+  // in a forked child. Ours reports real devices only, so no thread would have anything to do.)
+  c10::DeviceIndex deviceCount() const noexcept override { return 0; }
   void record(void**, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override {}
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void*) const override { return true; }

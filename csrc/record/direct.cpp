@@ -13,6 +13,7 @@
 #include <bit>
 
 #include "csrc/record/factories.h"
+#include "csrc/record/gate.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
 #include "csrc/record/node_builder.h"
@@ -21,12 +22,13 @@
 namespace lazyeng::record {
 namespace {
 
-/// No mode, transform, autocast, inference mode or profiler wants to see the call.
+/// No mode, transform, autocast, inference mode or profiler wants to see the call, nor is anybody
+/// about to fork.
 bool ordinary_thread() {
   static const c10::impl::LocalDispatchKeySet usual(c10::impl::PODLocalDispatchKeySet{0, 0});
   static const c10::DispatchKeySet lazy = usual.included_.add(c10::DispatchKey::PrivateUse1);
   const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
-  return (keys.included_ == lazy || keys.included_ == usual.included_) &&
+  return Gate::is_open() && (keys.included_ == lazy || keys.included_ == usual.included_) &&
          keys.excluded_ == usual.excluded_ && thread_mode().mode != Mode::sync &&
          !at::impl::torch_function_mode_enabled() &&
          !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();

@@ -5,6 +5,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include "csrc/record/factories.h"
+#include "csrc/record/gate.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
 #include "csrc/record/node_builder.h"
@@ -57,7 +58,10 @@ void set_current_recorder(Recorder* recorder) { current = recorder; }
 
 Recorder::Recorder(std::unique_ptr<engine::Engine> engine) : engine_(std::move(engine)) {
   engine_->set_hungry([this] { return hungry(); });
-  engine_->set_thread_init([](engine::QueueId, unsigned) { run::init_engine_thread(); });
+  engine_->set_thread_init([](engine::QueueId, unsigned) {
+    run::init_engine_thread();
+    Gate::exempt_this_thread();
+  });
 }
 
 Recorder::~Recorder() = default;

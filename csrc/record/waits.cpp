@@ -1,6 +1,7 @@
 // csrc/record/waits.cpp: waiting for what was recorded.
 #include <torch/csrc/Exceptions.h>
 
+#include "csrc/record/gate.h"
 #include "csrc/record/generators.h"
 #include "csrc/record/recorder.h"
 #include "csrc/run/plain_storage.h"
@@ -28,7 +29,8 @@ void Recorder::wait_until_done(
     const std::function<engine::WaitResult(const engine::Interrupt&)>& wait) {
   engine::WaitResult result;
   {
-    run::NoGil released;
+    const run::NoGil released;
+    const Gate::Inside inside;
     result = wait(signal_raised);
   }
   if (result == engine::WaitResult::interrupted) throw_pending_python_error();

@@ -92,9 +92,10 @@ void PlainStorages::attach(StorageVar& var, const c10::Storage& user) {
 }
 
 void PlainStorages::guard(StorageVar& var) {
+  Face alive;
   std::lock_guard lock(mutex_);
   if (var.guarded_ || !var.user_face_ref_) return;
-  auto alive = var.user_face_ref_->lock();
+  alive = var.user_face_ref_->lock();
   if (!alive) return;
   // (The name is torch's; it releases nothing: it makes data accesses raise with the message.)
   alive->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kGuardMessage));
@@ -102,22 +103,25 @@ void PlainStorages::guard(StorageVar& var) {
   guarded_.insert(&var);
 }
 
-void PlainStorages::lift(StorageVar& var) {
+PlainStorages::Face PlainStorages::lift(StorageVar& var) {
   var.guarded_ = false;
   guarded_.erase(&var);
-  if (auto alive = var.user_face_ref_->lock()) alive->clear_data_ptr_access_error_msg_();
+  Face alive = var.user_face_ref_->lock();
+  if (alive) alive->clear_data_ptr_access_error_msg_();
+  return alive;
 }
 
 void PlainStorages::release(StorageVar& var) {
   if (!var.exposed()) return;
+  Face alive;
   std::lock_guard lock(mutex_);
-  if (var.guarded_ && !var.awaited()) lift(var);
+  if (var.guarded_ && !var.awaited()) alive = lift(var);
 }
 
 void PlainStorages::follow_resize(StorageVar& var, bool through_user_face) {
   if (!var.exposed()) return;
-  at::DataPtr old;  // dropped after the lock: it may hold the last reference to somebody's memory
-  c10::intrusive_ptr<c10::StorageImpl> alive;
+  at::DataPtr old;  // it may hold the last reference to somebody's memory
+  Face alive;
   std::lock_guard lock(mutex_);
   alive = var.user_face_ref_->lock();
   if (!alive) return;
@@ -132,15 +136,17 @@ void PlainStorages::follow_resize(StorageVar& var, bool through_user_face) {
 }
 
 void PlainStorages::lift_for_writer(StorageVar& var) {
+  Face alive;
   std::lock_guard lock(mutex_);
-  if (var.guarded_) lift(var);
+  if (var.guarded_) alive = lift(var);
 }
 
 void PlainStorages::release_complete() {
+  std::vector<Face> alive;
   std::lock_guard lock(mutex_);
   const std::vector<StorageVar*> all(guarded_.begin(), guarded_.end());
   for (StorageVar* var : all)
-    if (!var->awaited()) lift(*var);
+    if (!var->awaited()) alive.push_back(lift(*var));
 }
 
 std::vector<StorageVarRef> PlainStorages::guarded() {
@@ -154,13 +160,14 @@ std::vector<StorageVarRef> PlainStorages::guarded() {
 void PlainStorages::forget(StorageVar& var) {
   // The weak reference is dropped after the lock: it may free the StorageImpl.
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> last;
+  Face alive;
   std::lock_guard lock(mutex_);
   auto found = vars_.find(var.user_face_);
   // (While this var was dying, a new one may have taken its place, and may guard the storage.)
   const bool replaced = found != vars_.end() && found->second != &var;
   if (found != vars_.end() && !replaced) vars_.erase(found);
   if (var.guarded_ && replaced) guarded_.erase(&var);
-  if (var.guarded_ && !replaced) lift(var);
+  if (var.guarded_ && !replaced) alive = lift(var);
   last.swap(var.user_face_ref_);
 }
 

@@ -107,19 +107,24 @@ void note_own_write(const at::Tensor& tensor) {
     tracked->own_writes.fetch_add(1, std::memory_order_seq_cst);
 }
 
+std::mutex& SiblingGroup::mutex() {
+  static auto* const instance = new std::mutex;  // outlives every group
+  return *instance;
+}
+
 void SiblingGroup::add(StorageVar* var) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(mutex());
   members_.push_back(var);
 }
 
 void SiblingGroup::remove(StorageVar* var) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(mutex());
   std::erase(members_, var);
 }
 
 std::vector<StorageVarRef> SiblingGroup::members() const {
   std::vector<StorageVarRef> alive;
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(mutex());
   for (StorageVar* var : members_)
     if (var->try_retain()) alive.push_back(StorageVarRef::adopt(var));
   return alive;
