@@ -6,6 +6,7 @@ it. Epochs are broken off early now and then; iteration goes on after exceptions
 
 import hashlib
 import random
+import time
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from torch.utils import data
 
 import lazyeng
 
-CONFIGURATIONS = 150
-WITH_WORKERS = 12
+CONFIGURATIONS = 100
+WITH_WORKERS = 8
+ORDERS = ["as is", "shuffle", "random", "replace", "subset", "weighted", "each"]
 
 
 class Rows(data.Dataset):
@@ -57,6 +59,20 @@ class SizedStream(Stream):
         return self.length
 
 
+class DrawEach(data.Sampler):
+    """Draws an index when it is asked for one."""
+
+    def __init__(self, length, generator):
+        self.length, self.generator = length, generator
+
+    def __len__(self):
+        return 2 * self.length
+
+    def __iter__(self):
+        for _ in range(len(self)):
+            yield int(torch.randint(self.length, (), generator=self.generator))
+
+
 def configuration(seed, workers=False):
     """A random choice of everything that decides which batches come; plain values only."""
     choose = random.Random(seed)
@@ -68,7 +84,7 @@ def configuration(seed, workers=False):
         "batching": choose.choice(["size", "size", "none", "sampler"]),
         "batch_size": choose.choice([1, 3, 5, 16]),
         "drop_last": choose.random() < 0.4,
-        "order": choose.choice(["as is", "shuffle", "random", "replace", "subset", "weighted"]),
+        "order": choose.choice(ORDERS),
         "generator": choose.choice([None, 5, 6]),
         "breaks": [choose.choice([None, None, 0, 1, 2, 4]) for _ in range(3)],
         "prefetch": choose.choice([0, 1, 2, 5]),
@@ -95,6 +111,8 @@ def sampler_of(c, dataset, generator):
         return data.SubsetRandomSampler(range(0, length, 2), generator=generator)
     if c["order"] == "weighted":
         return data.WeightedRandomSampler(list(range(1, length + 1)), 10, generator=generator)
+    if c["order"] == "each" and generator is not None:
+        return DrawEach(length, generator)
     return data.SequentialSampler(dataset)
 
 
@@ -137,6 +155,7 @@ def epoch(loader, stop_after):
         else:
             yield plain(batch)
         stop_after = stop_after and stop_after - 1
+    time.sleep(0.01)  # long enough to run ahead as far as that goes
     yield "broken off"
 
 
@@ -189,7 +208,7 @@ def test_configurations_reach_everything():
     for key, values in {
         "kind": {"rows", "many rows", "stream", "sized stream"},
         "batching": {"size", "none", "sampler"},
-        "order": {"as is", "shuffle", "random", "replace", "subset", "weighted"},
+        "order": set(ORDERS),
         "prefetch": {0, 1, 2, 5},
     }.items():
         assert {c[key] for c in made} == values

@@ -66,7 +66,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         channel = Channel(source, convert_to(self.device, self.prefetch), snapshot_of(generators))
         # The thread starts with the first `next`: samplers draw from then on.
         new: Pass[T] = Pass(
-            channel, self.prefetch, source=source, name="DataLoader", unit="batch",
+            channel, self.prefetch, sized=self._index_sampler, name="DataLoader", unit="batch",
             after=functools.partial(_end, generators),
         )  # fmt: skip
         self._last = weakref.ref(new)

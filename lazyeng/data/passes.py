@@ -61,7 +61,7 @@ class Pass(Generic[T]):
     Args:
         channel: where the items come from.
         depth: how many finished items may wait; 0: `next` makes each item itself.
-        source: has `__len__` if the pass is to have one.
+        sized: has `__len__` if the pass is to have one; not what holds its resources.
         name: what failures call the source.
         unit: what failures call an item.
         after: called once the pass is over, closed or dropped and its thread was told to stop.
@@ -72,16 +72,16 @@ class Pass(Generic[T]):
         channel: Channel,
         depth: int,
         *,
-        source: Any,
+        sized: Any,
         name: str,
         unit: str,
         after: Callable[[Life], None],
     ) -> None:
-        self._source = source
+        self._sized = sized
         self._name = name
         self._unit = unit
         self._stack = _C.capture_stack()
-        self._closed = False
+        self.closed = False
         self.life = Life(channel, depth, after)
         self._end = weakref.finalize(self, self.life.end)
         self._end.atexit = False  # runner.py has a hook of its own
@@ -105,9 +105,11 @@ class Pass(Generic[T]):
                 f"{self._name}: this iterator runs in the process that made it, and cannot go on "
                 "in a forked child, expected a new iter() there"
             )
-        while not self._closed:
+        while not self.closed:
             outcome = self._take()
-            if isinstance(outcome, Nudge):  # meant for who waited when an earlier pass was closed
+            if isinstance(outcome, Nudge):  # or for an earlier pass over the same one-shot source
+                if self.closed:
+                    self.life.channel.made.put(outcome)  # others may wait too
                 continue
             self.life.taken = outcome.state
             if isinstance(outcome, Item):
@@ -143,7 +145,7 @@ class Pass(Generic[T]):
         Raises:
             TypeError: the source has no length.
         """
-        return len(self._source)
+        return len(self._sized)
 
     # ---- closing
 
@@ -153,12 +155,13 @@ class Pass(Generic[T]):
         Waits for the item that is being made, at most two seconds; if the source takes longer, the
         thread ends once the source returns.
         """
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
+        self._sized = ()
         if not self.life.channel.foreign:
-            self._end()
             self.life.channel.made.put(Nudge())
+            self._end()
 
     def __enter__(self) -> Pass[T]:
         return self

@@ -67,22 +67,23 @@ class prefetch(Generic[T]):  # noqa: N801 (used like a function, as enumerate is
         source = iter(self._source)
         if source is not self._source:
             return self._started(Channel(source, convert_to(self._device, self._depth)), _drop)
-        for running in self._passes:
-            return running
+        for running in list(self._passes):
+            if not running.closed:
+                return running
         if self._one_shot is None:
             self._one_shot = Channel(source, convert_to(self._device, self._depth))
         return self._started(self._one_shot, _keep)
 
     def _started(self, channel: Channel, after: Callable[[Life], None]) -> Pass[T]:
         new: Pass[T] = Pass(
-            channel, self._depth, source=self._source, name="prefetch", unit="item", after=after
+            channel, self._depth, sized=self._source, name="prefetch", unit="item", after=after
         )
         self._passes.add(new)
         new.life.run_ahead()
         return new
 
     def __next__(self) -> T:
-        if self._own is None:
+        if self._own is None or self._own.closed:
             self._own = iter(self)
         return next(self._own)
 
