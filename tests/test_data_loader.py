@@ -82,13 +82,10 @@ def seeded(cls, workers, **more):
     return batches, torch.rand(()).item(), random.random()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_random_datasets_draw_what_they_draw_in_torch(workers):
-    expected = seeded(data.DataLoader, workers)
-    assert seeded(DataLoader, workers) == expected
-    if workers:
-        context = {"multiprocessing_context": "spawn", "persistent_workers": True}
-        assert seeded(DataLoader, workers, **context) == expected
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_random_datasets_draw_what_they_draw_in_torch(workers, persistent):
+    expected = seeded(data.DataLoader, workers, persistent_workers=persistent)
+    assert seeded(DataLoader, workers, persistent_workers=persistent) == expected
 
 
 def test_nothing_is_drawn_between_iter_and_next():
