@@ -210,6 +210,29 @@ def test_hanging_source_does_not_hang_close(monkeypatch):
     assert not thread.is_alive()
 
 
+class HangingSecond(data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        time.sleep(1000 * index)
+        return index
+
+
+def test_hanging_worker_is_ended(monkeypatch):
+    from lazyeng.data import runner
+
+    monkeypatch.setattr(runner, "GRACE", 0.2)
+    before = resources()
+    it = iter(DataLoader(HangingSecond(), num_workers=1))
+    assert next(it).item() == 0
+    (thread,) = threads()
+    it.close()
+    thread.join(timeout=30)  # torch looks after its workers every five seconds
+    del it, thread
+    assert resources() == before
+
+
 @pytest.fixture
 def ctrl_c():
     """A function that presses Ctrl-C after so many seconds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -52,14 +52,13 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.device = device
         self.prefetch = checked_depth("DataLoader: prefetch", prefetch)
         convert_to(device, prefetch)  # raises what is wrong with the device
-        self._last: weakref.ref[Pass[T]] | None = None
+        self._last: tuple[weakref.ref[Pass[T]], Channel] | None = None
         super().__init__(dataset, *args, **kwargs)
 
     @errors.boundary
     def __iter__(self) -> Pass[T]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        last = self._last and self._last()
-        if last is not None and self.persistent_workers:
-            last.close()  # torch has one iterator for all passes, and starts it anew here
+        if self.persistent_workers:
+            self._finish_last()
         # On this thread, as in torch: the draws of seeds and the start of workers happen here.
         source = super().__iter__()
         generators = generators_of((self.generator, self.sampler, self.batch_sampler))
@@ -67,10 +66,24 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         # The thread starts with the first `next`: samplers draw from then on.
         new: Pass[T] = Pass(
             channel, self.prefetch, sized=self._index_sampler, name="DataLoader", unit="batch",
-            after=functools.partial(_end, generators),
+            after=functools.partial(_end, generators, self._workers_of(source)),
         )  # fmt: skip
-        self._last = weakref.ref(new)
+        if self.persistent_workers:
+            self._last = weakref.ref(new), channel
         return new
+
+    def _finish_last(self) -> None:
+        """Ends the pass before: torch has one iterator for all, which starts anew."""
+        if self._last is not None:
+            last, channel = self._last[0](), self._last[1]
+            if last is not None:
+                last.close()
+            if channel.runner is not None:
+                channel.runner.stop(patient=True)
+
+    def _workers_of(self, source: Any) -> Sequence[Any]:
+        """The processes that end with the pass."""
+        return () if self.persistent_workers else tuple(getattr(source, "_workers", ()))
 
     def _get_iterator(self) -> Any:
         if self.num_workers == 0:
@@ -107,7 +120,11 @@ def _report_deaths_in_order(iterator: Any) -> None:
         iterator._worker_pids_set = False
 
 
-def _end(generators: list[torch.Generator], life: Life) -> None:
+def _end(generators: Sequence[torch.Generator], workers: Sequence[Any], life: Life) -> None:
     """After a pass: nothing of it stays, but for persistent workers."""
-    rewind(generators, life)
+    if life.hangs:  # the thread waits for a worker that hangs; torch's iterator has it report that
+        for worker in workers:
+            worker.terminate()
+    else:
+        rewind(generators, life)
     life.channel.drop()

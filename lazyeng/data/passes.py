@@ -23,12 +23,14 @@ class Life:
 
     Attributes:
         taken: the state of the channel's source just after the item that was taken last.
+        hangs: whether the thread did not end in time, when it was over.
     """
 
     def __init__(self, channel: Channel, depth: int, after: Callable[[Life], None]) -> None:
         self.channel = channel
         self.depth = depth
         self.taken = channel.state()
+        self.hangs = False
         self._runner: Runner | None = None
         self._after = after
 
@@ -49,8 +51,12 @@ class Life:
         if self.channel.foreign:
             return
         if self._runner is not None:
-            self._runner.stop()
+            self.hangs = not self._runner.stop()
         self._after(self)
+        self._after = _nothing  # a closed pass may live on; what it refers to need not
+
+
+def _nothing(_life: Life) -> None: ...
 
 
 class Pass(Generic[T]):

@@ -97,14 +97,22 @@ class Runner:
         except RuntimeError:  # it is free: the thread looks again anyway
             return
 
-    def stop(self, timeout: float | None = GRACE) -> bool:
-        """Ends the thread after the item that it makes now; whether it ended within `timeout`."""
-        if self._process != os.getpid():
-            return True  # the thread did not come along into this forked child
+    def tell_to_stop(self) -> None:
+        """Ends the thread after the item that it makes now; does not wait for that."""
         self._stopped = True
         self.wake()
+
+    def stop(self, *, patient: bool = False) -> bool:
+        """Ends the thread; whether it ended in time.
+
+        Args:
+            patient: wait as long as it takes, and not GRACE seconds at most.
+        """
+        if self._process != os.getpid():
+            return True  # the thread did not come along into this forked child
+        self.tell_to_stop()
         if self._thread is not threading.current_thread():
-            self._thread.join(timeout)
+            self._thread.join(None if patient else GRACE)
         return not self._thread.is_alive()
 
 
@@ -125,6 +133,6 @@ def _at_exit_stop_all() -> None:
 def _stop_all() -> None:
     runners = list(_running)
     for runner in runners:
-        runner.stop(timeout=0)
+        runner.tell_to_stop()
     for runner in runners:
         runner.stop()
