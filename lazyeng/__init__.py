@@ -14,6 +14,7 @@ from lazyeng import _check_torch  # noqa: E402
 _check_torch.check()
 
 from lazyeng import config as _config  # noqa: E402
+from lazyeng.data import DataLoader, prefetch  # noqa: E402
 from lazyeng.errors import LazyError  # noqa: E402
 from lazyeng.lagged import Lagged  # noqa: E402
 from lazyeng.mode import lazy, synchronize  # noqa: E402
@@ -24,11 +25,13 @@ from lazyeng.tensor import LazyTensor  # noqa: E402
 from lazyeng.wrapping import unwrap, wrap  # noqa: E402
 
 __all__ = [
+    "DataLoader",
     "Lagged",
     "LazyError",
     "LazyTensor",
     "engine_stats",
     "lazy",
+    "prefetch",
     "reset_stats",
     "set_num_workers",
     "synchronize",

@@ -86,6 +86,11 @@ def _like(
     return new
 
 
+def map_tensors(obj: T, leaf: Callable[[torch.Tensor], torch.Tensor]) -> T:
+    """The containers that `wrap` goes into, with `leaf` applied to each tensor in them."""
+    return _mapped(obj, leaf, lambda item: map_tensors(item, leaf))
+
+
 def _mapped(
     obj: Any, leaf: Callable[[torch.Tensor], torch.Tensor], again: Callable[[Any], Any]
 ) -> Any:
