@@ -8,6 +8,7 @@ is raised. Which frames are internal, and hidden, is decided here too.
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import os
 import sys
@@ -185,6 +186,7 @@ def _template() -> None: ...
 _TEMPLATE = _template.__code__
 
 
+@functools.lru_cache(maxsize=1024)  # a site's entry is made anew for each reader
 def _stub_code(site: Site) -> CodeType:
     return _TEMPLATE.replace(
         co_filename=site.filename,
