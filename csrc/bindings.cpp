@@ -52,6 +52,7 @@ const run::ValueRef& value_of(PyObject* object) {
   record::LazyImpl* lazy = record::lazy_impl(THPVariable_Unpack(object));
   TORCH_CHECK_TYPE(lazy, "expected a LazyTensor, got a plain tensor of type ",
                    Py_TYPE(object)->tp_name);
+  if (lazy->resized_outside()) record::follow_resize(THPVariable_Unpack(object));
   return lazy->value();
 }
 

@@ -142,7 +142,7 @@ class Binder {
 
   bool tensor(const run::ArgInfo& info, const at::Tensor& tensor) {
     LazyImpl* lazy = lazy_impl(tensor);
-    if (!lazy || !ordinary_keys(*lazy) || !without_grad(tensor, op_.view || info.write))
+    if (!lazy || lazy->resized_outside() || !ordinary_keys(*lazy) || !without_grad(tensor, op_.view || info.write))
       return false;
     run::TensorArg& arg = call_.tensors.emplace_back();
     arg.value = lazy->value();
@@ -273,7 +273,8 @@ PyObject* record_directly(const DirectOp& op, PyObject* const* args, size_t coun
 PyObject* detach_directly(PyObject* self) {
   const at::Tensor& tensor = THPVariable_Unpack(self);
   LazyImpl* lazy = lazy_impl(tensor);
-  if (!lazy || !ordinary_thread() || !ordinary_keys(*lazy)) return nullptr;
+  if (!lazy || lazy->resized_outside() || !ordinary_thread() || !ordinary_keys(*lazy))
+    return nullptr;
   if (torch::autograd::impl::get_autograd_meta(tensor) && tensor._fw_grad(/*level=*/0).defined())
     return nullptr;
   // What torch makes of it: a view without view metadata, that shares the version counter.

@@ -96,7 +96,7 @@ void install(const Node& node, Value& value, const at::Tensor& result) {
   const Geometry& g = value.geometry();
   at::Tensor tensor = result;
   if (!same_layout(g, tensor)) {
-    node.info.distrust_meta = true;
+    node.info.distrust_plans = true;
     TORCH_CHECK(
         tensor.defined() && tensor.sizes() == g.sizes() && tensor.scalar_type() == g.dtype(), "[",
         node.info.name, "] returned ",
