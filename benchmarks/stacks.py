@@ -3,9 +3,10 @@
 Alone: `capture` is called many times in C++ from one Python stack of the given depth: the whole
 stack was seen before, and is found again. For stacks that are new, generated functions call it
 from many different lines; the time of the first capture at each line counts, less what reading the
-clock costs (measured in the same run). With an op: recording `x + y` in mode "deferred" with stacks
-on and off, interleaved, each in a process of its own, as LAZYENG_STACKS is read at import; the
-difference of the medians.
+clock costs (measured in the same run). Beside them stands eager's `x + y`, measured between these
+bursts: on a shared machine only ratios of one run count. With an op: recording `x + y` in mode
+"deferred" with stacks on and off, interleaved, each in a process of its own, as LAZYENG_STACKS is
+read at import; the difference of the medians.
 
     python -m benchmarks.stacks [--depth 20]
 """
@@ -37,13 +38,24 @@ def outer_depth() -> int:
     return depth
 
 
-def seen_ns(depth: int, rounds: int = 30) -> list[float]:
+def seen_ns(depth: int, rounds: int = 60) -> list[tuple[float, float]]:
+    """(a capture, an eager `x + y`) of each round."""
+    import torch
+
     from lazyeng import _C
+
+    x, y = torch.ones(2), torch.ones(2)
 
     def measure() -> float:
         return _C.time_capture(10_000)[1]
 
-    return [at_depth(depth - outer_depth() - 1, measure) for _ in range(rounds)]
+    def eager() -> float:
+        start = time.perf_counter_ns()
+        for _ in range(1000):
+            x + y
+        return (time.perf_counter_ns() - start) / 1000
+
+    return [(at_depth(depth - outer_depth() - 1, measure), eager()) for _ in range(rounds)]
 
 
 def new_ns(depth: int, lines: int = 4000) -> list[float]:
@@ -115,10 +127,14 @@ def main() -> None:
     clock = clock_ns()
     seen, new = seen_ns(options.depth), new_ns(options.depth)
     off, added = added_to_an_op(options.depth)
-    quartiles = statistics.quantiles(seen, n=4)
+    captures = [capture for capture, _ in seen]
+    quartiles = statistics.quantiles(captures, n=4)
+    eager = statistics.median(eager for _, eager in seen)
+    ratio = statistics.median(capture / eager for capture, eager in seen)
     print(f"Python {sys.version.split()[0]}, depth {options.depth}, ns a capture")
-    print(f"seen before: median {statistics.median(seen):.0f}, quartiles {quartiles[0]:.0f} to "
-          f"{quartiles[2]:.0f}, best {min(seen):.0f} (target {SEEN_TARGET:.0f})")  # fmt: skip
+    print(f"seen before: median {statistics.median(captures):.0f}, quartiles {quartiles[0]:.0f} to "
+          f"{quartiles[2]:.0f}, best {min(captures):.0f} (target {SEEN_TARGET:.0f}); eager x + y: "
+          f"median {eager:.0f}, ratio {ratio:.3f}")  # fmt: skip
     print(f"new:         median {statistics.median(new) - clock:.0f}, mean "
           f"{statistics.fmean(new) - clock:.0f}, the clock's {clock:.0f} taken off "
           f"(target {NEW_TARGET:.0f})")  # fmt: skip

@@ -243,6 +243,17 @@ def test_warning_made_an_error_is_raised_at_the_read():
     assert torch.tensor(x.item()).isnan()  # the tensor is not to blame
 
 
+def test_warning_made_an_error_leaves_the_writes_of_a_block_complete():
+    p, q = torch.zeros(1), torch.zeros(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="degrees of freedom"), lazy("deferred"):
+            p.copy_(std_of_one())
+            q.add_(1)
+    assert q.tolist() == [1.0] and p.isnan().all()
+    q.data_ptr()  # nothing guards its memory any more
+
+
 def test_warning_nobody_reads_comes_at_exit():
     script = """
         import torch, lazyeng

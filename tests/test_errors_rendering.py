@@ -1,6 +1,7 @@
 """What a person reads: carets, pytest, IPython, pdb, logging, rich; of five kinds of programs."""
 
 import io
+import linecache
 import logging
 import os
 import re
@@ -107,7 +108,7 @@ def test_as_the_traceback_of_eager(program, lazy_mode, monkeypatch):
 @pytest.mark.parametrize("program", MARKED)
 def test_carets_are_under_the_expression(program):
     frame = traceback.extract_tb(error_of(program).__cause__.__traceback__)[-1]
-    full = frame._original_line if hasattr(frame, "_original_line") else frame.line
+    full = linecache.getline(frame.filename, frame.lineno)
     assert full.encode()[frame.colno : frame.end_colno].decode() == MARKED[program]
 
 

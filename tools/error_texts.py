@@ -1,8 +1,8 @@
 # tools/error_texts.py: writes the outputs in docs/errors.md. Usage: error_texts.py [MXNET_PYTHON]
 """Runs the programs of docs/errors/ and puts what they print below the marks in docs/errors.md.
 
-A mark is `<!-- index.py: eager -->` before a fenced block. lazyeng and eager are checked by
-tests/test_errors_texts.py; torch.compile's and MXNet's texts are kept as they were printed.
+A mark is `<!-- index.py: eager -->` before a fenced block. lazyeng's texts are checked by
+tests/test_errors_texts.py; the others are kept as they were printed.
 """
 
 from __future__ import annotations

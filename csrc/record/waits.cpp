@@ -74,8 +74,12 @@ void Recorder::wait_for_all() {
 
 void Recorder::wait_for_plain_writes() {
   WaitScope waits("plain tensors that the block writes are complete at its end");
-  for (const run::StorageVarRef& var : run::plain_storages().guarded()) wait_for(*var);
-  wait_for_generators();
+  {
+    const run::WarningsHeld held;
+    for (const run::StorageVarRef& var : run::plain_storages().guarded()) wait_for(*var);
+    wait_for_generators();
+  }
+  run::deliver_warnings();
   waits.report();
 }
 

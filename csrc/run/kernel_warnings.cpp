@@ -30,6 +30,7 @@ Store& store() {
 }
 
 thread_local const Node* running = nullptr;
+thread_local int held = 0;
 
 class Handler final : public c10::WarningHandler {
  public:
@@ -82,8 +83,11 @@ void collect_warnings_of_this_thread() {
 WarningsOf::WarningsOf(const Node& node) : before_(running) { running = &node; }
 WarningsOf::~WarningsOf() { running = before_; }
 
+WarningsHeld::WarningsHeld() { ++held; }
+WarningsHeld::~WarningsHeld() { --held; }
+
 void deliver_warnings() {
-  if (!store().any.load(std::memory_order_acquire)) return;
+  if (held || !store().any.load(std::memory_order_acquire)) return;
   Gil gil;
   while (const std::optional<Kept> kept = next()) {
     if (deliver(*kept)) continue;

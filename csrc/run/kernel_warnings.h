@@ -24,6 +24,16 @@ class WarningsOf {
   const Node* const before_;
 };
 
+/// While one exists, deliver_warnings does nothing on its thread: waits that belong together are
+/// not to be cut short by a warning that a filter turns into an exception.
+class WarningsHeld {
+ public:
+  WarningsHeld();
+  ~WarningsHeld();
+  WarningsHeld(const WarningsHeld&) = delete;
+  WarningsHeld& operator=(const WarningsHeld&) = delete;
+};
+
 /// Gives what was kept to Python's `warnings`. Takes the GIL if there is anything. Throws
 /// python_error if a filter turns a warning into an exception; the rest is kept then.
 void deliver_warnings();
