@@ -6,6 +6,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <chrono>
 #include <thread>
 
 #include "csrc/generator_hooks.h"
@@ -17,6 +18,8 @@
 #include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/slots.h"
+#include "csrc/record/sync_debug.h"
+#include "csrc/run/kernel_warnings.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
 #include "csrc/stacks/stack_table.h"
@@ -216,6 +219,31 @@ PyObject* set_stack_mode(PyObject*, PyObject* mode) {
   Py_RETURN_NONE;
 }
 
+PyObject* set_reports_waits(PyObject*, PyObject* reports) {
+  return PyBool_FromLong(record::set_reports_waits(reports == Py_True));
+}
+
+PyObject* deliver_warnings(PyObject*, PyObject*) {
+  return guarded([&] {
+    run::deliver_warnings();
+    Py_RETURN_NONE;
+  });
+}
+
+/// (ns of the first capture, mean ns of `count` more) of the caller's stack.
+PyObject* time_capture(PyObject*, PyObject* count) {
+  using Clock = std::chrono::steady_clock;
+  using Ns = std::chrono::duration<double, std::nano>;
+  const long more = PyLong_AsLong(count);
+  if (PyErr_Occurred()) return nullptr;
+  const auto start = Clock::now();
+  const stacks::StackRef first = stacks::capture();
+  const auto middle = Clock::now();
+  for (long i = 0; i < more; ++i) stacks::capture();
+  const Ns rest = Clock::now() - middle;
+  return Py_BuildValue("dd", Ns(middle - start).count(), more ? rest.count() / more : 0.0);
+}
+
 PyObject* set_internal_prefixes(PyObject*, PyObject* prefixes) {
   std::vector<std::string> list;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(prefixes); ++i)
@@ -393,6 +421,9 @@ PyMethodDef methods[] = {
     {"thread_mode", thread_mode, METH_NOARGS, nullptr},
     {"set_default_mode", set_default_mode, METH_O, nullptr},
     {"set_stack_mode", set_stack_mode, METH_O, nullptr},
+    {"set_reports_waits", set_reports_waits, METH_O, nullptr},
+    {"deliver_warnings", deliver_warnings, METH_NOARGS, nullptr},
+    {"time_capture", time_capture, METH_O, nullptr},
     {"set_internal_prefixes", set_internal_prefixes, METH_O, nullptr},
     {"capture_stack", capture_stack, METH_NOARGS, nullptr},
     {"_new_stub_frame", new_stub_frame, METH_VARARGS, nullptr},

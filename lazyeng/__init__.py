@@ -21,6 +21,12 @@ from lazyeng.mode import lazy, synchronize  # noqa: E402
 from lazyeng.setup_core import set_num_workers  # noqa: E402
 from lazyeng.setup_core import start as _start  # noqa: E402
 from lazyeng.stats import engine_stats, reset_stats  # noqa: E402
+from lazyeng.sync_debug import (  # noqa: E402
+    SyncError,
+    SyncWarning,
+    allow_sync,
+    set_sync_debug_mode,
+)
 from lazyeng.tensor import LazyTensor  # noqa: E402
 from lazyeng.wrapping import unwrap, wrap  # noqa: E402
 
@@ -29,11 +35,15 @@ __all__ = [
     "Lagged",
     "LazyError",
     "LazyTensor",
+    "SyncError",
+    "SyncWarning",
+    "allow_sync",
     "engine_stats",
     "lazy",
     "prefetch",
     "reset_stats",
     "set_num_workers",
+    "set_sync_debug_mode",
     "synchronize",
     "unwrap",
     "wrap",

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 
-from lazyeng import _C
+from lazyeng import _C, errors
 from lazyeng.tensor import LazyTensor
 
 T = TypeVar("T")
@@ -31,6 +31,7 @@ def wrap(obj: T) -> T:
     return _mapped(obj, _wrap_tensor, wrap)
 
 
+@errors.boundary
 def unwrap(obj: T) -> T:
     """The inverse of `wrap`: waits, and makes what is lazy plain, zero-copy.
 

@@ -13,6 +13,7 @@
 #include <bit>
 
 #include "csrc/record/factories.h"
+#include "csrc/record/forward_stacks.h"
 #include "csrc/record/gate.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
@@ -302,6 +303,7 @@ bool Recorder::record_direct(Call& call, bool view, at::Tensor& result) {
   c10::SmallVector<run::ValueRef, 2> values = add_outputs(*node, call, *plan);
   if (!values.empty()) result = make_lazy(std::move(values[0]));
   node->stack = stacks::capture();
+  node->forward_stack = forward_stack();
   append(*node);
   throttle(*node);
   return true;

@@ -155,7 +155,10 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
   const std::string base = op.operator_name().name;
   name = op.operator_name().overload_name.empty() ? base
                                                   : base + "." + op.operator_name().overload_name;
-  short_name = base.substr(base.find("::") + 2);
+  const size_t colons = base.find("::");
+  short_name = base.substr(colons + 2);
+  torch_name = name;
+  torch_name.replace(colons, 2, ".");
   aten = base.rfind("aten::", 0) == 0;
   for (const c10::Argument& argument : schema.arguments()) {
     ArgInfo info{kind_of(argument), written(argument)};

@@ -41,6 +41,7 @@ struct OpInfo {
   c10::OperatorHandle handle;
   std::string name;        ///< "aten::mm", "aten::add.out"
   std::string short_name;  ///< "mm"
+  std::string torch_name;  ///< "aten.mm", "aten.add.out": as torch.ops spells it
   std::vector<ArgInfo> args;
   std::vector<ReturnInfo> returns;
 
