@@ -323,15 +323,15 @@ def function_of_numpy(s):
 
 def in_backward(s):
     x = s(torch.ones(2)).requires_grad_()
-    loss = copied(x).sum()
+    loss = (copied(x) * 2).sum()
     loss.backward()
     return x.grad
 
 
 def in_double_backward(s):
     x = s(torch.ones(2)).requires_grad_()
-    (grad,) = torch.autograd.grad(twice(x).sum() * x.sum(), x, create_graph=True)
-    grad.sum().backward()
+    (grad,) = torch.autograd.grad((twice(x) * x).sum(), x, create_graph=True)
+    (grad * 2).sum().backward()
     return x.grad
 
 
@@ -352,7 +352,7 @@ def checkpointed(s):
 
 def checkpointed_reentrant(s):
     x = s(torch.ones(2)).requires_grad_()
-    checkpoint(lambda x: copied(x * 2), x, use_reentrant=True).sum().backward()
+    checkpoint(lambda x: copied(x * 2) * 2, x, use_reentrant=True).sum().backward()
     return x.grad
 
 
