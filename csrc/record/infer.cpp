@@ -262,8 +262,9 @@ PlanRef infer(const Call& call) {
     if (answer != Answer::none) return plan;
   }
   if (kernel_can_be_tried(call)) return ask_kernel(call);
-  if (call.info.wrong_meta || (makes_tensors(call.info) && has_odd_strides(call)))
-    return nullptr;
+  // (Of a custom op its author's fake kernel is all there is to ask.)
+  const bool doubtful = call.info.wrong_meta || has_odd_strides(call);
+  if (call.info.aten && makes_tensors(call.info) && doubtful) return nullptr;
   return ask_meta(call, For::meta, answer);
 }
 

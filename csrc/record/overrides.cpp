@@ -8,6 +8,7 @@
 
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/slots.h"
+#include "csrc/run/python_ref.h"
 
 namespace lazyeng::record {
 namespace {
@@ -22,7 +23,9 @@ PyObject* get_attribute(PyObject* object, char* name) {
   if (Py_TYPE(object) == python_class())  // (a subclass may override)
     for (const Answer& answer : answers)
       if (std::strcmp(name, answer.name) == 0) return Py_NewRef(answer.object);
-  return PyObject_GetAttrString(object, name);
+  // (PyObject_GetAttrString would come back here.)
+  const run::PyRef key(PyUnicode_InternFromString(name));
+  return key ? PyObject_GetAttr(object, key.get()) : nullptr;
 }
 
 }  // namespace

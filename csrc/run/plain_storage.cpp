@@ -2,9 +2,27 @@
 #include "csrc/run/plain_storage.h"
 
 #include <c10/core/impl/COW.h>
+#include <torch/version.h>
 
 namespace lazyeng::run {
 namespace {
+
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
+void clear_guard(c10::StorageImpl& impl);
+/// torch before 2.13 can set the flag and not clear it. An explicit instantiation may name private
+/// members.
+template <auto flag, auto refresh>
+struct GuardAccess {
+  friend void clear_guard(c10::StorageImpl& impl) {
+    impl.*flag = false;
+    (impl.*refresh)();
+  }
+};
+template struct GuardAccess<&c10::StorageImpl::throw_on_immutable_data_ptr_,
+                            &c10::StorageImpl::refresh_has_data_ptr_check>;
+#else
+void clear_guard(c10::StorageImpl& impl) { impl.clear_data_ptr_access_error_msg_(); }
+#endif
 
 constexpr const char* kGuardMessage =
     "lazyeng: a recorded write to this tensor is not complete, so its memory cannot be read "
@@ -107,7 +125,7 @@ PlainStorages::Face PlainStorages::lift(StorageVar& var) {
   var.guarded_ = false;
   guarded_.erase(&var);
   Face alive = var.user_face_ref_->lock();
-  if (alive) alive->clear_data_ptr_access_error_msg_();
+  if (alive) clear_guard(*alive);
   return alive;
 }
 
