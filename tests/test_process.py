@@ -389,7 +389,6 @@ def test_data_loader_workers_fork(end):
     check(LOADER.format(end=end, start="fork").replace("\n", "\n        "), "True")
 
 
-@pytest.mark.skip(reason="open defect: torch's shared-memory pickling of a wrapped storage fails")
 def test_data_loader_workers_spawn(tmp_path):
     file = tmp_path / "loader.py"
     file.write_text(PRELUDE + LOADER.format(end="", start="spawn"))
