@@ -7,6 +7,7 @@
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <chrono>
 #include <thread>
 
 #include "csrc/generator_hooks.h"
@@ -18,6 +19,8 @@
 #include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/slots.h"
+#include "csrc/record/sync_debug.h"
+#include "csrc/run/kernel_warnings.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
 #include "csrc/stacks/stack_table.h"
@@ -52,6 +55,7 @@ const run::ValueRef& value_of(PyObject* object) {
   record::LazyImpl* lazy = record::lazy_impl(THPVariable_Unpack(object));
   TORCH_CHECK_TYPE(lazy, "expected a LazyTensor, got a plain tensor of type ",
                    Py_TYPE(object)->tp_name);
+  if (lazy->resized_outside()) record::follow_resize(THPVariable_Unpack(object));
   return lazy->value();
 }
 
@@ -65,7 +69,8 @@ PyObject* init(PyObject*, PyObject* args) {
     record::set_current_recorder(session.recorder.get());
     record::install_fork_handlers();
     const size_t kernels = record::register_kernels();
-    if (!record::install_slots() || !record::install_methods() || !record::install_view_methods())
+    if (!record::install_slots() || !record::install_methods() ||
+        !record::install_view_methods() || !record::install_overrides())
       return static_cast<PyObject*>(nullptr);
     return install_generator_hooks() ? PyLong_FromSize_t(kernels) : nullptr;
   });
@@ -213,6 +218,31 @@ PyObject* set_default_mode(PyObject*, PyObject* mode) {
 PyObject* set_stack_mode(PyObject*, PyObject* mode) {
   stacks::set_mode(static_cast<stacks::Mode>(PyLong_AsLong(mode)));
   Py_RETURN_NONE;
+}
+
+PyObject* set_reports_waits(PyObject*, PyObject* reports) {
+  return PyBool_FromLong(record::set_reports_waits(reports == Py_True));
+}
+
+PyObject* deliver_warnings(PyObject*, PyObject*) {
+  return guarded([&] {
+    run::deliver_warnings();
+    Py_RETURN_NONE;
+  });
+}
+
+/// (ns of the first capture, mean ns of `count` more) of the caller's stack.
+PyObject* time_capture(PyObject*, PyObject* count) {
+  using Clock = std::chrono::steady_clock;
+  using Ns = std::chrono::duration<double, std::nano>;
+  const long more = PyLong_AsLong(count);
+  if (PyErr_Occurred()) return nullptr;
+  const auto start = Clock::now();
+  const stacks::StackRef first = stacks::capture();
+  const auto middle = Clock::now();
+  for (long i = 0; i < more; ++i) stacks::capture();
+  const Ns rest = Clock::now() - middle;
+  return Py_BuildValue("dd", Ns(middle - start).count(), more ? rest.count() / more : 0.0);
 }
 
 PyObject* set_internal_prefixes(PyObject*, PyObject* prefixes) {
@@ -407,6 +437,9 @@ PyMethodDef methods[] = {
     {"thread_mode", thread_mode, METH_NOARGS, nullptr},
     {"set_default_mode", set_default_mode, METH_O, nullptr},
     {"set_stack_mode", set_stack_mode, METH_O, nullptr},
+    {"set_reports_waits", set_reports_waits, METH_O, nullptr},
+    {"deliver_warnings", deliver_warnings, METH_NOARGS, nullptr},
+    {"time_capture", time_capture, METH_O, nullptr},
     {"set_internal_prefixes", set_internal_prefixes, METH_O, nullptr},
     {"capture_stack", capture_stack, METH_NOARGS, nullptr},
     {"_new_stub_frame", new_stub_frame, METH_VARARGS, nullptr},

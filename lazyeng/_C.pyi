@@ -97,6 +97,12 @@ def unreported_of_block(block: int, /) -> list[BaseException]:
 def forget_failures() -> None:
     """Marks all failures so far as reported."""
 
+def deliver_warnings() -> None:
+    """Gives what kernels warned of on engine threads to Python's `warnings`; may raise there."""
+
+def set_reports_waits(reports: bool, /) -> bool:
+    """Says whether waits of the calling thread are reported to lazyeng.sync_debug; returns what was said before."""
+
 # ---- lazy() blocks and modes; a mode is an index into lazyeng.config.MODES
 
 def enter_block(mode: int, /) -> BlockToken:
@@ -135,6 +141,9 @@ def call_eagerly(
 
 def set_stack_mode(mode: int, /) -> None:
     """Sets what is captured: an index into lazyeng.config.STACKS."""
+
+def time_capture(count: int, /) -> tuple[float, float]:
+    """Nanoseconds of capturing the caller's stack once, and the mean of `count` captures more."""
 
 def set_internal_prefixes(directories: list[str], /) -> None:
     """Frames of files under these directories are not the user's."""

@@ -29,3 +29,4 @@ def _in_child() -> None:
 def _at_exit() -> None:
     _C.stop_engine()
     errors.warn_all(_C.unreported())
+    _C.deliver_warnings()

@@ -72,6 +72,7 @@ class Recorder {
   void throttle(const run::Node& node);
   void count_fallback(const run::OpInfo& info);
   void complete_eager_effects(const Call& call, const run::Node& node);
+  std::string writer_name(const run::StorageVar& var);
   void wait_until_done(const std::function<engine::WaitResult(const engine::Interrupt&)>& wait);
 
   std::unique_ptr<engine::Engine> engine_;

@@ -4,6 +4,7 @@
 // the window (hungry), and whoever records while a worker is idle pushes at once. In deferred mode
 // nodes stay until somebody reads, synchronizes, or the run-ahead bound is reached.
 #include "csrc/record/recorder.h"
+#include "csrc/record/sync_debug.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::record {
@@ -85,9 +86,12 @@ void Recorder::throttle(const run::Node& node) {
   // What is pending stands in a cache line that the workers write: small ops look now and then.
   if (node.number % kLookEvery != 0 && node.cost_bytes < kLookAtBytes) return;
   if (!engine_->above_limits()) return;
+  WaitScope waits("more is recorded and not run than the bounds of run-ahead allow");
+  if (waits.wanted()) waits.begin(node.info.torch_name);
   flush();
   wait_until_done(
       [&](const engine::Interrupt& interrupt) { return engine_->wait_below_limits(interrupt); });
+  waits.report();
 }
 
 }  // namespace lazyeng::record
