@@ -4,6 +4,7 @@
 // recorder. C++ exceptions become Python ones through torch's own translation.
 #include <Python.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <chrono>
@@ -391,6 +392,21 @@ PyObject* call_eagerly(PyObject*, PyObject* arguments) {
   });
 }
 
+/// follow_storage(untyped_storage): the storage may have moved to other memory: the engine follows.
+/// False if the engine does not know it.
+PyObject* follow_storage(PyObject*, PyObject* object) {
+  return guarded([&] {
+    TORCH_CHECK_TYPE(THPStorage_Check(object), "expected a storage, got ",
+                     Py_TYPE(object)->tp_name);
+    const at::Tensor over = at::detail::make_tensor<c10::TensorImpl>(
+        c10::Storage(THPStorage_Unpack(object)), c10::DispatchKeySet(c10::DispatchKey::CPU),
+        c10::scalarTypeToTypeMeta(c10::kByte));
+    const run::StorageVarRef var = run::plain_storages().find(over);
+    if (var) run::plain_storages().follow_resize(*var, /*through_user_face=*/true);
+    return PyBool_FromLong(static_cast<bool>(var));
+  });
+}
+
 PyObject* set_backward_from_lazy(PyObject*, PyObject* lazy) {
   return PyBool_FromLong(record::set_backward_from_lazy(lazy == Py_True));
 }
@@ -442,6 +458,7 @@ PyMethodDef methods[] = {
     {"reads_directly", reads_directly, METH_O, nullptr},
     {"call_outside", call_outside, METH_VARARGS, nullptr},
     {"call_eagerly", call_eagerly, METH_VARARGS, nullptr},
+    {"follow_storage", follow_storage, METH_O, nullptr},
     {"set_backward_from_lazy", set_backward_from_lazy, METH_O, nullptr},
     {"adopt_new_ops", adopt_new_ops, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},

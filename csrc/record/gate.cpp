@@ -62,15 +62,15 @@ bool Gate::is_inside() noexcept {
 
 void Gate::exempt_this_thread() { (own_ ? *own_ : make_slot()).exempt = true; }
 
-void Gate::wait_outside(Slot& slot) {
+void Gate::wait_outside(Slot& slot, uint32_t outer_scopes) {
   while (state_.load(std::memory_order_seq_cst) != State::open) {
-    if (!is_lost() && (slot.exempt || closed_by_us_)) return;
-    slot.depth.store(0, std::memory_order_release);
+    if (!is_lost() && (outer_scopes != 0 || slot.exempt || closed_by_us_)) return;
+    slot.depth.store(outer_scopes, std::memory_order_release);
     TORCH_CHECK(!is_lost(),
                 "lazyeng: this process was forked from within an operation of lazyeng, or not by "
                 "os.fork(): it has no engine and can neither record nor wait");
     {
-      run::NoGil released;
+      const run::NoGil released;
       wait_until_open();
     }
     enter(slot, 1);

@@ -48,7 +48,7 @@ class Gate {
     Inside() : slot_(own_ ? *own_ : make_slot()) {
       const uint32_t depth = slot_.depth.load(std::memory_order_relaxed);
       enter(slot_, depth + 1);
-      if (depth == 0 && state_.load(std::memory_order_seq_cst) != State::open) wait_outside(slot_);
+      if (state_.load(std::memory_order_seq_cst) != State::open) wait_outside(slot_, depth);
     }
     // release: whoever sees us outside sees all that we did inside.
     ~Inside() {
@@ -61,7 +61,7 @@ class Gate {
     Slot& slot_;
   };
 
-  /// Whether the calling thread is inside.
+  /// Whether the calling thread is inside. Engine threads always are: they run an op.
   static bool is_inside() noexcept;
   /// A hint: false sends a caller that has the GIL to where the gate is asked properly.
   static bool is_open() noexcept { return state_.load(std::memory_order_relaxed) == State::open; }
@@ -95,7 +95,7 @@ class Gate {
   }
 
   static Slot& make_slot();
-  static void wait_outside(Slot& slot);
+  static void wait_outside(Slot& slot, uint32_t outer_scopes);
   static void wait_until_open();
   static bool others_are_outside() noexcept;
   static bool membarrier() noexcept;

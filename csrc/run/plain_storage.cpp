@@ -40,8 +40,9 @@ at::DataPtr alias_of(const c10::Storage& owner) {
 /// A second StorageImpl over the memory of `owner`, which it keeps alive.
 c10::Storage second_face(const c10::Storage& owner) {
   c10::StorageImpl* impl = owner.unsafeGetStorageImpl();
+  // (Shared memory says that it is resizable, and has no allocator to do it.)
   return c10::Storage(c10::Storage::use_byte_size_t(), impl->nbytes(), alias_of(owner),
-                      impl->allocator(), impl->resizable());
+                      impl->allocator(), impl->resizable() && impl->allocator());
 }
 
 const void* address(const c10::Storage& storage) {
