@@ -332,7 +332,7 @@ def test_ctrl_c_during_an_op_run_at_the_call_keeps_its_failure():
         try:
             synchronize()
         except RuntimeError as error:
-            print(error.op, str(error)[:14], "<string>:" in error.__notes__[0])
+            print(error.op, str(error)[:13], "<string>:" in error.__notes__[0])
             print(isinstance(error, lazyeng.LazyError))
         synchronize()
     """)))  # fmt: skip
