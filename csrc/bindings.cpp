@@ -69,8 +69,8 @@ PyObject* init(PyObject*, PyObject* args) {
     record::set_current_recorder(session.recorder.get());
     record::install_fork_handlers();
     const size_t kernels = record::register_kernels();
-    if (!record::install_slots() || !record::install_methods() ||
-        !record::install_view_methods() || !record::install_overrides())
+    if (!record::install_slots() || !record::install_methods() || !record::install_view_methods() ||
+        !record::install_overrides())
       return static_cast<PyObject*>(nullptr);
     return install_generator_hooks() ? PyLong_FromSize_t(kernels) : nullptr;
   });

@@ -144,7 +144,8 @@ class Binder {
 
   bool tensor(const run::ArgInfo& info, const at::Tensor& tensor) {
     LazyImpl* lazy = lazy_impl(tensor);
-    if (!lazy || lazy->resized_outside() || !ordinary_keys(*lazy) || !without_grad(tensor, op_.view || info.write))
+    if (!lazy || lazy->resized_outside() || !ordinary_keys(*lazy) ||
+        !without_grad(tensor, op_.view || info.write))
       return false;
     run::TensorArg& arg = call_.tensors.emplace_back();
     arg.value = lazy->value();
