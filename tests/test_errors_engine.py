@@ -2,7 +2,6 @@
 
 import asyncio
 import contextvars
-import gc
 import multiprocessing
 import pickle
 import subprocess
@@ -18,15 +17,6 @@ import torch
 import lazyeng
 from lazyeng import LazyError, lazy, synchronize, wrap
 from tests.test_process import finished, start
-
-
-@pytest.fixture
-def no_gc():
-    """What dies in the test dies by its reference count: there is no cycle."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def failed(mode="deferred", index=7):
