@@ -49,6 +49,10 @@ const void* address(const c10::Storage& storage) {
   return storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
 }
 
+bool differ(const c10::Storage& a, const c10::Storage& b) {
+  return address(a) != address(b) || a.nbytes() != b.nbytes();
+}
+
 }  // namespace
 
 StorageVarRef PlainStorages::var_of(const at::Tensor& plain) {
@@ -64,10 +68,9 @@ StorageVarRef PlainStorages::var_of(const at::Tensor& plain) {
     auto found = vars_.find(impl);
     if (found != vars_.end() && found->second->try_retain())
       var = StorageVarRef::adopt(found->second);
-    // A resized plain storage has moved away from the var's memory: it is another storage now.
-    if (var && (address(var->engine_face()) != address(user) ||
-                var->engine_face().nbytes() != user.nbytes()))
-      std::swap(var, moved);
+    // A resized plain storage has moved away from the var's memory: it is another storage now. (Not
+    // while a recorded write is pending: it may be the one that resizes, one face after the other.)
+    if (var && !var->awaited() && differ(var->engine_face(), user)) std::swap(var, moved);
     if (!var) {
       var = make_ref<StorageVar>(second_face(user), user.nbytes());
       attach(*var, user);
@@ -107,7 +110,11 @@ void PlainStorages::attach(StorageVar& var, const c10::Storage& user) {
   var.user_face_ = user.unsafeGetStorageImpl();
   var.user_face_ref_.emplace(user.getWeakStorageImpl());
   var.exposed_.store(true, std::memory_order_release);
-  vars_[var.user_face_] = &var;
+  StorageVar*& entry = vars_[var.user_face_];
+  // The one before is dying, or its memory was left: no write of it is pending. (The caller holds
+  // the user face, so the reference that lift() returns is not the last one.)
+  if (entry && entry->guarded_) lift(*entry);
+  entry = &var;
 }
 
 void PlainStorages::guard(StorageVar& var) {
@@ -147,7 +154,7 @@ void PlainStorages::follow_resize(StorageVar& var, bool through_user_face) {
   const c10::Storage user(alive);
   const c10::Storage& moved = through_user_face ? user : var.engine_face();
   const c10::Storage& follower = through_user_face ? var.engine_face() : user;
-  if (address(moved) == address(follower) && moved.nbytes() == follower.nbytes()) return;
+  if (!differ(moved, follower)) return;
   c10::StorageImpl* impl = follower.unsafeGetStorageImpl();
   old = std::move(impl->_mutable_data_ptr_no_checks());
   impl->set_data_ptr_noswap(alias_of(moved));
@@ -182,11 +189,9 @@ void PlainStorages::forget(StorageVar& var) {
   Face alive;
   std::lock_guard lock(mutex_);
   auto found = vars_.find(var.user_face_);
-  // (While this var was dying, a new one may have taken its place, and may guard the storage.)
-  const bool replaced = found != vars_.end() && found->second != &var;
-  if (found != vars_.end() && !replaced) vars_.erase(found);
-  if (var.guarded_ && replaced) guarded_.erase(&var);
-  if (var.guarded_ && !replaced) alive = lift(var);
+  // (While this var was dying, a new one may have taken its place: see attach().)
+  if (found != vars_.end() && found->second == &var) vars_.erase(found);
+  if (var.guarded_) alive = lift(var);
   last.swap(var.user_face_ref_);
 }
 

@@ -56,7 +56,7 @@ class PlainStorages {
 
   void attach(StorageVar& var, const c10::Storage& user);
   /// Returns the user face, if it lives, for the caller to let go of after the lock.
-  [[nodiscard]] Face lift(StorageVar& var);
+  Face lift(StorageVar& var);
 
   std::mutex mutex_;
   std::unordered_map<c10::StorageImpl*, StorageVar*> vars_;
