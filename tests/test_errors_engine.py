@@ -134,6 +134,62 @@ def test_stacks_of_code_that_is_gone_are_let_go():
     assert sum(code() is not None for code in codes) < 4000
 
 
+# ---- out of memory
+
+
+def greedy(name, failures):
+    """An op that lacks memory the first `failures` times; and when each call was."""
+    calls = []
+
+    @torch.library.custom_op(f"lazyeng_test_memory::{name}", mutates_args=())
+    def op(x: torch.Tensor) -> torch.Tensor:
+        calls.append(lazyeng.engine_stats()["executed"])
+        if len(calls) <= failures:
+            raise torch.OutOfMemoryError(f"{name}: lacks 1 GiB")
+        return x + 1
+
+    op.register_fake(torch.empty_like)
+    return op, calls
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
+def test_out_of_memory_is_tried_again_when_nothing_else_runs(mode):
+    op, calls = greedy(f"once_{mode}", failures=1)
+    with lazy(mode):
+        others = [wrap(torch.ones(2)).exp() for _ in range(100)]
+        x = op(others[0])
+        synchronize()
+    assert x.tolist() == (others[0] + 1).tolist()
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
+def test_out_of_memory_twice_fails_that_op_only(mode):
+    op, calls = greedy(f"twice_{mode}", failures=9)
+    with lazy(mode):
+        good = wrap(torch.ones(2)) + 1
+        with pytest.raises(torch.OutOfMemoryError, match="lacks 1 GiB"):
+            op(good).tolist()
+        assert len(calls) == 2
+        assert (good * 2).tolist() == [4.0, 4.0]
+
+
+def test_out_of_memory_while_writing_is_not_tried_again():
+    calls = []
+
+    @torch.library.custom_op("lazyeng_test_memory::writes", mutates_args={"x"})
+    def writes(x: torch.Tensor) -> None:
+        calls.append(0)
+        x.add_(1)
+        raise torch.OutOfMemoryError("lacks 1 GiB")
+
+    x = wrap(torch.zeros(2))
+    writes(x)
+    with pytest.raises(torch.OutOfMemoryError):
+        x.tolist()
+    assert len(calls) == 1
+
+
 # ---- threads, tasks, processes
 
 

@@ -53,7 +53,9 @@ class NaiveEngine final : public TrackedEngine {
   void dispatch(ReadyList ready) override {
     while (!ready.empty() && !hold(ready)) {
       Op* const op = ready.pop_front();
-      execute(*op, ready);  // appends to the list: a chain of completions is a loop, no recursion
+      // It appends to the list: a chain of completions is a loop, no recursion.
+      while (!execute(*op, ready)) {
+      }
       retire(op);
     }
   }

@@ -41,6 +41,16 @@ class Op : public RefCounted {
   uint64_t cost_bytes =
       0;  ///< what it will allocate: counts against the run-ahead bound; fixed from admit on
 
+ protected:
+  /// To be called from run(), which then returns null and has changed nothing: the engine runs the
+  /// op once more, behind what is ready and when nothing else runs (for lack of memory, say).
+  /// False if this is that second time.
+  bool run_again_alone() noexcept {
+    if (again_ != Again::no) return false;
+    again_ = Again::asked;
+    return true;
+  }
+
  private:
   friend class DependencyTracker;
   friend class ReadyList;
@@ -60,8 +70,11 @@ class Op : public RefCounted {
   /// Merges what claim() left. Once, before the op is appended.
   void merge_claims();
 
+  enum class Again : uint8_t { no, asked, granted };
+
   AccessList accesses_;  // stable once pushed: vars link into it; emptied on completion
   Turn turn_ = Turn::queue;
+  Again again_ = Again::no;
   bool merged_ = true;  // no var is named twice in accesses_
   std::atomic<uint32_t> ungranted_{0};
   uint64_t order_ = 0;        // priority, then push order: the smaller runs first

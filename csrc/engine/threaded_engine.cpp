@@ -102,7 +102,10 @@ void ThreadedEngine::push(std::span<Ref<Op>> ops) {
 
 Op* ThreadedEngine::perform(Op* op, WorkerPool& pool) {
   ReadyList ready;
-  execute(*op, ready);
+  if (!execute(*op, ready)) {
+    pool.enqueue_last(op);
+    return nullptr;
+  }
   Op* next = nullptr;
   if (!ready.empty()) {
     next = keep_one(ready, pool);

@@ -1,6 +1,9 @@
 // csrc/engine/tracked_engine.cpp: run, complete, release; wait.
 #include "csrc/engine/tracked_engine.h"
 
+#include <chrono>
+#include <thread>
+
 namespace lazyeng::engine {
 
 namespace {
@@ -26,18 +29,49 @@ void TrackedEngine::push(std::span<Ref<Op>> ops) {
   if (!ready.empty()) dispatch(ready);
 }
 
-void TrackedEngine::execute(Op& op, ReadyList& ready) noexcept {
+bool TrackedEngine::execute(Op& op, ReadyList& ready) noexcept {
   FailurePtr failure = DependencyTracker::failed_input(op);
   if (failure) {
     skipped_.fetch_add(1, std::memory_order_relaxed);
     if (FailurePtr carried = op.skip(failure)) failure = std::move(carried);
-  } else {
+  } else if (op.again_ == Op::Again::no) {
     executed_.fetch_add(1, std::memory_order_relaxed);
     failure = op.run();
+    if (op.again_ == Op::Again::asked) {
+      want_alone_.fetch_add(1, std::memory_order_relaxed);
+      return false;
+    }
+  } else {
+    failure = run_alone(op);
   }
   op.finish(failure);
   DependencyTracker::complete(op, failure, ready);
   settle(ready);
+  return true;
+}
+
+// Ops that run now need nothing of this one, so they come to an end. One that lasts must not hold
+// it up for ever, and new ones may begin meanwhile: "alone" is the best effort, not a promise.
+FailurePtr TrackedEngine::run_alone(Op& op) noexcept {
+  constexpr auto kPatience = std::chrono::seconds(10);
+  constexpr auto kLookEvery = std::chrono::microseconds(100);
+  op.again_ = Op::Again::granted;
+  FailurePtr failure;
+  {
+    std::lock_guard lock(alone_);
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    // What has begun and is not gone: these ops themselves, and those that run.
+    const auto others_run = [this] {
+      const uint64_t gone = released_ops_.load(std::memory_order_acquire);
+      return executed_.load(std::memory_order_relaxed) + skipped_.load(std::memory_order_relaxed) >
+             gone + want_alone_.load(std::memory_order_relaxed);
+    };
+    while (others_run() && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(kLookEvery);
+    failure = op.run();
+  }
+  want_alone_.fetch_sub(1, std::memory_order_relaxed);
+  return failure;
 }
 
 void TrackedEngine::retire(Op* op) noexcept {
@@ -85,7 +119,8 @@ WaitResult TrackedEngine::push_and_run(Ref<Op> op, const Interrupt& interrupt,
   if (appended) appended();
   if (turn->wait(interrupt) == WaitResult::interrupted && turn->abandon())
     return WaitResult::interrupted;
-  execute(*mine, ready);
+  while (!execute(*mine, ready)) {
+  }
   if (!ready.empty()) dispatch(ready);
   retire(mine);
   return WaitResult::done;

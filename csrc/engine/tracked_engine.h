@@ -2,6 +2,8 @@
 // and the waits. They differ in where a ready op runs (dispatch).
 #pragma once
 
+#include <mutex>
+
 #include "csrc/engine/dependency_tracker.h"
 #include "csrc/engine/engine.h"
 
@@ -25,8 +27,9 @@ class TrackedEngine : public Engine {
   // An op that is ready goes through these two, in this order, on one thread. In between, the
   // thread sees to the ops that have become ready, so that they do not wait for destructors.
 
-  /// Runs or skips the op and completes it. Adds to `ready` what may run now.
-  void execute(Op& op, ReadyList& ready) noexcept;
+  /// Runs or skips the op and completes it. Adds to `ready` what may run now. False if the op is to
+  /// be executed once more, behind what else is ready: then nothing else has happened.
+  bool execute(Op& op, ReadyList& ready) noexcept;
   /// Releases what the op was admitted with, its vars, and the engine's reference.
   void retire(Op* op) noexcept;
 
@@ -34,12 +37,16 @@ class TrackedEngine : public Engine {
   void append(std::span<Ref<Op>> ops, ReadyList& ready);
 
  private:
+  FailurePtr run_alone(Op& op) noexcept;
+
   /// Takes out of `ready` what needs no queue: marks (completed here), turns of waiting callers.
   void settle(ReadyList& ready);
 
   DependencyTracker tracker_;
   EventCount news_;  // an epoch is complete; pending has fallen enough for wait_below_limits
   std::atomic<uint32_t> limit_waits_{0};
+  std::mutex alone_;                     // held by the op that runs alone; outermost of all locks
+  std::atomic<uint32_t> want_alone_{0};  // ops that have been run once, and hold it or wait for it
 };
 
 }  // namespace lazyeng::engine

@@ -44,6 +44,13 @@ void WorkerPool::enqueue(ReadyList ops) {
   unpark(woken);
 }
 
+void WorkerPool::enqueue_last(Op* op) {
+  op->order_ = ReadyQueue::kNone - 1;
+  ReadyList one;
+  one.push_back(op);
+  enqueue(one);
+}
+
 bool WorkerPool::may_continue(const Op& op) const noexcept {
   if (!open_.load(std::memory_order_relaxed)) return false;
   const uint64_t first = first_.load(std::memory_order_relaxed);

@@ -46,6 +46,8 @@ class WorkerPool {
 
   /// Queues the ops. Starts the threads if the pool may run and has none yet.
   void enqueue(ReadyList ops);
+  /// Queues an op that has had its turn behind all others.
+  void enqueue_last(Op* op);
   /// Whether a worker may go on with the op without asking the queue.
   bool may_continue(const Op& op) const noexcept;
 

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "csrc/run/executor.h"
@@ -52,6 +53,20 @@ bool nobody_holds(const Node& node) {
   for (const ValueRef& value : node.outputs)
     if (value && (value->use_count() > 1 || value->var_ref()->use_count() > 2)) return false;
   return !node.outputs.empty();
+}
+
+/// Whether the exception that is being handled says so, thrown by a kernel of torch or in Python.
+bool is_out_of_memory() noexcept {
+  try {
+    throw;
+  } catch (const c10::OutOfMemoryError&) {
+    return true;
+  } catch (const python_error& error) {
+    const Gil gil;
+    return PyErr_GivenExceptionMatches(error.type, THPException_OutOfMemoryError) != 0;
+  } catch (...) {
+    return false;
+  }
 }
 
 }  // namespace
@@ -116,6 +131,14 @@ void Node::execute() {
     install_results(*this, stack);
 }
 
+/// An op that lacks memory runs again when the others have let go of theirs. Not one that writes
+/// its arguments: it may have begun to.
+bool Node::retry_for_memory() noexcept {
+  return std::none_of(tensors.begin(), tensors.end(),
+                      [](const TensorArg& arg) { return arg.written; }) &&
+         run_again_alone();
+}
+
 engine::FailurePtr Node::run() noexcept {
   try {
     if (discover) {
@@ -126,6 +149,7 @@ engine::FailurePtr Node::run() noexcept {
     }
     return nullptr;
   } catch (...) {
+    if (is_out_of_memory() && retry_for_memory()) return nullptr;
     if (!discover || found.caller != std::this_thread::get_id())
       return fail(std::current_exception());
     found.thrown = std::current_exception();

@@ -97,6 +97,7 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   static constexpr uint64_t kWideBytes = 32768;
   std::unique_lock<std::mutex> wait_for_cores() const;
   std::vector<std::string> describe_inputs() const;
+  bool retry_for_memory() noexcept;
   engine::FailurePtr fail(std::exception_ptr error) const noexcept;
 };
 

@@ -272,6 +272,49 @@ void push_and_run_from_threads() {
   }
 }
 
+/// Lacks something the first time, as an op that runs out of memory does.
+class SecondTry final : public Op {
+ public:
+  explicit SecondTry(std::function<void(bool second)> body) : body_(std::move(body)) {}
+  FailurePtr run() noexcept override {
+    body_(!run_again_alone());
+    return nullptr;
+  }
+
+ private:
+  std::function<void(bool second)> body_;
+};
+
+void second_tries_run_alone() {
+  for (unsigned workers : {0u, 1u, 2u, 8u}) {
+    auto engine = started(workers);
+    std::atomic<int> running{0}, disturbed{0}, first{0}, second{0};
+    auto result = make_ref<IntVar>(), unrelated = make_ref<IntVar>();
+    const auto busy = [&] {
+      ++running;
+      sleep_ms(1);
+      --running;
+    };
+    const auto lacking = [&](bool again) {
+      ++(again ? second : first);
+      if (again) disturbed += running != 0;
+    };
+    for (int i = 0; i < 10; ++i) {
+      push(*engine, op(busy));
+      push(*engine, writes(make_ref<SecondTry>(lacking), {result}));
+      push(*engine, writes(reads(op([&] { ++unrelated->value; }), {result}), {unrelated}));
+      push(*engine, op(busy));
+    }
+    push_and_run(*engine, make_ref<SecondTry>(lacking));
+    engine->wait_for_all({});
+    same(first.load(), 11, "first tries");
+    same(second.load(), 11, "second tries");
+    same(disturbed.load(), 0, "second tries beside others");
+    same(unrelated->value, 10u, "ops behind them");
+    same(engine->counters().executed, uint64_t(41), "executed");
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -289,5 +332,6 @@ int main(int argc, char** argv) {
                     {"batches wake all workers", batches_wake_all},
                     {"chains of 100,000 ops", long_chains},
                     {"ops push ops", ops_push_ops},
-                    {"push_and_run from several threads", push_and_run_from_threads}});
+                    {"push_and_run from several threads", push_and_run_from_threads},
+                    {"second tries run alone", second_tries_run_alone}});
 }
