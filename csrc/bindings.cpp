@@ -8,6 +8,8 @@
 
 #include <thread>
 
+#include "csrc/fuse/group.h"
+#include "csrc/fuse/plan.h"
 #include "csrc/generator_hooks.h"
 #include "csrc/record/factories.h"
 #include "csrc/record/generators.h"
@@ -15,6 +17,7 @@
 #include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/slots.h"
+#include "csrc/run/buffers.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
 #include "csrc/stacks/stack_table.h"
@@ -260,8 +263,14 @@ PyObject* stats(PyObject*, PyObject*) {
   const engine::Counters counters = recorder.engine().counters();
   const record::RecordCounters& recorded = recorder.counters();
   using ull = unsigned long long;
-  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "recorded", ull{recorded.recorded},
-                       "executed", ull{counters.executed}, "syncs", ull{recorded.syncs},
+  const fuse::Stats& fused = fuse::stats();
+  const ull groups = fused.groups;
+  const run::BufferStats buffers = run::buffer_stats();
+  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "pool_bytes",
+                       ull{buffers.kept}, "peak_bytes", ull{buffers.peak}, "recorded", ull{recorded.recorded},
+                       "executed", ull{counters.executed}, "groups", groups, "launches",
+                       ull{counters.executed} + groups - fused.members, "syncs",
+                       ull{recorded.syncs},
                        "fallbacks", ull{recorded.fallbacks}, "pending_ops",
                        ull{counters.pending_ops}, "pending_bytes", ull{counters.pending_bytes},
                        "stack_table_entries", ull{stacks::table_size()});
@@ -281,6 +290,7 @@ PyObject* stop_engine(PyObject*, PyObject*) {
   return guarded([&] {
     if (record::Recorder* recorder = current_recorder()) {
       run::NoGil released;
+      recorder->stop_holder();
       recorder->flush();
       recorder->engine().stop();
     }
@@ -290,7 +300,10 @@ PyObject* stop_engine(PyObject*, PyObject*) {
 
 PyObject* start_engine(PyObject*, PyObject*) {
   return guarded([&] {
-    if (current_recorder()) current_recorder()->engine().start();
+    if (record::Recorder* recorder = current_recorder()) {
+      recorder->engine().start();
+      recorder->start_holder();
+    }
     return Py_NewRef(Py_None);
   });
 }
@@ -348,7 +361,36 @@ PyObject* adopt_new_ops(PyObject*, PyObject*) {
   });
 }
 
+PyObject* install_buffer_pool(PyObject*, PyObject* limit) {
+  const unsigned long long bytes = PyLong_AsUnsignedLongLong(limit);
+  if (PyErr_Occurred()) return nullptr;
+  run::install_buffer_pool(bytes);
+  Py_RETURN_NONE;
+}
+
+PyObject* empty_buffer_pool(PyObject*, PyObject*) {
+  run::empty_buffer_pool();
+  Py_RETURN_NONE;
+}
+
+PyObject* set_fusion(PyObject*, PyObject* on) {
+  current_recorder()->set_fusion(on == Py_True);
+  Py_RETURN_NONE;
+}
+
+PyObject* plan_count(PyObject*, PyObject*) { return PyLong_FromSize_t(fuse::plan_count()); }
+
+PyObject* set_fusion_log(PyObject*, PyObject* on) {
+  fuse::set_logging(on == Py_True);
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
+    {"install_buffer_pool", install_buffer_pool, METH_O, nullptr},
+    {"empty_buffer_pool", empty_buffer_pool, METH_NOARGS, nullptr},
+    {"set_fusion", set_fusion, METH_O, nullptr},
+    {"plan_count", plan_count, METH_NOARGS, nullptr},
+    {"set_fusion_log", set_fusion_log, METH_O, nullptr},
     {"init", init, METH_VARARGS, nullptr},
     {"wrap_tensor", wrap_tensor, METH_O, nullptr},
     {"is_lazy", is_lazy, METH_O, nullptr},

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "csrc/run/buffers.h"
 #include "csrc/run/plain_storage.h"
 
 namespace lazyeng::run {
@@ -178,6 +179,7 @@ RealDispatch::~RealDispatch() {
 }
 
 void init_engine_thread() {
+  use_buffer_pool_on_this_thread();
   c10::impl::_force_tls_local_dispatch_key_set(
       below_autograd(c10::impl::tls_local_dispatch_key_set()));
 }

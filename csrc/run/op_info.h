@@ -63,6 +63,8 @@ struct OpInfo {
   /// Set once a run returned something else than the meta function had said: from then on the op is
   /// run to learn what it returns.
   mutable std::atomic<bool> distrust_meta{false};
+  /// What csrc/fuse/op_table.cpp has found for the op; null: not looked up yet.
+  mutable std::atomic<const void*> fuse_rule{nullptr};
 };
 
 }  // namespace lazyeng::run

@@ -1,0 +1,48 @@
+// csrc/fuse/op_table.h: which ops a tile program can do, and in what form each takes its arguments.
+#pragma once
+
+#include "csrc/fuse/tile_kernel.h"
+#include "csrc/run/op_info.h"
+
+namespace lazyeng::fuse {
+
+/// How the arguments of an op become registers. "number": a Scalar argument.
+enum class Form : uint8_t {
+  unary,          ///< of one tensor, in its own dtype
+  unary_float,    ///< the same; integers become the default dtype
+  binary,         ///< (tensor, tensor or number), in their common dtype
+  binary_scaled,  ///< the same, and alpha
+  reversed,       ///< rsub: the second minus alpha times the first
+  divide,         ///< true division
+  compare,        ///< binary, to bool
+  logical_not,
+  is_nan,
+  where,          ///< (condition, tensor, tensor)
+  masked_fill,    ///< (tensor, mask, number or tensor of one element)
+  clamp,          ///< (tensor, number?, number?)
+  with_numbers,   ///< tensors, in their common dtype, and numbers, in the order of the kernel's
+  power,          ///< (tensor, number)
+  gelu,           ///< (tensor, approximate)
+  gelu_backward,  ///< (grad, tensor, approximate)
+  cast,           ///< _to_copy, clone, copy_: the last tensor, in the dtype of the result
+  fill,           ///< (tensor that is not read, number)
+  zero,
+  one,
+  sum,      ///< (tensor, ...) to a single element; which dims it names does not matter then
+  mean,
+  maximum,
+  minimum,
+};
+
+/// Whether the op folds a tensor.
+constexpr bool is_reduction(Form form) { return form >= Form::sum; }
+
+struct OpRule {
+  Form form;
+  Opcode opcode;
+};
+
+/// Null: the op never joins a group.
+const OpRule* rule_of(const run::OpInfo& info);
+
+}  // namespace lazyeng::fuse
