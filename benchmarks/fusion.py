@@ -1,7 +1,7 @@
 """Fused groups on the CPU against eager, torch.compile and a bare copy, in one run.
 
-Method. Each program is run `--rounds` times by each runner in turn (eager, lazy, compiled, copy), so
-that drift of a shared machine hits all alike; a figure is the median of the rounds' ratios to the
+Method. Each program is run `--rounds` times by each runner in turn (eager, lazy, compiled, copy),
+so that drift of a shared machine hits all alike; a figure is the median of the rounds' ratios to the
 copy (`out.copy_(x)` into memory that is there) or to eager. A round of small tensors repeats the
 program until about a millisecond has passed. Lazy results are waited for within the timed region.
 torch.compile is left out with `--no-compile`, and where it does not run; its compilation is not in
@@ -142,7 +142,9 @@ print((time.perf_counter() - start) / eager)
 
 
 def in_new_process(script: str) -> float:
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     return float(done.stdout)
 
 
@@ -152,14 +154,18 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=64, help="MiB")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     options = parser.parse_args()
-    sizes = [s for s in (4 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20) if s <= options.largest << 20]
+    sizes = [
+        s for s in (4 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20) if s <= options.largest << 20
+    ]
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; ratios to out.copy_(x)")
     for name, program in PROGRAMS.items():
         for dtype in (torch.float32, torch.bfloat16):
             for nbytes in sizes:
                 measure(name, program, nbytes, dtype, options)
     for mode in ("async", "deferred"):
-        print(f"peak of a 30-op chain on 64 MiB, {mode}: {in_new_process(PEAK.format(mode=mode)):.1f} buffers")
+        print(
+            f"peak of a 30-op chain on 64 MiB, {mode}: {in_new_process(PEAK.format(mode=mode)):.1f} buffers"
+        )
     print(f"first result of the chain, 4 MiB: {in_new_process(FIRST):.2f} of eager's second")
 
 

@@ -267,11 +267,10 @@ PyObject* stats(PyObject*, PyObject*) {
   const ull groups = fused.groups;
   const run::BufferStats buffers = run::buffer_stats();
   return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "pool_bytes",
-                       ull{buffers.kept}, "peak_bytes", ull{buffers.peak}, "recorded", ull{recorded.recorded},
-                       "executed", ull{counters.executed}, "groups", groups, "launches",
-                       ull{counters.executed} + groups - fused.members, "syncs",
-                       ull{recorded.syncs},
-                       "fallbacks", ull{recorded.fallbacks}, "pending_ops",
+                       ull{buffers.kept}, "peak_bytes", ull{buffers.peak}, "recorded",
+                       ull{recorded.recorded}, "executed", ull{counters.executed}, "groups", groups,
+                       "launches", ull{counters.executed} + groups - fused.members, "syncs",
+                       ull{recorded.syncs}, "fallbacks", ull{recorded.fallbacks}, "pending_ops",
                        ull{counters.pending_ops}, "pending_bytes", ull{counters.pending_bytes},
                        "stack_table_entries", ull{stacks::table_size()});
 }

@@ -1,7 +1,7 @@
 """Random expression DAGs of ops that can be fused: the same Python code over eager or lazy tensors.
 
-A program is a seed. Its results depend on nothing else, so eager, unfused and fused runs of one seed
-can be compared. `exact` programs use only ops whose fused results are eager's bit for bit; others
+A program is a seed. Its results depend on nothing else, so eager, unfused and fused runs of one
+seed can be compared. `exact` programs use only ops whose fused results are eager's bit for bit; others
 are kept within [-1, 1] now and then, so that a difference in the last bit stays one.
 """
 
@@ -136,7 +136,9 @@ def _view(dag: Dag) -> Tensor:
     x = dag.any()
     if x.dim() < 2:
         return x + 0 if x.dtype != torch.bool else x.clone()
-    return dag.choice.choice([x.t().t(), x[:1], x[:, :1], x.reshape(-1).view(x.shape), x.expand_as(x)])
+    return dag.choice.choice(
+        [x.t().t(), x[:1], x[:, :1], x.reshape(-1).view(x.shape), x.expand_as(x)]
+    )
 
 
 def _bound(dag: Dag) -> Tensor:

@@ -1,5 +1,6 @@
 """Fusion: fused, unfused and eager runs give the same results; failures, views and memory."""
 
+import os
 import re
 import subprocess
 import sys
@@ -215,7 +216,15 @@ def test_folds_end_a_group(dtype, shape, groups):
     def program(x, y):
         d = x - y
         square = d.square()
-        return d.mean(), square.sum(), square.mean(), d.amax(), d.amin(), d.max(), square.sum(tuple(range(d.dim())))
+        return (
+            d.mean(),
+            square.sum(),
+            square.mean(),
+            d.amax(),
+            d.amin(),
+            d.max(),
+            square.sum(tuple(range(d.dim()))),
+        )
 
     for got, want in zip(fused(program, x, y), program(x, y), strict=True):
         torch.testing.assert_close(got, want)
@@ -329,6 +338,6 @@ with lazyeng.lazy("deferred"):
 """
     done = subprocess.run(
         [sys.executable, "-c", script],
-        capture_output=True, text=True, timeout=90, env={**__import__("os").environ, "LAZYENG_LOGS": "fusion"},
+        capture_output=True, text=True, timeout=90, env=os.environ | {"LAZYENG_LOGS": "fusion"},
     )  # fmt: skip
     assert re.search(r"lazyeng fusion: 2 ops, 1000 elements, 4000 bytes not written", done.stderr)

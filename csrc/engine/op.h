@@ -39,7 +39,8 @@ class Op : public RefCounted {
 
   /// What a var that this op writes gets, `failure` being what run() or skip() returned. Asked once
   /// per write, before the op completes.
-  virtual const FailurePtr& failure_of(const Var& /*var*/, const FailurePtr& failure) const noexcept {
+  virtual const FailurePtr& failure_of(const Var& /*var*/,
+                                       const FailurePtr& failure) const noexcept {
     return failure;
   }
 

@@ -28,7 +28,7 @@ enum class Form : uint8_t {
   fill,           ///< (tensor that is not read, number)
   zero,
   one,
-  sum,      ///< (tensor, ...) to a single element; which dims it names does not matter then
+  sum,  ///< (tensor, ...) to a single element; which dims it names does not matter then
   mean,
   maximum,
   minimum,

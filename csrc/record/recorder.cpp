@@ -56,8 +56,7 @@ Recorder* current_recorder() { return current; }
 void set_current_recorder(Recorder* recorder) { current = recorder; }
 
 Recorder::Recorder(std::unique_ptr<engine::Engine> engine)
-    : engine_(std::move(engine)),
-      holder_([this] { return held_up_to(); }, [this] { flush(); }) {
+    : engine_(std::move(engine)), holder_([this] { return held_up_to(); }, [this] { flush(); }) {
   engine_->set_hungry([this] { return hungry(); });
   engine_->set_thread_init([](engine::QueueId, unsigned) { run::init_engine_thread(); });
 }

@@ -24,8 +24,8 @@ uint64_t hash_of(const GeometryData& g) {
   return mix(hash, bits);
 }
 
-/// Whether the strides, from the smallest on, are those of a contiguous tensor with its dims in that
-/// order.
+/// Whether the strides, from the smallest on, are those of a contiguous tensor with its dims in
+/// that order.
 bool crosses_evenly(const GeometryData& g) {
   Dims dims;
   for (size_t d = 0; d < g.sizes.size(); ++d)
