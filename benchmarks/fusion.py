@@ -1,11 +1,11 @@
 """Fused groups on the CPU against eager, torch.compile and a bare copy, in one run.
 
 Method. Each program is run `--rounds` times by each runner in turn (eager, lazy, compiled, copy),
-so that drift of a shared machine hits all alike; a figure is the median of the rounds' ratios to the
-copy (`out.copy_(x)` into memory that is there) or to eager. A round of small tensors repeats the
-program until about a millisecond has passed. Lazy results are waited for within the timed region.
-torch.compile is left out with `--no-compile`, and where it does not run; its compilation is not in
-the figures, except that the line "first result" is about nothing else.
+so that drift of a shared machine hits all alike; a figure is the median of the rounds' ratios to
+the copy (`out.copy_(x)` into memory that is there) or to eager. A round of small tensors repeats
+the program until about a millisecond has passed. Lazy results are waited for within the timed
+region. torch.compile is left out with `--no-compile`, and where it does not run; its compilation is
+not in the figures.
 
 The peak memory of a chain is what the buffer pool has lent out at most, in units of one tensor, the
 input included.
@@ -163,9 +163,8 @@ def main() -> None:
             for nbytes in sizes:
                 measure(name, program, nbytes, dtype, options)
     for mode in ("async", "deferred"):
-        print(
-            f"peak of a 30-op chain on 64 MiB, {mode}: {in_new_process(PEAK.format(mode=mode)):.1f} buffers"
-        )
+        peak = in_new_process(PEAK.format(mode=mode))
+        print(f"peak of a 30-op chain on 64 MiB, {mode}: {peak:.1f} buffers")
     print(f"first result of the chain, 4 MiB: {in_new_process(FIRST):.2f} of eager's second")
 
 

@@ -1,8 +1,8 @@
 """Random expression DAGs of ops that can be fused: the same Python code over eager or lazy tensors.
 
 A program is a seed. Its results depend on nothing else, so eager, unfused and fused runs of one
-seed can be compared. `exact` programs use only ops whose fused results are eager's bit for bit; others
-are kept within [-1, 1] now and then, so that a difference in the last bit stays one.
+seed can be compared. `exact` programs use only ops whose fused results are eager's bit for bit;
+others are kept within [-1, 1] now and then, so that a difference in the last bit stays one.
 """
 
 from __future__ import annotations
