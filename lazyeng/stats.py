@@ -20,8 +20,9 @@ def engine_stats() -> dict[str, int]:
 
     Returns:
         ``recorded``, ``executed``: ops recorded and run; ``groups``: fused groups run;
-        ``launches``: kernels started, one for each group and each op that ran alone; ``syncs``: places where the
-        program waited; ``fallbacks``: ops run at the call because they cannot be recorded;
+        ``launches``: kernels started, one for each group and each op that ran alone;
+        ``syncs``: places where the program waited; ``fallbacks``: ops run at the call because they
+        cannot be recorded;
         ``pending_ops``, ``pending_bytes``: recorded and not complete, and the bytes that they will
         allocate; ``pool_bytes``: kept for reuse by the buffer pool; ``peak_bytes``: the most that
         was ever in use of its buffers; ``stack_table_entries``: distinct creation stacks kept.
