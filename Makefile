@@ -36,7 +36,7 @@ py-test: build $(VENV)/test.stamp
 tsan asan:
 	$(cpp_tests) $@
 
-bench: build
+bench: build $(VENV)/test.stamp
 	for script in benchmarks/[a-z]*.py; do \
 	  name=$$(basename $$script .py); echo "== $$name"; $(bin)/python -m benchmarks.$$name || exit 1; \
 	done

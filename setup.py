@@ -77,6 +77,7 @@ kernels = [
 setup(
     ext_modules=[extension()],
     cmdclass={"build_ext": build_ext},
+    py_modules=["pytest_lazyeng"],
     packages=find_packages(include=["lazyeng", "lazyeng.*"])
     + [f"lazyeng.{name}" for name in kernels],
     package_dir={"lazyeng.triton_kernels": "triton_kernels"},

@@ -4,20 +4,27 @@
 // recorder. C++ exceptions become Python ones through torch's own translation.
 #include <Python.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <chrono>
 #include <thread>
 
 #include "csrc/fuse/group.h"
 #include "csrc/fuse/plan.h"
 #include "csrc/generator_hooks.h"
 #include "csrc/record/factories.h"
+#include "csrc/record/fork.h"
+#include "csrc/record/gate.h"
 #include "csrc/record/generators.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/slots.h"
+#include "csrc/record/sync_debug.h"
 #include "csrc/run/buffers.h"
+#include "csrc/run/kernel_warnings.h"
+#include "csrc/run/own_writes.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
 #include "csrc/stacks/stack_table.h"
@@ -52,6 +59,7 @@ const run::ValueRef& value_of(PyObject* object) {
   record::LazyImpl* lazy = record::lazy_impl(THPVariable_Unpack(object));
   TORCH_CHECK_TYPE(lazy, "expected a LazyTensor, got a plain tensor of type ",
                    Py_TYPE(object)->tp_name);
+  if (lazy->resized_outside()) record::follow_resize(THPVariable_Unpack(object));
   return lazy->value();
 }
 
@@ -63,8 +71,10 @@ PyObject* init(PyObject*, PyObject* args) {
     record::set_python_class(reinterpret_cast<PyTypeObject*>(cls));
     session.recorder = std::make_unique<record::Recorder>(engine::make_threaded_engine(workers));
     record::set_current_recorder(session.recorder.get());
+    record::install_fork_handlers();
     const size_t kernels = record::register_kernels();
-    if (!record::install_slots() || !record::install_methods() || !record::install_view_methods())
+    if (!record::install_slots() || !record::install_methods() || !record::install_view_methods() ||
+        !record::install_overrides())
       return static_cast<PyObject*>(nullptr);
     return install_generator_hooks() ? PyLong_FromSize_t(kernels) : nullptr;
   });
@@ -158,7 +168,8 @@ PyObject* unreported_of_block(PyObject*, PyObject* block) {
 
 PyObject* flush(PyObject*, PyObject*) {
   return guarded([&] {
-    run::NoGil released;
+    const run::NoGil released;
+    const record::Gate::Inside inside;
     current_recorder()->flush();
     return Py_NewRef(Py_None);
   });
@@ -213,6 +224,31 @@ PyObject* set_stack_mode(PyObject*, PyObject* mode) {
   Py_RETURN_NONE;
 }
 
+PyObject* set_reports_waits(PyObject*, PyObject* reports) {
+  return PyBool_FromLong(record::set_reports_waits(reports == Py_True));
+}
+
+PyObject* deliver_warnings(PyObject*, PyObject*) {
+  return guarded([&] {
+    run::deliver_warnings();
+    Py_RETURN_NONE;
+  });
+}
+
+/// (ns of the first capture, mean ns of `count` more) of the caller's stack.
+PyObject* time_capture(PyObject*, PyObject* count) {
+  using Clock = std::chrono::steady_clock;
+  using Ns = std::chrono::duration<double, std::nano>;
+  const long more = PyLong_AsLong(count);
+  if (PyErr_Occurred()) return nullptr;
+  const auto start = Clock::now();
+  const stacks::StackRef first = stacks::capture();
+  const auto middle = Clock::now();
+  for (long i = 0; i < more; ++i) stacks::capture();
+  const Ns rest = Clock::now() - middle;
+  return Py_BuildValue("dd", Ns(middle - start).count(), more ? rest.count() / more : 0.0);
+}
+
 PyObject* set_internal_prefixes(PyObject*, PyObject* prefixes) {
   std::vector<std::string> list;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(prefixes); ++i)
@@ -240,7 +276,8 @@ PyObject* set_num_workers(PyObject*, PyObject* count) {
   const unsigned long workers = PyLong_AsUnsignedLong(count);
   if (PyErr_Occurred()) return nullptr;
   return guarded([&] {
-    run::NoGil released;
+    const run::NoGil released;
+    const record::Gate::Inside inside;
     current_recorder()->engine().set_num_workers(static_cast<unsigned>(workers));
     return Py_NewRef(Py_None);
   });
@@ -288,7 +325,8 @@ PyObject* fallback_counts(PyObject*, PyObject*) {
 PyObject* stop_engine(PyObject*, PyObject*) {
   return guarded([&] {
     if (record::Recorder* recorder = current_recorder()) {
-      run::NoGil released;
+      const run::NoGil released;
+      const record::Gate::Inside inside;
       recorder->stop_holder();
       recorder->flush();
       recorder->engine().stop();
@@ -305,6 +343,24 @@ PyObject* start_engine(PyObject*, PyObject*) {
     }
     return Py_NewRef(Py_None);
   });
+}
+
+PyObject* before_fork(PyObject*, PyObject*) {
+  return guarded([&] {
+    record::before_fork(*current_recorder());
+    return Py_NewRef(Py_None);
+  });
+}
+
+PyObject* after_fork_in_parent(PyObject*, PyObject*) {
+  return guarded([&] {
+    record::after_fork_in_parent(*current_recorder());
+    return Py_NewRef(Py_None);
+  });
+}
+
+PyObject* after_fork_in_child(PyObject*, PyObject*) {
+  return guarded([&] { return PyBool_FromLong(record::after_fork_in_child(*current_recorder())); });
 }
 
 PyObject* forget_failures(PyObject*, PyObject*) {
@@ -349,6 +405,21 @@ PyObject* call_eagerly(PyObject*, PyObject* arguments) {
   });
 }
 
+/// follow_storage(untyped_storage): the storage may have moved to other memory: the engine follows.
+/// False if the engine does not know it.
+PyObject* follow_storage(PyObject*, PyObject* object) {
+  return guarded([&] {
+    TORCH_CHECK_TYPE(THPStorage_Check(object), "expected a storage, got ",
+                     Py_TYPE(object)->tp_name);
+    const at::Tensor over = at::detail::make_tensor<c10::TensorImpl>(
+        c10::Storage(THPStorage_Unpack(object)), c10::DispatchKeySet(c10::DispatchKey::CPU),
+        c10::scalarTypeToTypeMeta(c10::kByte));
+    const run::StorageVarRef var = run::plain_storages().find(over);
+    if (var) run::plain_storages().follow_resize(*var, /*through_user_face=*/true);
+    return PyBool_FromLong(static_cast<bool>(var));
+  });
+}
+
 PyObject* set_backward_from_lazy(PyObject*, PyObject* lazy) {
   return PyBool_FromLong(record::set_backward_from_lazy(lazy == Py_True));
 }
@@ -356,6 +427,16 @@ PyObject* set_backward_from_lazy(PyObject*, PyObject* lazy) {
 PyObject* adopt_new_ops(PyObject*, PyObject*) {
   return guarded([&] {
     record::adopt_new_ops();
+    Py_RETURN_NONE;
+  });
+}
+
+/// Of a tensor that an op is about to write; outside lazy() an op on plain tensors is not ours.
+PyObject* announce_own_write(PyObject*, PyObject* object) {
+  return guarded([&] {
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    if (record::lazy_impl(tensor) || record::thread_mode().inside())
+      run::announce_own_write(tensor);
     Py_RETURN_NONE;
   });
 }
@@ -385,6 +466,7 @@ PyObject* set_fusion_log(PyObject*, PyObject* on) {
 }
 
 PyMethodDef methods[] = {
+    {"announce_own_write", announce_own_write, METH_O, nullptr},
     {"install_buffer_pool", install_buffer_pool, METH_O, nullptr},
     {"empty_buffer_pool", empty_buffer_pool, METH_NOARGS, nullptr},
     {"set_fusion", set_fusion, METH_O, nullptr},
@@ -408,6 +490,9 @@ PyMethodDef methods[] = {
     {"thread_mode", thread_mode, METH_NOARGS, nullptr},
     {"set_default_mode", set_default_mode, METH_O, nullptr},
     {"set_stack_mode", set_stack_mode, METH_O, nullptr},
+    {"set_reports_waits", set_reports_waits, METH_O, nullptr},
+    {"deliver_warnings", deliver_warnings, METH_NOARGS, nullptr},
+    {"time_capture", time_capture, METH_O, nullptr},
     {"set_internal_prefixes", set_internal_prefixes, METH_O, nullptr},
     {"capture_stack", capture_stack, METH_NOARGS, nullptr},
     {"_new_stub_frame", new_stub_frame, METH_VARARGS, nullptr},
@@ -419,10 +504,14 @@ PyMethodDef methods[] = {
     {"fallback_counts", fallback_counts, METH_NOARGS, nullptr},
     {"stop_engine", stop_engine, METH_NOARGS, nullptr},
     {"start_engine", start_engine, METH_NOARGS, nullptr},
+    {"before_fork", before_fork, METH_NOARGS, nullptr},
+    {"after_fork_in_parent", after_fork_in_parent, METH_NOARGS, nullptr},
+    {"after_fork_in_child", after_fork_in_child, METH_NOARGS, nullptr},
     {"forget_failures", forget_failures, METH_NOARGS, nullptr},
     {"reads_directly", reads_directly, METH_O, nullptr},
     {"call_outside", call_outside, METH_VARARGS, nullptr},
     {"call_eagerly", call_eagerly, METH_VARARGS, nullptr},
+    {"follow_storage", follow_storage, METH_O, nullptr},
     {"set_backward_from_lazy", set_backward_from_lazy, METH_O, nullptr},
     {"adopt_new_ops", adopt_new_ops, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -27,6 +27,15 @@ def start_engine() -> None:
 def stop_engine() -> None:
     """Pushes and runs everything recorded, then ends the threads."""
 
+def before_fork() -> None:
+    """Runs everything recorded, ends the engine's threads, and keeps all other threads from recording."""
+
+def after_fork_in_parent() -> None:
+    """Starts the engine again and lets the other threads go on."""
+
+def after_fork_in_child() -> bool:
+    """Starts the engine; False if it cannot be, because the fork happened within an op or a wait."""
+
 def set_num_workers(n: int, /) -> None:
     """Sets the number of threads for CPU ops; waits for the ops that run now."""
 
@@ -62,6 +71,9 @@ def is_ready(tensor: torch.Tensor, /) -> bool:
 def status(tensor: torch.Tensor, /) -> tuple[Literal["pending", "failed", "ready"], str]:
     """The state of a lazy tensor and "aten::mm @ train.py:42" of the op behind it ("" if ready). Never waits."""
 
+def follow_storage(storage: torch.UntypedStorage, /) -> bool:
+    """The engine follows to the storage's present memory, which no pending op may use; False if it does not know it."""
+
 # ---- waiting for more than one tensor, and failures
 
 def flush() -> None:
@@ -84,6 +96,12 @@ def unreported_of_block(block: int, /) -> list[BaseException]:
 
 def forget_failures() -> None:
     """Marks all failures so far as reported."""
+
+def deliver_warnings() -> None:
+    """Gives what kernels warned of on engine threads to Python's `warnings`; may raise there."""
+
+def set_reports_waits(reports: bool, /) -> bool:
+    """Says whether waits of the calling thread are reported to lazyeng.sync_debug; returns what was said before."""
 
 # ---- lazy() blocks and modes; a mode is an index into lazyeng.config.MODES
 
@@ -124,6 +142,9 @@ def call_eagerly(
 def set_stack_mode(mode: int, /) -> None:
     """Sets what is captured: an index into lazyeng.config.STACKS."""
 
+def time_capture(count: int, /) -> tuple[float, float]:
+    """Nanoseconds of capturing the caller's stack once, and the mean of `count` captures more."""
+
 def set_internal_prefixes(directories: list[str], /) -> None:
     """Frames of files under these directories are not the user's."""
 
@@ -147,10 +168,15 @@ def set_fusion_log(on: bool, /) -> None:
 # ---- memory
 
 def install_buffer_pool(limit: int, /) -> None:
-    """Lets the engine's threads take the memory of results from a pool that keeps at most `limit` bytes for reuse. Once."""
+    """Sets up the pool that groups take the memory of their results from; it keeps at most `limit` bytes for reuse. Once."""
 
 def empty_buffer_pool() -> None:
     """Gives the memory that is kept for reuse back to the system."""
+
+# ---- versions
+
+def announce_own_write(tensor: torch.Tensor, /) -> None:
+    """Says that an op is about to bump the tensor's version counter and then to be recorded."""
 
 # ---- numbers
 

@@ -14,23 +14,36 @@ from lazyeng import _check_torch  # noqa: E402
 _check_torch.check()
 
 from lazyeng import config as _config  # noqa: E402
+from lazyeng.data import DataLoader, prefetch  # noqa: E402
 from lazyeng.errors import LazyError  # noqa: E402
 from lazyeng.lagged import Lagged  # noqa: E402
 from lazyeng.mode import lazy, synchronize  # noqa: E402
 from lazyeng.setup_core import set_num_workers  # noqa: E402
 from lazyeng.setup_core import start as _start  # noqa: E402
 from lazyeng.stats import engine_stats, reset_stats  # noqa: E402
+from lazyeng.sync_debug import (  # noqa: E402
+    SyncError,
+    SyncWarning,
+    allow_sync,
+    set_sync_debug_mode,
+)
 from lazyeng.tensor import LazyTensor  # noqa: E402
 from lazyeng.wrapping import unwrap, wrap  # noqa: E402
 
 __all__ = [
+    "DataLoader",
     "Lagged",
     "LazyError",
     "LazyTensor",
+    "SyncError",
+    "SyncWarning",
+    "allow_sync",
     "engine_stats",
     "lazy",
+    "prefetch",
     "reset_stats",
     "set_num_workers",
+    "set_sync_debug_mode",
     "synchronize",
     "unwrap",
     "wrap",

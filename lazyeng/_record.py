@@ -207,11 +207,15 @@ def _fresh_notes(attributes: dict[str, Any]) -> dict[str, Any]:
 # ---- pickle and copy
 
 
+def portable(error: BaseException, *, keep_traceback: bool = True) -> Record:
+    """As `take_apart`, for another process: what cannot be pickled becomes its repr."""
+    record = take_apart(error, keep_traceback=keep_traceback)
+    return _mapped(record, _picklable, importable_class, {})
+
+
 def _reduced(error: BaseException, protocol: Any = None) -> tuple[Any, ...]:
-    """Pickles the record; what cannot be pickled in it becomes its repr."""
     del protocol
-    record = take_apart(error, keep_traceback=False)
-    return (put_together, (_mapped(record, _picklable, importable_class, {}),))
+    return (put_together, (portable(error, keep_traceback=False),))
 
 
 def _copied(error: BaseException) -> BaseException:

@@ -8,6 +8,7 @@ is raised. Which frames are internal, and hidden, is decided here too.
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import os
 import sys
@@ -67,6 +68,17 @@ def _is_internal(code: CodeType, prefixes: tuple[str, ...]) -> bool:
     return id(code) in _internal_codes or code.co_filename.startswith(prefixes)
 
 
+def callers_of_backward(sites: Sequence[Site]) -> Sequence[Site]:
+    """The part of the stack outside of the innermost backward pass; all of it if there is none."""
+    passes = [i for i, s in enumerate(sites) if s.internal and s.name == "run_backward"]
+    return sites[: passes[-1]] if passes else sites
+
+
+def is_internal_frame(frame: FrameType) -> bool:
+    """Whether this is a frame of lazyeng, of torch, or of a function declared `internal`."""
+    return _is_internal(frame.f_code, _internal_prefixes())
+
+
 def sites_of(stack: Stack) -> list[Site]:
     """The stack as plain data, internal entries included."""
     prefixes = _internal_prefixes()
@@ -85,14 +97,29 @@ def _site(code: CodeType, offset: int, is_internal: bool) -> Site:
     )  # fmt: skip
 
 
+def full_stacks() -> bool:
+    """Whether the user wants internal entries in creation stacks."""
+    return os.environ.get("LAZYENG_STACKS") == "full" or show_all()
+
+
 def shown(sites: Sequence[Site]) -> list[Site]:
     """The user's entries; all of them if the user asked for that."""
     return list(sites) if show_all() else [site for site in sites if not site.internal]
 
 
 def shown_or_all(sites: Sequence[Site]) -> list[Site]:
-    """As `shown`, but never nothing: an op that torch itself recorded has an origin too."""
-    return shown(sites) or list(sites)
+    """What is shown of a creation stack; never nothing, as torch itself may record an op."""
+    return list(sites) if full_stacks() else shown(sites) or list(sites)
+
+
+def joined(forward: Sequence[Site], backward: Sequence[Site]) -> list[Site]:
+    """The stack of a forward op, then what is different in the one of the call of backward().
+
+    In the order of time: the line of the forward op, and last the line at which eager code raises.
+    """
+    pairs = zip(forward, backward, strict=False)
+    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return [*forward, *backward[common:]]
 
 
 def stack_of(traceback: TracebackType | None) -> list[tuple[CodeType, int]]:
@@ -121,8 +148,11 @@ def without_internal(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def place(sites: Sequence[Site]) -> str:
-    """ "train.py:12" of the innermost entry; "" if there is none."""
-    return f"{os.path.basename(sites[-1].filename)}:{sites[-1].line}" if sites else ""
+    """ "train.py:12" of the user's innermost entry; "" if there is none at all."""
+    if not sites:
+        return ""
+    site = next((site for site in reversed(sites) if not site.internal), sites[-1])
+    return f"{os.path.basename(site.filename)}:{site.line}"
 
 
 def summary(sites: Iterable[Site]) -> StackSummary:
@@ -145,7 +175,7 @@ def make_traceback(sites: Sequence[Site]) -> TracebackType | None:
     """A traceback whose entries point, to the column, at the sites; none of it ever ran."""
     traceback = None
     for site in reversed(sites):
-        frame = _new_frame(_stub_code(site), _globals_of(site.filename))
+        frame = _new_frame(_stub_code(site), globals_of(site.filename))
         traceback = TracebackType(traceback, frame, 0, site.line)
     return traceback
 
@@ -156,6 +186,7 @@ def _template() -> None: ...
 _TEMPLATE = _template.__code__
 
 
+@functools.lru_cache(maxsize=1024)  # a site's entry is made anew for each reader
 def _stub_code(site: Site) -> CodeType:
     return _TEMPLATE.replace(
         co_filename=site.filename,
@@ -197,7 +228,7 @@ def _signed_varint(value: int) -> bytes:
 _module_names: dict[str, str] = {}  # source file -> module, a hint that is checked at each use
 
 
-def _globals_of(filename: str) -> dict[str, Any]:
+def globals_of(filename: str) -> dict[str, Any]:
     """The namespace of the module made from this file, for debuggers and `linecache`.
 
     Looked up anew each time, as a failure that kept it would keep the module alive.

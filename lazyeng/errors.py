@@ -24,7 +24,11 @@ from lazyeng._record import (
 from lazyeng._traceback import (
     Site,
     Stack,
+    callers_of_backward,
+    globals_of,
     internal,
+    is_internal_frame,
+    joined,
     make_traceback,
     place,
     shown,
@@ -35,7 +39,8 @@ from lazyeng._traceback import (
 
 __all__ = [
     "LazyError", "UnseenFailureWarning", "boundary", "build", "detach", "group",
-    "hide_internal_frames", "internal", "raise_all", "warn_all", "warn_unseen",
+    "hide_internal_frames", "internal", "is_internal_frame", "raise_all", "warn_all",
+    "warn_of_kernel", "warn_unseen",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -69,6 +74,7 @@ def build(
     path: Sequence[str],
     root_id: int,
     path_length: int | None = None,
+    forward_stack: Stack = (),
 ) -> BaseException:
     """A new exception for one reader of a failed tensor; `original` is never changed.
 
@@ -81,6 +87,8 @@ def build(
             first eight and the last.
         root_id: number of the failed op.
         path_length: how many ops the path has, if `path` leaves some out.
+        forward_stack: of an op of a backward pass, the stack that called the op whose gradient it
+            computes.
 
     Returns:
         An instance of the original's class and of LazyError; of the original's class alone if that
@@ -88,7 +96,8 @@ def build(
         Its cause is a private copy of the original with the traceback of the creation.
     """
     record = original if isinstance(original, Record) else take_apart(original)
-    sites = shown_or_all(sites_of(stack))
+    called, forward = sites_of(stack), sites_of(forward_stack)
+    sites = shown_or_all(joined(forward, called))
     cause = put_together_as(record, lazy=False)
     if issubclass(record.cls, Exception):
         assign(cause, "__traceback__", make_traceback(sites + shown(record.sites)))
@@ -99,12 +108,16 @@ def build(
     else:
         error = cause
         assign(error, "__traceback__", None)
-    notes = _notes(op, inputs, sites, path, path_length or len(path))
+    notes = _notes(op, inputs, forward or called, path, path_length or len(path))
+    if forward and called:
+        notes.append(f"in the backward pass started at {place(callers_of_backward(called))}")
     error.__dict__["__notes__"] = [*_old_notes(error), *notes]
     return error
 
 
-def warn_unseen(original: Record | BaseException, op: str, stack: Stack) -> None:
+def warn_unseen(
+    original: Record | BaseException, op: str, stack: Stack, forward_stack: Stack = ()
+) -> None:
     """Warns of a failure that nobody saw: one line that names op, place, type and message.
 
     Raises:
@@ -114,7 +127,25 @@ def warn_unseen(original: Record | BaseException, op: str, stack: Stack) -> None
         name, text = original.cls.__qualname__, original.text
     else:
         name, text = type(original).__qualname__, text_of(original)
-    _warn(op, shown_or_all(sites_of(stack)), name, text)
+    _warn(op, sites_of(forward_stack) or sites_of(stack), name, text)
+
+
+def warn_of_kernel(category: type[Warning], message: str, stack: Stack) -> None:
+    """Passes on what a kernel warned of, as a warning of the user's line that called the op.
+
+    Raises:
+        Warning: if the program turns warnings into errors.
+    """
+    user = [site for site in sites_of(stack) if not site.internal]
+    if not user:
+        warnings.warn_explicit(message, category, filename="<lazyeng>", lineno=0)
+        return
+    namespace = globals_of(user[-1].filename)
+    warnings.warn_explicit(
+        message, category, filename=user[-1].filename, lineno=user[-1].line,
+        module=namespace.get("__name__"),
+        registry=namespace.setdefault("__warningregistry__", {}),  # as `warnings.warn` keeps it
+    )  # fmt: skip
 
 
 # ---- for the rest of the package

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 from lazyeng import _C, errors
 from lazyeng.config import MODES
+from lazyeng.errors import LazyError
+from lazyeng.sync_debug import SyncError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,6 +51,7 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
         tokens.append(_C.enter_block(MODES.index(self.mode)))
         return self
 
+    @errors.boundary
     def __exit__(
         self,
         exc_type: type[BaseException] | None,
@@ -56,29 +59,37 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
         traceback: TracebackType | None,
     ) -> None:
         token = self._entered.tokens.pop()
+        waited: list[BaseException] = []
         try:
             _C.wait_for_plain_writes()
+        except (SyncError, Warning) as report:  # the wait is over, and the writes are complete
+            waited.append(report)
         finally:
             _C.leave_block(token)
-        failed = _C.unreported_of_block(token[3])
-        if not failed:
+        problems = _C.unreported_of_block(token[3]) or waited
+        if not problems:
             return
         if exc is None:
-            errors.raise_all(failed)
-        for failure in failed:  # the exception on its way out is not masked
-            exc.add_note(f"lazyeng: also failed in this block: {type(failure).__name__}: {failure}")
+            errors.raise_all(problems)
+        for problem in problems:  # the exception on its way out is not masked
+            exc.add_note(f"lazyeng: also failed in this block: {type(problem).__name__}: {problem}")
 
     def __call__(self, function: F) -> F:
         """Decorates a function: each call runs in a block of this mode."""
 
         @functools.wraps(function)
         def in_block(*args: Any, **kwargs: Any) -> Any:
-            with lazy(self.mode):
-                return function(*args, **kwargs)
+            try:
+                with lazy(self.mode):
+                    return function(*args, **kwargs)
+            except LazyError as error:
+                errors.hide_internal_frames(error)
+                raise
 
         return in_block  # type: ignore[return-value]
 
 
+@errors.boundary
 def synchronize() -> None:
     """Waits for everything recorded so far and raises every failure not yet reported.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lazyeng import _C
+from lazyeng import _C, errors
 
 _METHODS = (
     "numpy", "tolist", "data_ptr", "__dlpack__", "__deepcopy__", "__reduce_ex__", "untyped_storage",
@@ -31,6 +31,7 @@ def install() -> None:
 
 
 def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+    @errors.boundary
     @functools.wraps(original)
     def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if _C.reads_directly(self):

@@ -11,17 +11,22 @@ from lazyeng import _C, errors
 def install() -> None:
     """Registers the hooks. Once per process, at import."""
     os.register_at_fork(
-        before=_C.stop_engine, after_in_parent=_C.start_engine, after_in_child=_in_child
+        before=_C.before_fork,
+        after_in_parent=_C.after_fork_in_parent,
+        after_in_child=_in_child,
     )
     atexit.register(_at_exit)
 
 
 def _in_child() -> None:
+    if not _C.after_fork_in_child():
+        atexit.unregister(_at_exit)  # forked from within an op: there is no engine to stop
+        return
     # Failures that nobody has seen yet are the parent's to report; reading them still raises here.
     _C.forget_failures()
-    _C.start_engine()
 
 
 def _at_exit() -> None:
     _C.stop_engine()
     errors.warn_all(_C.unreported())
+    _C.deliver_warnings()

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from lazyeng import _C, backward, custom_ops, device, plain_reads, process
+from lazyeng import _C, backward, custom_ops, device, plain_reads, process, sharing
 from lazyeng.config import MODES, STACKS, Config
 from lazyeng.tensor import LazyTensor, _rebuild
 
@@ -26,6 +26,7 @@ def start(config: Config) -> None:
     plain_reads.install()
     backward.install()
     custom_ops.install()
+    sharing.install()
     process.install()
     _C.start_engine()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lazyeng import _C
+from lazyeng import _C, errors
 
 _plain_data: Any = torch.Tensor.data  # a descriptor, whatever its stub says
 
@@ -45,6 +45,7 @@ class LazyTensor(torch.Tensor):
 
     # ---- waiting
 
+    @errors.boundary
     def wait(self) -> LazyTensor:
         """Waits until this tensor is computed; returns it.
 
@@ -70,51 +71,65 @@ class LazyTensor(torch.Tensor):
 
     # ---- reading values
 
+    @errors.boundary
     def item(self) -> Any:
         """The value of a tensor of one element, as a Python number. Waits; raises what failed."""
         return self._plain().item()
 
+    @errors.boundary
     def tolist(self) -> Any:
         """The values as nested lists, or one number. Waits; raises what failed."""
         return self._plain().tolist()
 
+    @errors.boundary
     def numpy(self, *, force: bool = False) -> Any:
         """A numpy array over the same memory. Waits; raises what failed, and what torch raises."""
         return self._plain().numpy() if force else self._plain_with_grad_flag().numpy()
 
+    @errors.boundary
     def __array__(self, dtype: Any = None) -> Any:
         plain = self._plain_with_grad_flag()
         return plain.__array__() if dtype is None else plain.__array__(dtype)
 
+    @errors.boundary
     def __bool__(self) -> bool:
         return bool(self._plain())
 
+    @errors.boundary
     def __float__(self) -> float:
         return float(self._plain())
 
+    @errors.boundary
     def __int__(self) -> int:
         return int(self._plain())
 
+    @errors.boundary
     def __complex__(self) -> complex:
         return complex(self._plain())
 
+    @errors.boundary
     def __index__(self) -> int:
         return self._plain().__index__()
 
+    @errors.boundary
     def __format__(self, spec: str) -> str:
         if self.dim() == 0 and not self.is_meta:
             return self.item().__format__(spec)
         return object.__format__(self, spec)
 
+    @errors.boundary
     def __contains__(self, element: Any) -> bool:
         return bool((self == element).any())
 
+    @errors.boundary
     def __dlpack__(self, **kwargs: Any) -> Any:
         return self._plain_with_grad_flag().__dlpack__(**kwargs)
 
+    @errors.boundary
     def __dlpack_device__(self) -> Any:
         return self._plain().__dlpack_device__()
 
+    @errors.boundary
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         state, text = _C.status(self)
         if state == "ready":
@@ -131,21 +146,26 @@ class LazyTensor(torch.Tensor):
 
     # ---- memory
 
+    @errors.boundary
     def data_ptr(self) -> int:
         """The address of the first element. Waits; raises what failed."""
         return self._plain().data_ptr()
 
+    @errors.boundary
     def untyped_storage(self) -> torch.UntypedStorage:
         """The storage, shared with this tensor. Waits; raises what failed."""
         return self._plain().untyped_storage()
 
+    @errors.boundary
     def storage(self) -> Any:
         """As `untyped_storage`, typed."""
         return self._plain().storage()
 
+    @errors.boundary
     def _typed_storage(self) -> Any:
         return self._plain()._typed_storage()
 
+    @errors.boundary
     def is_shared(self) -> bool:
         """Whether the memory is shared between processes. Waits; raises what failed."""
         return self._plain().is_shared()
@@ -161,6 +181,7 @@ class LazyTensor(torch.Tensor):
 
     # ---- copies
 
+    @errors.boundary
     def __deepcopy__(self, memo: dict[int, Any]) -> LazyTensor:
         if id(self) in memo:
             return memo[id(self)]
@@ -180,6 +201,7 @@ class LazyTensor(torch.Tensor):
         vars(copy).update(_deepcopied(vars(self), memo))
         return copy
 
+    @errors.boundary
     def __reduce_ex__(self, protocol: Any) -> Any:
         # An OrderedDict, as torch keeps it for backward hooks, is not allowed by weights_only.
         state = {key: value for key, value in self.__dict__.items() if key != "_is_param"}

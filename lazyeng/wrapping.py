@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 
-from lazyeng import _C
+from lazyeng import _C, errors
 from lazyeng.tensor import LazyTensor
 
 T = TypeVar("T")
@@ -31,6 +31,7 @@ def wrap(obj: T) -> T:
     return _mapped(obj, _wrap_tensor, wrap)
 
 
+@errors.boundary
 def unwrap(obj: T) -> T:
     """The inverse of `wrap`: waits, and makes what is lazy plain, zero-copy.
 
@@ -84,6 +85,11 @@ def _like(
     if old.is_leaf and old.grad is not None:
         new.grad = convert(old.grad)
     return new
+
+
+def map_tensors(obj: T, leaf: Callable[[torch.Tensor], torch.Tensor]) -> T:
+    """The containers that `wrap` goes into, with `leaf` applied to each tensor in them."""
+    return _mapped(obj, leaf, lambda item: map_tensors(item, leaf))
 
 
 def _mapped(

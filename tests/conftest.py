@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import gc
 import os
 import warnings
 
@@ -38,6 +39,15 @@ def clean():
     with contextlib.suppress(Exception), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lazyeng.synchronize()
+
+
+@pytest.fixture
+def no_gc():
+    """What dies in the test dies by its reference count: there is no cycle."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(params=["async", "deferred", "sync"])

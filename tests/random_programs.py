@@ -131,19 +131,25 @@ def log_read(state: State, x: torch.Tensor, how: str) -> None:
         state.log.append((how, tuple(x.shape), x.stride(), x.dtype, x.is_contiguous()))
 
 
+def same_strides(grad: torch.Tensor) -> torch.Tensor:
+    """Autograd sums the gradients of one input in place, but out of place for tensor subclasses
+    (input_buffer.cpp): the stride of a dimension of one element then differs."""
+    return grad.clone(memory_format=torch.contiguous_format)
+
+
 def grad_of_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     with torch.enable_grad():
         leaf = a.detach().clone().requires_grad_()
         (leaf * b.detach() + leaf.relu()).sum().backward()
     assert leaf.grad is not None
-    return leaf.grad
+    return same_strides(leaf.grad)
 
 
 def second_grad(a: torch.Tensor) -> torch.Tensor:
     with torch.enable_grad():
         leaf = a.detach().clone().requires_grad_()
         (first,) = torch.autograd.grad((leaf * leaf * leaf).sum(), leaf, create_graph=True)
-        return torch.autograd.grad(first.sum(), leaf)[0]
+        return same_strides(torch.autograd.grad(first.sum(), leaf)[0])
 
 
 def set_rows(x: torch.Tensor, y: torch.Tensor, a: int, b: int, step: int) -> None:

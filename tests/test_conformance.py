@@ -56,4 +56,4 @@ def test_exceptions_name_entries_that_exist(names):
 
 def test_at_most_twelve_operators_are_excepted():
     """At least 690 of 702 are equal; three have nothing to run on a CPU."""
-    assert sum(key.startswith("op:") for key in KNOWN) <= 9
+    assert sum(key.startswith("op:") for key in KNOWN) <= 3

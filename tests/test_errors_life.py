@@ -14,15 +14,6 @@ from tests import error_corpus as corpus
 from tests.error_corpus import build, kernel_with_a_chain, reading, stack_here, text_of
 
 
-@pytest.fixture
-def no_gc():
-    """What dies in the test dies by its reference count: there is no cycle."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 def lines_of(tb):
     return [(frame.name, frame.lineno) for frame in traceback.extract_tb(tb)]
 

@@ -217,6 +217,19 @@ def test_in_place_returns_the_plain_tensor(mode):
     assert x.tolist() == [2.0, 1.0]
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_plain_tensor_grows_again_and_again(mode):
+    """Its storage moves while ops on it are pending, or have just ended."""
+    for _ in range(20):
+        x = torch.zeros(1)
+        with lazy(mode):
+            for n in range(2, 40):
+                torch.add(torch.full((n * 100,), float(n)), 1, out=x)
+                x.add_(1)
+                x.mul_(2)
+        assert torch.equal(x, torch.full((3900,), 82.0))
+
+
 def test_out_argument_of_a_plain_tensor(mode):
     out = torch.empty(0)
     with lazy(mode):

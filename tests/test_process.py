@@ -19,15 +19,16 @@ from lazyeng import lazy, synchronize, wrap
 """
 
 
-def run(body, timeout=60):
+def run(body, timeout=60, **environment):
     """Runs the script; one that hangs is aborted, so that stderr shows where it was."""
-    return finished(start(PRELUDE + textwrap.dedent(body)), timeout)
+    return finished(start(PRELUDE + textwrap.dedent(body), **environment), timeout)
 
 
-def start(script):
+def start(script, **environment):
     return subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | environment,
+    )  # fmt: skip
 
 
 def finished(process, timeout=60):
@@ -43,8 +44,8 @@ def finished(process, timeout=60):
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def check(body, stdout):
-    done = run(body)
+def check(body, stdout, **environment):
+    done = run(body, **environment)
     assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-3000:]}"
     assert done.stdout.split() == stdout.split(), done.stderr[-3000:]
     return done
@@ -172,6 +173,133 @@ def test_fork_from_a_thread_while_others_record():
     """, "[0, 0, 0, 0, 0]")  # fmt: skip
 
 
+FORK_STORM = """
+import threading
+stop = threading.Event()
+def chain():  # the direct way: operators and methods of lazy tensors
+    x = wrap(torch.ones(50))
+    while not stop.is_set(): x = (x + 1).clamp(-9, 9)
+    x.wait()
+def read():
+    while not stop.is_set(): assert (wrap(torch.ones(3)) + 1).sum().item() == 6.0
+def block():  # the dispatcher, plain tensors, generators, waits for plain writes
+    plain = torch.zeros(20)
+    while not stop.is_set():
+        with lazy(): plain.add_(torch.randn(20)).mul_(0.5); torch.linalg.inv_ex(torch.eye(3))
+def at_the_call():  # ops that run at the call, and autograd without the GIL
+    while not stop.is_set():
+        with lazy("sync"): torch.ones(5).nonzero()
+        w = wrap(torch.ones(8, 8)).requires_grad_()
+        (w @ w).relu().sum().backward()
+        assert w.grad.sum().item() == 8 * 8 * 16
+def child():
+    x = wrap(torch.ones(3, requires_grad=True))
+    (x * 2).sum().backward()
+    with lazy(): y = torch.ones(4).add_(1); z = torch.rand(3) < 2
+    return (x.grad.tolist(), y.sum().item(), z.all().item()) == ([2.0] * 3, 8.0, True)
+# What torch sets up at the first call of an op or of backward() is not made for forks: a child made
+# meanwhile would wait for it for ever, with eager tensors too.
+stop.is_set = iter([False, True] * 4).__next__
+for work in (chain, read, block, at_the_call): work()
+child()
+del stop.is_set
+threads = [threading.Thread(target=work) for work in (chain, read, block, at_the_call)]
+for t in threads: t.start()
+{forks}
+stop.set()
+for t in threads: t.join()
+print("end")
+"""
+
+FORKS = {
+    "os.fork": """
+for _ in range(20):
+    pid = os.fork()
+    if pid == 0: os._exit(0 if child() else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+""",
+    "two threads": """
+def fork_often():
+    for _ in range(10):
+        pid = os.fork()
+        if pid == 0: os._exit(0 if child() else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+forkers = [threading.Thread(target=fork_often) for _ in range(2)]
+for t in forkers: t.start()
+for t in forkers: t.join()
+""",
+    "subprocess": """
+import subprocess
+for _ in range(10):
+    subprocess.run(["true"], check=True, preexec_fn=lambda: child() or os._exit(1))
+""",
+    "multiprocessing": """
+import multiprocessing
+def exit_well(): sys.exit(0 if child() else 1)
+def start_children():
+    for _ in range(10):
+        process = multiprocessing.get_context("fork").Process(target=exit_well)
+        process.start(); process.join()
+        assert process.exitcode == 0
+t = threading.Thread(target=start_children); t.start(); t.join()
+""",
+}
+
+
+# Open defect (docs/state.md): hung in a child in two of some hundred runs, on a busy machine only.
+RARELY_HANGS = pytest.mark.skipif(
+    os.environ.get("LAZYENG_TEST_HANGS") != "1", reason="rarely hangs: see docs/state.md"
+)
+STORMS = [pytest.param(how, marks=RARELY_HANGS if how == "two threads" else ()) for how in FORKS]
+
+
+@pytest.mark.parametrize("how", STORMS)
+def test_fork_storm(how):
+    """Children of a process whose other threads record, read and run ops at the call all work."""
+    check(FORK_STORM.replace("{forks}", FORKS[how]), "end", LAZYENG_MAX_PENDING_OPS="500")
+
+
+def test_fork_waits_for_a_kernel_that_waits_for_a_recording_thread():
+    """The gate opens again for the thread that holds the lock which the Python kernel wants."""
+    check("""
+        import threading
+        lock, holds, go = threading.Lock(), threading.Event(), threading.Event()
+        @torch.library.custom_op("lazyeng_fork::locks", mutates_args=())
+        def locks(x: torch.Tensor) -> torch.Tensor:
+            with lock: return x + 1
+        locks.register_fake(lambda x: torch.empty_like(x))
+        def work():
+            global y
+            with lock:
+                holds.set()
+                for _ in range(20000): y = torch.sigmoid(wrap(torch.ones(2)))
+        t = threading.Thread(target=work); t.start(); holds.wait()
+        x = locks(wrap(torch.ones(2)))
+        pid = os.fork()
+        if pid == 0: os._exit(0 if x.tolist() == [2.0, 2.0] else 1)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), x.tolist())
+        t.join()
+    """, "0 [2.0, 2.0]")  # fmt: skip
+
+
+def test_fork_from_within_an_op():
+    """The op cannot be finished first: the child is told so instead of hanging."""
+    check("""
+        @torch.library.custom_op("lazyeng_fork::forks", mutates_args=())
+        def forks(x: torch.Tensor) -> torch.Tensor:
+            pid = os.fork()
+            if pid == 0:
+                try: (wrap(torch.ones(2)) + 1).item()
+                except RuntimeError as error: os._exit(7 * ("forked from within" in str(error)))
+                os._exit(1)
+            return x + os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        forks.register_fake(lambda x: torch.empty_like(x))
+        x = wrap(torch.ones(2))
+        print(forks(x).tolist())
+        with lazy("sync"): print(forks(x).tolist())
+    """, "[8.0, 8.0] [8.0, 8.0]")  # fmt: skip
+
+
 @pytest.mark.parametrize("mode", ["async", "deferred"])
 def test_exit_with_pending_work(mode):
     done = check(f"""
@@ -268,7 +396,6 @@ def test_data_loader_workers_fork(end):
     check(LOADER.format(end=end, start="fork").replace("\n", "\n        "), "True")
 
 
-@pytest.mark.skip(reason="open defect: torch's shared-memory pickling of a wrapped storage fails")
 def test_data_loader_workers_spawn(tmp_path):
     file = tmp_path / "loader.py"
     file.write_text(PRELUDE + LOADER.format(end="", start="spawn"))

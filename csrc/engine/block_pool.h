@@ -38,6 +38,10 @@ class BlockPool {
     return block;
   }
 
+  /// Keeps all threads' hands off the shared list, so that a fork finds it whole.
+  void hold() noexcept { lock_.lock(); }
+  void let_go() noexcept { lock_.unlock(); }
+
   void give(Local& local, void* memory) noexcept {
     if (local.size == kListSize) hand_over(local);
     auto* const block = static_cast<Block*>(memory);
@@ -63,6 +67,8 @@ struct Pooled {
 #if !defined(__SANITIZE_ADDRESS__)  // which finds uses after free only if memory is really freed
   static void* operator new(size_t) { return pool().take(local()); }
   static void operator delete(void* memory) noexcept { pool().give(local(), memory); }
+  static void hold_pool() noexcept { pool().hold(); }
+  static void let_go_of_pool() noexcept { pool().let_go(); }
 
  private:
   static BlockPool& pool() noexcept {
@@ -74,6 +80,9 @@ struct Pooled {
     static thread_local constinit BlockPool::Local instance{nullptr, 0};
     return instance;
   }
+#else
+  static void hold_pool() noexcept {}
+  static void let_go_of_pool() noexcept {}
 #endif
 };
 

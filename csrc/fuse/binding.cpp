@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "csrc/run/buffers.h"
+
 namespace lazyeng::fuse {
 namespace {
 
@@ -15,7 +17,8 @@ char* memory_of(const c10::Storage& storage) {
 }
 
 c10::Storage new_storage(uint64_t nbytes) {
-  return c10::Storage(c10::Storage::use_byte_size_t(), nbytes, c10::GetCPUAllocator(), true);
+  return c10::Storage(c10::Storage::use_byte_size_t(), nbytes, run::allocate_buffer(nbytes),
+                      c10::GetCPUAllocator(), /*resizable=*/true);
 }
 
 c10::Scalar number_at(const char* memory, c10::ScalarType dtype) {

@@ -7,6 +7,9 @@ namespace lazyeng::fuse {
 namespace {
 
 constexpr size_t kMaxMembers = 128;
+/// Fewer elements are folded by torch's own kernel: reading them once more from the cache costs
+/// next to nothing, and the sum is eager's, bit for bit.
+constexpr int64_t kLeastFolded = 1 << 15;
 
 bool known_look(const run::Geometry& look) {
   Type type;
@@ -35,10 +38,10 @@ bool known_arguments(const run::Node& node, const OpRule& rule) {
   return true;
 }
 
-/// Whether a reduction leaves one element of many.
+/// Whether a reduction leaves one element of many, of enough to be folded in a group.
 bool folds_all(const run::Node& node, const run::Value& result) {
   return result.geometry().numel() == 1 && node.tensors.size() == 1 && node.tensors[0].value &&
-         node.tensors[0].value->geometry().numel() > 1;
+         node.tensors[0].value->geometry().numel() >= kLeastFolded;
 }
 
 run::StorageVar& var_of(const engine::Access& claim) {

@@ -33,6 +33,8 @@ class Reader {
     if (!tensor.defined()) {
       // nothing to look up
     } else if (LazyImpl* lazy = lazy_impl(tensor)) {
+      if (lazy->resized_outside()) [[unlikely]]
+        follow_resize(tensor);
       arg.value = lazy->value();
       look = arg.value->geometry_ref();
     } else if (!recordable(tensor)) {

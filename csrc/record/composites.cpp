@@ -7,6 +7,7 @@
 
 #include <array>
 
+#include "csrc/record/gate.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/recorder.h"
 
@@ -33,6 +34,7 @@ void read_integers_first(const c10::OperatorHandle& op, torch::jit::Stack* stack
       continue;
     LazyImpl* lazy = lazy_impl(argument.toTensor());
     if (!lazy) continue;
+    const Gate::Inside inside;
     const run::ValueRef value = lazy->value();
     current_recorder()->wait_and_check(*value);
     argument = value->plain();
@@ -43,6 +45,7 @@ void read_integers_first(const c10::OperatorHandle& op, torch::jit::Stack* stack
 void record_whole(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   static std::mutex mutex;
   static auto* const infos = new std::map<const c10::FunctionSchema*, std::unique_ptr<run::OpInfo>>;
+  const Gate::Inside inside;
   const run::OpInfo* info = nullptr;
   {
     std::lock_guard lock(mutex);

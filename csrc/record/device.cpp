@@ -1,6 +1,7 @@
 // csrc/record/device.cpp: what torch asks of the device behind PrivateUse1.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -21,7 +22,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return c10::Stream(c10::Stream::DEFAULT, device);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
-  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  // (Autograd starts a thread per device that it sees here, and with such threads refuses to work
+  // in a forked child. Ours reports real devices only, so no thread would have anything to do.)
+  c10::DeviceIndex deviceCount() const noexcept override { return 0; }
   void record(void**, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override {}
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
@@ -41,6 +44,15 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
   at::Generator getNewGenerator(c10::DeviceIndex) const override {
     return at::detail::createCPUGenerator();
+  }
+  // torch pins for "the" accelerator, which a registered backend is. Pinned is what the backing
+  // device can copy from without a detour; without a GPU, any memory.
+  bool isPinnedPtr(const void* data) const override {
+    return at::hasCUDA() && at::detail::getCUDAHooks().isPinnedPtr(data);
+  }
+  at::Allocator* getPinnedMemoryAllocator() const override {
+    return at::hasCUDA() ? at::detail::getCUDAHooks().getPinnedMemoryAllocator()
+                         : at::getCPUAllocator();
   }
 };
 

@@ -13,6 +13,8 @@
 #include <bit>
 
 #include "csrc/record/factories.h"
+#include "csrc/record/forward_stacks.h"
+#include "csrc/record/gate.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
 #include "csrc/record/node_builder.h"
@@ -21,12 +23,13 @@
 namespace lazyeng::record {
 namespace {
 
-/// No mode, transform, autocast, inference mode or profiler wants to see the call.
+/// No mode, transform, autocast, inference mode or profiler wants to see the call, nor is anybody
+/// about to fork.
 bool ordinary_thread() {
   static const c10::impl::LocalDispatchKeySet usual(c10::impl::PODLocalDispatchKeySet{0, 0});
   static const c10::DispatchKeySet lazy = usual.included_.add(c10::DispatchKey::PrivateUse1);
   const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
-  return (keys.included_ == lazy || keys.included_ == usual.included_) &&
+  return Gate::is_open() && (keys.included_ == lazy || keys.included_ == usual.included_) &&
          keys.excluded_ == usual.excluded_ && thread_mode().mode != Mode::sync &&
          !at::impl::torch_function_mode_enabled() &&
          !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
@@ -141,7 +144,8 @@ class Binder {
 
   bool tensor(const run::ArgInfo& info, const at::Tensor& tensor) {
     LazyImpl* lazy = lazy_impl(tensor);
-    if (!lazy || !ordinary_keys(*lazy) || !without_grad(tensor, op_.view || info.write))
+    if (!lazy || lazy->resized_outside() || !ordinary_keys(*lazy) ||
+        !without_grad(tensor, op_.view || info.write))
       return false;
     run::TensorArg& arg = call_.tensors.emplace_back();
     arg.value = lazy->value();
@@ -272,7 +276,8 @@ PyObject* record_directly(const DirectOp& op, PyObject* const* args, size_t coun
 PyObject* detach_directly(PyObject* self) {
   const at::Tensor& tensor = THPVariable_Unpack(self);
   LazyImpl* lazy = lazy_impl(tensor);
-  if (!lazy || !ordinary_thread() || !ordinary_keys(*lazy)) return nullptr;
+  if (!lazy || lazy->resized_outside() || !ordinary_thread() || !ordinary_keys(*lazy))
+    return nullptr;
   if (torch::autograd::impl::get_autograd_meta(tensor) && tensor._fw_grad(/*level=*/0).defined())
     return nullptr;
   // What torch makes of it: a view without view metadata, that shares the version counter.
@@ -299,6 +304,7 @@ bool Recorder::record_direct(Call& call, bool view, at::Tensor& result) {
   c10::SmallVector<run::ValueRef, 2> values = add_outputs(*node, call, *plan);
   if (!values.empty()) result = make_lazy(std::move(values[0]));
   node->stack = stacks::capture();
+  node->forward_stack = forward_stack();
   append(*node);
   throttle(*node);
   return true;

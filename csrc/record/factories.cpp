@@ -2,8 +2,10 @@
 // ones.
 #include "csrc/record/factories.h"
 
+#include <ATen/ops/_efficientzerotensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -24,12 +26,15 @@ bool in_backward_of_lazy() {
          !run::RealDispatch::active();
 }
 
-c10::DispatchKeySet backend(std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-                            std::optional<at::Device> device) {
+bool becomes_lazy(std::optional<at::Layout> layout, std::optional<at::Device> device) {
   const bool strided = !layout || *layout == c10::kStrided;
   const bool real = !device || device->is_cpu() || device->is_cuda();
-  if (strided && real && in_backward_of_lazy())
-    return c10::DispatchKeySet(c10::DispatchKey::PrivateUse1);
+  return strided && real && in_backward_of_lazy();
+}
+
+c10::DispatchKeySet backend(std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                            std::optional<at::Device> device) {
+  if (becomes_lazy(layout, device)) return c10::DispatchKeySet(c10::DispatchKey::PrivateUse1);
   return c10::DispatchKeySet(c10::computeDispatchKey(dtype, layout, device));
 }
 
@@ -45,6 +50,16 @@ at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
                          std::optional<at::Device> device, std::optional<bool> pin_memory) {
   return at::_ops::empty_strided::redispatch(backend(dtype, layout, device), size, stride, dtype,
                                              layout, device, pin_memory);
+}
+
+/// Zeros without memory are recorded as zeros with memory: the engine makes them when it must.
+at::Tensor efficient_zeros(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype,
+                           std::optional<at::Layout> layout, std::optional<at::Device> device,
+                           std::optional<bool> pin_memory) {
+  if (becomes_lazy(layout, device))
+    return at::_ops::zeros::call(size, dtype, layout, device, pin_memory);
+  return at::_ops::_efficientzerotensor::redispatch(backend(dtype, layout, device), size, dtype,
+                                                    layout, device, pin_memory);
 }
 
 /// The dispatcher warns of a second kernel for one key; here that is the purpose.
@@ -69,6 +84,7 @@ void register_factories() {
                                 __LINE__);
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);
+  library.impl("_efficientzerotensor", &efficient_zeros);
 }
 
 }  // namespace lazyeng::record

@@ -5,6 +5,8 @@
 
 #include <chrono>
 
+#include "csrc/record/gate.h"
+
 namespace lazyeng::record {
 namespace {
 
@@ -22,6 +24,7 @@ void Holder::start() {
   awake_.store(true);
   thread_ = std::thread([this] {
     pthread_setname_np(pthread_self(), "lazyeng-holder");
+    Gate::exempt_this_thread();
     work();
   });
 }

@@ -6,6 +6,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include "csrc/record/probe.h"
+#include "csrc/record/stand_ins.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/python_ref.h"
 
@@ -13,112 +14,7 @@ namespace lazyeng::record {
 namespace {
 
 using Kind = OutputPlan::Kind;
-
-/// Who is asked: each kind of meta function wants tensors of its own kind.
-enum class Asked : uint8_t {
-  structured,  ///< tensors of the device "lazyeng" without memory: what the function calls comes to
-               ///< us
-  meta,        ///< tensors of torch's meta device
-};
-
-at::Tensor without_memory(Asked asked, const c10::Storage& storage, const run::GeometryData& g) {
-  const auto key =
-      asked == Asked::structured ? c10::DispatchKey::PrivateUse1 : c10::DispatchKey::Meta;
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage), c10::DispatchKeySet({key, c10::DispatchKey::ADInplaceOrView}),
-      c10::scalarTypeToTypeMeta(g.dtype));
-  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  impl->set_sizes_and_strides(g.sizes, g.strides, g.offset);
-  if (g.conj) impl->_set_conj(true);
-  if (g.neg) impl->_set_neg(true);
-  return tensor;
-}
-
-c10::Storage no_memory(Asked asked, uint64_t nbytes) {
-  const c10::Device device =
-      asked == Asked::structured ? c10::Device(c10::kPrivateUse1, 0) : c10::Device(c10::kMeta);
-  return c10::Storage(c10::Storage::use_byte_size_t(), nbytes, at::DataPtr(nullptr, device),
-                      c10::GetAllocator(c10::kMeta), true);
-}
-
-/// Stand-ins for the arguments. Tensors that share a storage get stand-ins that share one, so that
-/// views are recognised and overlaps are complained about.
-class StandIns {
- public:
-  StandIns(const Call& call, Asked asked) : call_(call), asked_(asked) {}
-
-  at::Tensor next() {
-    const size_t i = tensors_.size();
-    at::Tensor tensor;
-    if (call_.looks[i]) tensor = make(i);
-    tensors_.push_back(tensor);
-    return tensor;
-  }
-  const std::vector<at::Tensor>& all() const { return tensors_; }
-  Asked asked() const { return asked_; }
-
- private:
-  at::Tensor make(size_t i) {
-    const run::GeometryData& g = call_.looks[i]->data();
-    // Python's meta functions want to see the numbers.
-    return g.wrapped_number ? call_.tensors[i].raw : without_memory(asked_, storage_for(i), g);
-  }
-
-  c10::Storage storage_for(size_t i) {
-    const run::ValueRef& value = call_.tensors[i].value;
-    for (size_t j = 0; value && j < i; ++j)
-      if (call_.tensors[j].value && call_.tensors[j].value->var_ref() == value->var_ref())
-        return tensors_[j].storage();
-    return no_memory(asked_, value ? value->var().nbytes() : call_.looks[i]->extent_bytes());
-  }
-
-  const Call& call_;
-  const Asked asked_;
-  std::vector<at::Tensor> tensors_;
-};
-
-c10::IValue meta_list(StandIns& metas, int64_t length, bool optional) {
-  c10::List<std::optional<at::Tensor>> maybe;
-  c10::List<at::Tensor> plain;
-  for (int64_t i = 0; i < length; ++i) {
-    at::Tensor tensor = metas.next();
-    if (!optional)
-      plain.push_back(tensor);
-    else
-      maybe.push_back(tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt);
-  }
-  return optional ? c10::IValue(maybe) : c10::IValue(plain);
-}
-
-torch::jit::Stack meta_arguments(const Call& call, StandIns& metas) {
-  torch::jit::Stack stack;
-  for (size_t i = 0; i < call.args.size(); ++i) {
-    const c10::IValue& arg = call.args[i];
-    switch (call.info.args[i].kind) {
-      case run::ArgKind::tensor: {
-        at::Tensor tensor = metas.next();
-        stack.push_back(tensor.defined() ? c10::IValue(tensor) : arg);
-        break;
-      }
-      case run::ArgKind::tensor_list:
-      case run::ArgKind::optional_tensor_list:
-        stack.push_back(
-            arg.isNone() ? arg
-                         : meta_list(metas, arg.toInt(),
-                                     call.info.args[i].kind == run::ArgKind::optional_tensor_list));
-        break;
-      case run::ArgKind::generator:
-        stack.emplace_back();
-        break;
-      case run::ArgKind::device:
-        stack.push_back(arg.isNone() ? arg : c10::IValue(c10::Device(c10::kMeta)));
-        break;
-      default:
-        stack.push_back(arg);
-    }
-  }
-  return stack;
-}
+using For = StandIns::For;
 
 thread_local bool inside_structured_meta = false;
 
@@ -128,9 +24,9 @@ struct StructuredMeta {
   ~StructuredMeta() { inside_structured_meta = false; }
 };
 
-void ask(const Call& call, Asked asked, torch::jit::Stack& stack) {
+void ask(const Call& call, For whom, torch::jit::Stack& stack) {
   run::RealDispatch below;
-  if (asked == Asked::meta) return call.info.handle.callBoxed(stack);
+  if (whom != For::structured_meta) return call.info.handle.callBoxed(stack);
   const StructuredMeta scope;
   call.info.handle.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional,
                                            stack);
@@ -139,10 +35,10 @@ void ask(const Call& call, Asked asked, torch::jit::Stack& stack) {
 enum class Answer : uint8_t { given, none, refused };
 
 /// What was raised is dropped: the run that follows raises eager's own words.
-Answer call_meta(const Call& call, StandIns& metas, torch::jit::Stack& stack) {
+Answer ask(const Call& call, For whom, const StandIns& stand_ins, torch::jit::Stack& stack) {
   try {
-    stack = meta_arguments(call, metas);
-    ask(call, metas.asked(), stack);
+    stack = stand_ins.arguments();
+    ask(call, whom, stack);
     return Answer::given;
   } catch (python_error& error) {
     run::Gil gil;
@@ -155,6 +51,20 @@ Answer call_meta(const Call& call, StandIns& metas, torch::jit::Stack& stack) {
   return Answer::refused;
 }
 
+std::vector<int64_t> strides_of_empty(const std::vector<int64_t>& sizes,
+                                      const c10::IValue& memory_format) {
+  if (memory_format.isInt()) {
+    const c10::MemoryFormat format = memory_format.toMemoryFormat();
+    if (format == c10::MemoryFormat::ChannelsLast) return c10::get_channels_last_strides_2d(sizes);
+    if (format == c10::MemoryFormat::ChannelsLast3d)
+      return c10::get_channels_last_strides_3d(sizes);
+  }
+  std::vector<int64_t> strides(sizes.size());
+  int64_t step = 1;
+  for (size_t i = sizes.size(); i-- > 0; step *= std::max<int64_t>(sizes[i], 1)) strides[i] = step;
+  return strides;
+}
+
 /// What at::empty or at::empty_strided, called by a structured meta function, would return.
 at::Tensor empty_stand_in(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const size_t count = op.schema().arguments().size();
@@ -163,19 +73,13 @@ at::Tensor empty_stand_in(const c10::OperatorHandle& op, const torch::jit::Stack
                               "a structured meta function called ", op.operator_name().name);
   run::GeometryData g;
   const std::vector<int64_t> sizes = torch::jit::peek(stack, 0, count).toIntVector();
+  const std::vector<int64_t> strides = strided ? torch::jit::peek(stack, 1, count).toIntVector()
+                                               : strides_of_empty(sizes, stack.back());
   g.sizes.assign(sizes.begin(), sizes.end());
-  if (strided) {
-    const std::vector<int64_t> strides = torch::jit::peek(stack, 1, count).toIntVector();
-    g.strides.assign(strides.begin(), strides.end());
-  } else {
-    g.strides.resize(sizes.size());
-    int64_t step = 1;
-    for (size_t i = sizes.size(); i-- > 0; step *= std::max<int64_t>(sizes[i], 1))
-      g.strides[i] = step;
-  }
+  g.strides.assign(strides.begin(), strides.end());
   const c10::IValue& dtype = torch::jit::peek(stack, strided ? 2 : 1, count);
   g.dtype = dtype.isNone() ? c10::get_default_dtype_as_scalartype() : dtype.toScalarType();
-  return without_memory(Asked::structured, no_memory(Asked::structured, 0), g);
+  return without_memory(For::structured_meta, no_memory(For::structured_meta, 0), g);
 }
 
 c10::Device result_device(const Call& call) {
@@ -198,12 +102,12 @@ run::GeometryRef geometry_on(const at::Tensor& meta, c10::Device device) {
   return run::intern(std::move(data));
 }
 
-/// Reads one result, meta or real, against the tensors that went in.
+/// Reads the results, of a meta function or a kernel, against the tensors that went in.
 class ResultReader {
  public:
   ResultReader(const Call& call, const std::vector<at::Tensor>& inputs,
-               std::optional<c10::Device> device, Plan& plan)
-      : call_(call), inputs_(inputs), device_(device), plan_(plan) {}
+               std::optional<c10::Device> device, Plan& plan, const StandIns* stand_ins = nullptr)
+      : call_(call), inputs_(inputs), device_(device), plan_(plan), stand_ins_(stand_ins) {}
 
   bool read(const torch::jit::Stack& results) {
     for (size_t r = 0; r < call_.info.returns.size(); ++r) {
@@ -237,7 +141,7 @@ class ResultReader {
         if (!call_.tensors[i].value) return false;  // a view of something that has no var
         output.kind = Kind::view;
         output.of = static_cast<uint32_t>(i);
-        output.geometry = geometry_on(tensor, call_.looks[i]->device());
+        output.geometry = stand_ins_ ? stand_ins_->look_of(tensor, i) : run::geometry_of(tensor);
         break;
       }
     plan_.outputs.push_back(std::move(output));
@@ -248,12 +152,13 @@ class ResultReader {
   const std::vector<at::Tensor>& inputs_;
   const std::optional<c10::Device> device_;
   Plan& plan_;
+  const StandIns* const stand_ins_;
 };
 
-void add_rewrites(const Call& call, const std::vector<at::Tensor>& metas, Plan& plan) {
+void add_rewrites(const Call& call, const StandIns& stand_ins, Plan& plan) {
   for (uint32_t i = 0; i < call.tensors.size(); ++i) {
-    if (!call.tensors[i].written || !metas[i].defined()) continue;
-    run::GeometryRef after = geometry_on(metas[i], call.looks[i]->device());
+    if (!call.tensors[i].written || !call.looks[i]) continue;
+    run::GeometryRef after = stand_ins.look_of(stand_ins.tensors()[i], i);
     if (!(after == call.looks[i])) plan.rewrites.push_back({i, std::move(after)});
   }
 }
@@ -269,27 +174,44 @@ bool nothing_to_run(const Call& call, const Plan& plan) {
   return true;
 }
 
-}  // namespace
-
-namespace {
-
-/// The answer in `answer`; a plan if it was given and no doubt is left.
-PlanRef infer_from(const Call& call, Asked asked, Answer& answer) {
-  StandIns metas(call, asked);
-  torch::jit::Stack stack;
-  answer = call_meta(call, metas, stack);
-  if (answer != Answer::given) return nullptr;
+/// A plan if the answer was given and no doubt is left.
+PlanRef plan_from(const Call& call, For whom, const StandIns& stand_ins,
+                  const torch::jit::Stack& results) {
+  if (!stand_ins.kept_storages()) return nullptr;  // set_ and its like
   auto plan = make_ref<Plan>();
-  if (!ResultReader(call, metas.all(), result_device(call), *plan).read(stack)) {
+  const std::optional<c10::Device> device =
+      whom == For::kernel ? std::nullopt : std::optional(result_device(call));
+  if (!ResultReader(call, stand_ins.tensors(), device, *plan, &stand_ins).read(results)) {
     plan->run_now = true;
     return plan;
   }
-  add_rewrites(call, metas.all(), *plan);
-  // Meta functions resize an out= argument in ways of their own.
+  add_rewrites(call, stand_ins, *plan);
+  // An out= argument of another shape warns, and that once.
   plan->run_now = !plan->rewrites.empty() && !call.info.moves_metadata;
   plan->only_metadata = nothing_to_run(call, *plan);
-  if (!plan->only_metadata && !plan->run_now && kernel_may_refuse(call)) return nullptr;
   return plan;
+}
+
+PlanRef ask_meta(const Call& call, For whom, Answer& answer) {
+  const StandIns stand_ins(call, whom);
+  torch::jit::Stack stack;
+  answer = ask(call, whom, stand_ins, stack);
+  if (answer != Answer::given) return nullptr;
+  PlanRef plan = plan_from(call, whom, stand_ins, stack);
+  const bool records = plan && !plan->only_metadata && !plan->run_now;
+  return records && whom == For::structured_meta && kernel_may_refuse(call) ? nullptr : plan;
+}
+
+/// What the kernel itself makes of tensors that look like the arguments.
+PlanRef ask_kernel(const Call& call) {
+  for (int integers : {0, 1}) {
+    run::RealDispatch below;
+    const StandIns stand_ins(call, For::kernel, integers);
+    torch::jit::Stack stack;
+    if (ask(call, For::kernel, stand_ins, stack) == Answer::given)
+      return plan_from(call, For::kernel, stand_ins, stack);
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -317,16 +239,15 @@ bool makes_tensors(const run::OpInfo& info) {
   });
 }
 
-/// A dim of one element may have any stride, which kernels hand on to their results and meta
-/// functions written in Python do not: what such a call returns is learned from a run.
+/// Kernels hand strides on to their results in ways that meta functions written in Python do not
+/// follow: those are believed for contiguous arguments only. A dim of one element may have any
+/// stride, and broadcasting makes such dims.
 bool has_odd_strides(const Call& call) {
   for (const run::GeometryRef& look : call.looks) {
     if (!look) continue;
-    const c10::IntArrayRef sizes = look->sizes();
-    for (size_t d = 0; d < sizes.size(); ++d) {
-      const int64_t usual = d + 1 < sizes.size() ? sizes[d + 1] * look->strides()[d + 1] : 1;
-      if (sizes[d] == 1 && look->strides()[d] != usual) return true;
-    }
+    int64_t usual = 1;
+    for (size_t d = look->sizes().size(); d-- > 0; usual *= look->sizes()[d])
+      if (look->sizes()[d] == 1 || look->strides()[d] != usual) return true;
   }
   return false;
 }
@@ -334,14 +255,17 @@ bool has_odd_strides(const Call& call) {
 }  // namespace
 
 PlanRef infer(const Call& call) {
-  if (call.info.distrust_meta || call.info.returns_plain) return nullptr;
+  if (call.info.returns_plain || call.info.distrust_plans) return nullptr;
   Answer answer = Answer::none;
   if (call.info.structured_meta && !call.info.distrust_structured) {
-    PlanRef plan = infer_from(call, Asked::structured, answer);
+    PlanRef plan = ask_meta(call, For::structured_meta, answer);
     if (answer != Answer::none) return plan;
   }
-  if (makes_tensors(call.info) && has_odd_strides(call)) return nullptr;
-  return infer_from(call, Asked::meta, answer);
+  if (kernel_can_be_tried(call)) return ask_kernel(call);
+  // (Of a custom op its author's fake kernel is all there is to ask.)
+  const bool doubtful = call.info.wrong_meta || has_odd_strides(call);
+  if (call.info.aten && makes_tensors(call.info) && doubtful) return nullptr;
+  return ask_meta(call, For::meta, answer);
 }
 
 PlanRef learn(const Call& call, const run::Node::Discovery& found) {

@@ -1,9 +1,10 @@
 // csrc/record/infer.h: what an op will return, known without running it.
 //
 // A plan is looked up by everything that can decide it: op, looks of the tensors, sizes and options
-// among the scalars. On a miss the op is asked in this order: its C++ structured meta function, its
-// meta kernel (perhaps Python), and last a real run from which the plan is learned. Each plan is
-// verified when the op runs (csrc/run/executor.cpp).
+// among the scalars. On a miss the op is asked in this order: its C++ structured meta function; its
+// kernel, on small stand-ins (csrc/record/stand_ins.h); its meta kernel (perhaps Python); and last
+// a real run from which the plan is learned. Each plan is verified when the op runs
+// (csrc/run/executor.cpp).
 #pragma once
 
 #include "csrc/engine/spin_lock.h"
@@ -39,6 +40,9 @@ using PlanKey = c10::SmallVector<uint64_t, 24>;
 
 /// False if some argument is of a kind that cannot be a key.
 bool make_key(const Call& call, PlanKey& key);
+/// The same without sizes and strides: dtypes and ranks, and all that is no tensor.
+bool make_kind_key(const Call& call, PlanKey& key);
+uint64_t hash_of(const PlanKey& key);
 
 class PlanCache {
  public:
@@ -63,8 +67,8 @@ class PlanCache {
   size_t size_ = 0;
 };
 
-/// Asks the meta functions. Null: only a run can tell (no meta function, or it raised; what it
-/// raised is not kept, since the run will raise eager's own message).
+/// Asks all but the run. Null: only a run can tell (nobody could be asked, or who was asked raised;
+/// what that raised is not kept, since the run will raise eager's own message).
 PlanRef infer(const Call& call);
 
 /// True if the call came out of a structured meta function that infer() asked: it is answered.

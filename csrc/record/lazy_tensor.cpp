@@ -1,6 +1,8 @@
 // csrc/record/lazy_tensor.cpp: the tensor that users hold.
 #include "csrc/record/lazy_tensor.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/resize.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -55,6 +57,11 @@ void LazyImpl::set_value(run::ValueRef value) {
   mirror();
 }
 
+void LazyImpl::undo_resize() {
+  storage_ = c10::Storage();
+  mirror();
+}
+
 c10::intrusive_ptr<c10::TensorImpl> LazyImpl::shallow_copy_and_detach(
     const c10::VariableVersion& version, bool allow_change) const {
   auto copy = c10::make_intrusive<LazyImpl>(value_);
@@ -87,6 +94,13 @@ LazyImpl* lazy_impl(const at::Tensor& tensor) {
   if (!impl->key_set().has_backend(c10::BackendComponent::PrivateUse1Bit)) return nullptr;
   // (functorch's wrappers carry the backend bits of what they wrap.)
   return typeid(*impl) == typeid(LazyImpl) ? static_cast<LazyImpl*>(impl) : nullptr;
+}
+
+void follow_resize(const at::Tensor& tensor) {
+  const std::vector<int64_t> sizes = tensor.sizes().vec();
+  lazy_impl(tensor)->undo_resize();
+  const at::AutoDispatchBelowADInplaceOrView below;
+  tensor.resize_(sizes);
 }
 
 at::Tensor make_lazy(run::ValueRef value) {

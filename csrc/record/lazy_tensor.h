@@ -20,6 +20,11 @@ class LazyImpl final : public c10::TensorImpl {
   void make_normal();
   /// For ops that change the tensor's metadata, and for `x.data = y`.
   void set_value(run::ValueRef value);
+  /// True if C++ code changed the sizes without asking the dispatcher: composite ops resize their
+  /// out= argument so when it says that it is on the CPU.
+  bool resized_outside() const { return sizes_default() != value_->geometry().sizes(); }
+  /// Takes the sizes of the value again, and lets go of memory that such code gave the tensor.
+  void undo_resize();
 
   const char* tensorimpl_type_name() const override { return "LazyTensor"; }
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
@@ -36,6 +41,9 @@ class LazyImpl final : public c10::TensorImpl {
 
 /// Null if the tensor is not lazy (or undefined).
 LazyImpl* lazy_impl(const at::Tensor& tensor);
+
+/// Records the resize that such a tensor missed.
+void follow_resize(const at::Tensor& tensor);
 
 /// A lazy tensor without a Python object yet.
 at::Tensor make_lazy(run::ValueRef value);

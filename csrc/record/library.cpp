@@ -15,6 +15,7 @@
 
 #include "csrc/record/composites.h"
 #include "csrc/record/factories.h"
+#include "csrc/record/gate.h"
 
 namespace lazyeng::record {
 namespace {
@@ -26,6 +27,7 @@ class RecordKernel final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet /*keys*/,
                   torch::jit::Stack* stack) {
+    const Gate::Inside inside;
     if (!answer_structured_meta(handle_, stack)) current_recorder()->record(info(), stack);
   }
 
@@ -42,6 +44,7 @@ class RecordKernel final : public c10::OperatorKernel {
 };
 
 void record_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const Gate::Inside inside;
   current_recorder()->record(info_of(op), stack);
 }
 

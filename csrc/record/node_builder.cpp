@@ -51,7 +51,9 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   node->block = thread_mode().block;
   node->writes_plain = call.writes_plain;
   const run::StorageVarRef generator = call.info.random ? generator_var(call) : nullptr;
-  if (discover) {  // what the run teaches is told by comparing with the call
+  if (discover) {
+    node->found.caller = std::this_thread::get_id();
+    // What the run teaches is told by comparing with the call.
     node->args = call.args;
     node->tensors = call.tensors;
   } else {

@@ -25,15 +25,6 @@ enum Tag : uint64_t {
   complex
 };
 
-uint64_t hash_of(const PlanKey& key) {
-  uint64_t hash = key.size();
-  for (uint64_t word : key) {
-    hash = (hash ^ word) * 0x9E3779B97F4A7C15ull;
-    hash ^= hash >> 29;
-  }
-  return hash;
-}
-
 bool add_scalar_kind(const c10::IValue& value, PlanKey& key) {
   if (value.isInt())
     key.push_back(Tag::integer);
@@ -114,23 +105,48 @@ void add_sharing(const Call& call, PlanKey& key) {
         key.push_back(i << 32 | j);
 }
 
+/// What is no tensor.
+bool add_others(const Call& call, PlanKey& key) {
+  for (size_t i = 0; i < call.args.size(); ++i) {
+    const bool kind_only =
+        call.info.args[i].kind == run::ArgKind::scalar && call.info.scalars_are_data;
+    if (kind_only && add_scalar_kind(call.args[i], key)) continue;
+    if (!add_value(call.args[i], key)) return false;
+  }
+  return true;
+}
+
 }  // namespace
+
+uint64_t hash_of(const PlanKey& key) {
+  uint64_t hash = key.size();
+  for (uint64_t word : key) {
+    hash = (hash ^ word) * 0x9E3779B97F4A7C15ull;
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
+bool make_kind_key(const Call& call, PlanKey& key) {
+  key.push_back(reinterpret_cast<uint64_t>(&call.info));
+  for (const run::GeometryRef& look : call.looks)
+    key.push_back(look ? static_cast<uint64_t>(look->dtype()) << 8 |
+                             look->data().wrapped_number << 7 | look->sizes().size()
+                       : ~uint64_t{0});
+  return add_others(call, key);
+}
 
 bool make_key(const Call& call, PlanKey& key) {
   const run::OpInfo& info = call.info;
   key.push_back(reinterpret_cast<uint64_t>(&info));
   key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 1 |
-                static_cast<uint64_t>(info.distrust_meta.load(std::memory_order_relaxed)));
+                static_cast<uint64_t>(info.distrust_plans.load(std::memory_order_relaxed)));
   for (size_t i = 0; i < call.tensors.size(); ++i) {
     key.push_back(reinterpret_cast<uint64_t>(call.looks[i].get()));
     if (info.storage_size_matters && call.tensors[i].value)
       key.push_back(call.tensors[i].value->var().nbytes());
   }
-  for (size_t i = 0; i < call.args.size(); ++i) {
-    const bool kind_only = info.args[i].kind == run::ArgKind::scalar && info.scalars_are_data;
-    if (kind_only && add_scalar_kind(call.args[i], key)) continue;
-    if (!add_value(call.args[i], key)) return false;
-  }
+  if (!add_others(call, key)) return false;
   if (info.writes) add_sharing(call, key);
   return true;
 }

@@ -5,11 +5,14 @@
 #include <torch/csrc/Exceptions.h>
 
 #include "csrc/record/factories.h"
+#include "csrc/record/forward_stacks.h"
+#include "csrc/record/gate.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
 #include "csrc/record/node_builder.h"
 #include "csrc/record/probe.h"
 #include "csrc/record/results.h"
+#include "csrc/record/sync_debug.h"
 #include "csrc/record/temporaries.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/plain_storage.h"
@@ -50,6 +53,33 @@ c10::IValue without_memory(const Call& call, size_t& next, const c10::IValue& in
   return run::tensor_over(nothing, *look);
 }
 
+/// The stack of this call and, in a backward pass, that of the forward op. GIL.
+void capture_stacks(run::Node& node) {
+  node.stack = stacks::capture();
+  node.forward_stack = forward_stack();
+  // (With create_graph, the gradient's own gradient leads to the same forward op.)
+  if (has_new_autograd_node()) note_forward(node.forward_stack ? node.forward_stack : node.stack);
+}
+
+/// While metadata is inferred: kernels that are tried on stand-ins warn when they run for real.
+class IgnoredWarnings {
+ public:
+  IgnoredWarnings() : guard_(&handler_) {}
+
+ private:
+  class Nothing final : public c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  };
+  Nothing handler_;
+  c10::WarningUtils::WarningHandlerGuard guard_;
+};
+
+bool is_awaited(const Call& call) {
+  return std::any_of(call.tensors.begin(), call.tensors.end(), [](const run::TensorArg& arg) {
+    return arg.value && arg.value->var().awaited();
+  });
+}
+
 }  // namespace
 
 Recorder* current_recorder() { return current; }
@@ -58,7 +88,10 @@ void set_current_recorder(Recorder* recorder) { current = recorder; }
 Recorder::Recorder(std::unique_ptr<engine::Engine> engine)
     : engine_(std::move(engine)), holder_([this] { return held_up_to(); }, [this] { flush(); }) {
   engine_->set_hungry([this] { return hungry(); });
-  engine_->set_thread_init([](engine::QueueId, unsigned) { run::init_engine_thread(); });
+  engine_->set_thread_init([](engine::QueueId, unsigned) {
+    run::init_engine_thread();
+    Gate::exempt_this_thread();
+  });
 }
 
 Recorder::~Recorder() = default;
@@ -90,6 +123,7 @@ void Recorder::record(Call call, torch::jit::Stack* results) {
   PlanRef plan = keyed ? plans_.find(key) : nullptr;
   if (!plan) {
     adopt_new_ops();
+    const IgnoredWarnings ignored;
     plan = infer(call);
     if (!plan) return run_now(call, keyed ? &key : nullptr, results);
     if (keyed) plans_.insert(key, call, plan);
@@ -116,7 +150,9 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
     push_recorded(call, plan, views, made, results);
     apply_rewrites(call, call.tensors, plan, after);
     run::Gil gil;
-    return make_python_objects(made);
+    make_python_objects(made);
+    if (has_new_autograd_node()) note_forward(stacks::capture());
+    return;
   }
   Ref<run::Node> node = build_node(call, false);
   c10::SmallVector<run::ValueRef, 2> values = add_outputs(*node, call, plan);
@@ -128,7 +164,7 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
   {
     run::Gil gil;
     make_python_objects(made);
-    node->stack = stacks::capture();
+    capture_stacks(*node);
   }
   append(*node);
   complete_eager_effects(call, *node);
@@ -138,6 +174,13 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
 void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack* results) {
   if (thread_mode().mode != Mode::sync) count_fallback(call.info);
   Ref<run::Node> node = build_node(call, true);
+  {
+    run::Gil gil;
+    capture_stacks(
+        *node);  // an interrupted wait leaves the op to the engine, which may keep its failure
+  }
+  WaitScope waits("its result is needed at the call");
+  if (waits.wanted() && is_awaited(call)) waits.begin(call.info.torch_name);
   {
     run::NoGil released;
     Batch pushed;
@@ -163,8 +206,11 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
   }
   Made made;
   push_found(call, *node, made, results);
-  run::Gil gil;
-  make_python_objects(made);
+  {
+    run::Gil gil;
+    make_python_objects(made);
+  }
+  waits.report();
 }
 
 void Recorder::count_fallback(const run::OpInfo& info) {
@@ -182,6 +228,7 @@ std::map<std::string, uint64_t> Recorder::fallback_counts() {
 /// call returns: outside lazy() plain tensors and generators; inside it plain tensors just filled
 /// with random numbers (the result of torch.randn).
 void Recorder::complete_eager_effects(const Call& call, const run::Node& node) {
+  WaitScope waits("a write to a plain tensor, or a draw, outside lazy()");
   const bool inside = thread_mode().inside();
   if (call.writes_plain && (!inside || call.info.random)) {
     for (const run::TensorArg& arg : node.tensors)
@@ -190,6 +237,7 @@ void Recorder::complete_eager_effects(const Call& call, const run::Node& node) {
     for (run::StorageVar* var : node.written_vars)
       if (var->kind() == engine::Var::Kind::resource) wait_for(*var);
   }
+  waits.report();
 }
 
 }  // namespace lazyeng::record

@@ -79,11 +79,12 @@ class Recorder {
   /// Pushes the window. The caller drops what it gets after it has let go of the lock.
   Batch flush_locked();
   bool hungry();
-  uint64_t held_up_to();
+  uint64_t held_up_to() const;
   bool may_wait_for_more(const run::Node& node) const;
   void throttle(const run::Node& node);
   void count_fallback(const run::OpInfo& info);
   void complete_eager_effects(const Call& call, const run::Node& node);
+  std::string writer_name(const run::StorageVar& var);
   void wait_until_done(const std::function<engine::WaitResult(const engine::Interrupt&)>& wait);
 
   std::unique_ptr<engine::Engine> engine_;
@@ -99,6 +100,7 @@ class Recorder {
   Batch window_;
   bool window_has_async_ = false;
   bool window_is_held_ = false;  // its async nodes can all be fused
+  std::atomic<uint64_t> held_up_to_{0};  // newest node of a held window, else 0; see append
   std::atomic<size_t> window_size_{0};
   uint64_t last_number_ = 0;
   Holder holder_;  // last: its thread looks at the others

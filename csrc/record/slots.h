@@ -16,6 +16,8 @@ bool install_slots();
 bool install_methods();
 /// Views that torch builds from other ops: x.reshape(-1), x.T, x.detach() ...
 bool install_view_methods();
+/// What torch asks a subclass about overriding its functions (overrides.cpp).
+bool install_overrides();
 
 // For the above: a C method in LazyTensor's dict in front of torch.Tensor's, which is kept.
 /// `definition` and `inherited` live as long as the process. False with a Python error set.

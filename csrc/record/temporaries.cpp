@@ -1,8 +1,6 @@
 // csrc/record/temporaries.cpp: in-place ops on plain tensors that only C++ knows yet.
 #include "csrc/record/temporaries.h"
 
-#include <torch/version.h>
-
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/recorder.h"
 #include "csrc/run/executor.h"
@@ -12,11 +10,7 @@ namespace lazyeng::record {
 namespace {
 
 bool known_to_python(const at::Tensor& tensor) {
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
   return tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr;
-#else
-  return tensor.unsafeGetTensorImpl()->pyobj_slot()->_unchecked_untagged_pyobj() != nullptr;
-#endif
 }
 
 bool is_temporary(const at::Tensor& tensor) {

@@ -35,7 +35,7 @@ ThreadMode enter_block(Mode mode) {
   const ThreadMode before = thread_mode();
   current.mode = mode;
   current.depth = before.depth + 1;
-  if (before.depth == 0) current.block = next_block.fetch_add(1, std::memory_order_relaxed);
+  current.block = next_block.fetch_add(1, std::memory_order_relaxed);
   include_lazy_key(true);
   return before;
 }

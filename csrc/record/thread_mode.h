@@ -14,7 +14,7 @@ enum class Mode : uint8_t {
 struct ThreadMode {
   Mode mode = Mode::async;
   uint32_t depth = 0;  ///< lazy() blocks around the caller; inside, plain tensors record too
-  uint64_t block = 0;  ///< number of the outermost one; 0 outside
+  uint64_t block = 0;  ///< number of the innermost one; 0 outside
 
   bool inside() const { return depth != 0; }
 };

@@ -1,8 +1,11 @@
 // csrc/record/waits.cpp: waiting for what was recorded.
 #include <torch/csrc/Exceptions.h>
 
+#include "csrc/record/gate.h"
 #include "csrc/record/generators.h"
 #include "csrc/record/recorder.h"
+#include "csrc/record/sync_debug.h"
+#include "csrc/run/kernel_warnings.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
 
@@ -28,20 +31,30 @@ void Recorder::wait_until_done(
     const std::function<engine::WaitResult(const engine::Interrupt&)>& wait) {
   engine::WaitResult result;
   {
-    run::NoGil released;
+    const run::NoGil released;
+    const Gate::Inside inside;
     result = wait(signal_raised);
   }
   if (result == engine::WaitResult::interrupted) throw_pending_python_error();
 }
 
+std::string Recorder::writer_name(const run::StorageVar& var) {
+  std::lock_guard lock(window_mutex_);
+  return var.writer.info ? var.writer.info->torch_name : "";
+}
+
 void Recorder::wait_for(run::StorageVar& var) {
+  WaitScope waits("its value is read");
   if (var.awaited()) {
     counters_.syncs.fetch_add(1, std::memory_order_relaxed);
+    if (waits.wanted()) waits.begin(writer_name(var));
     if (var.has_unpushed()) flush();
     wait_until_done(
         [&](const engine::Interrupt& interrupt) { return engine_->wait_for_var(var, interrupt); });
   }
   run::plain_storages().release(var);
+  run::deliver_warnings();
+  waits.report();
 }
 
 void Recorder::wait_and_check(const run::Value& value) {
@@ -50,20 +63,32 @@ void Recorder::wait_and_check(const run::Value& value) {
 }
 
 void Recorder::wait_for_all() {
+  WaitScope waits("it waits for everything");
+  if (waits.wanted() && engine_->counters().pending_ops != 0) waits.begin("");
   counters_.syncs.fetch_add(1, std::memory_order_relaxed);
   flush();
   wait_until_done(
       [&](const engine::Interrupt& interrupt) { return engine_->wait_for_all(interrupt); });
   run::plain_storages().release_complete();
+  run::deliver_warnings();
+  waits.report();
 }
 
 void Recorder::wait_for_plain_writes() {
-  for (const run::StorageVarRef& var : run::plain_storages().guarded()) wait_for(*var);
-  wait_for_generators();
+  WaitScope waits("plain tensors that the block writes are complete at its end");
+  {
+    const run::WarningsHeld held;
+    for (const run::StorageVarRef& var : run::plain_storages().guarded()) wait_for(*var);
+    wait_for_generators();
+  }
+  run::deliver_warnings();
+  waits.report();
 }
 
 void Recorder::wait_for_generators() {
+  WaitScope waits("the state of the random generators is used");
   for (const run::StorageVarRef& var : all_generator_vars()) wait_for(*var);
+  waits.report();
 }
 
 }  // namespace lazyeng::record

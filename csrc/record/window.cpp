@@ -7,6 +7,7 @@
 // deferred mode nodes stay until somebody reads, synchronizes, or the run-ahead bound is reached.
 #include "csrc/fuse/op_table.h"
 #include "csrc/record/recorder.h"
+#include "csrc/record/sync_debug.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::record {
@@ -47,7 +48,10 @@ void Recorder::append(run::Node& node) {
   Batch pushed;  // let go of after the lock: a node may be the last to hold somebody's memory
   std::lock_guard lock(window_mutex_);
   number_locked(node);
-  if (async) window_is_held_ = (window_.empty() || window_is_held_) && may_wait_for_more(node);
+  if (async) {
+    window_is_held_ = (window_.empty() || window_is_held_) && may_wait_for_more(node);
+    held_up_to_.store(window_is_held_ ? node.number : 0, std::memory_order_relaxed);
+  }
   window_.emplace_back(Ref<engine::Op>(&node));
   window_has_async_ |= async;
   // seq_cst: either the worker that is going to sleep sees this size, or we see the worker idle.
@@ -64,11 +68,11 @@ bool Recorder::may_wait_for_more(const run::Node& node) const {
   return fusion_.load(std::memory_order_relaxed) && holder_.runs() && fuse::rule_of(node.info);
 }
 
-/// Number of the newest node of a window that is held, 0 if none is.
-uint64_t Recorder::held_up_to() {
+/// Number of the newest node of a window that is held, 0 if none is. Without the lock: append
+/// writes held_up_to_ before window_size_.
+uint64_t Recorder::held_up_to() const {
   if (window_size_.load(std::memory_order_seq_cst) == 0) return 0;
-  std::lock_guard lock(window_mutex_);
-  return window_is_held_ ? last_number_ : 0;
+  return held_up_to_.load(std::memory_order_relaxed);
 }
 
 Recorder::Batch Recorder::flush_locked() {
@@ -81,6 +85,7 @@ Recorder::Batch Recorder::flush_locked() {
   window_ = Batch();
   window_.reserve(kMaxWindow);
   window_has_async_ = window_is_held_ = false;
+  held_up_to_.store(0, std::memory_order_relaxed);
   window_size_.store(0, std::memory_order_seq_cst);
   return pushed;
 }
@@ -105,9 +110,12 @@ void Recorder::throttle(const run::Node& node) {
   // What is pending stands in a cache line that the workers write: small ops look now and then.
   if (node.number % kLookEvery != 0 && node.cost_bytes < kLookAtBytes) return;
   if (!engine_->above_limits()) return;
+  WaitScope waits("more is recorded and not run than the bounds of run-ahead allow");
+  if (waits.wanted()) waits.begin(node.info.torch_name);
   flush();
   wait_until_done(
       [&](const engine::Interrupt& interrupt) { return engine_->wait_below_limits(interrupt); });
+  waits.report();
 }
 
 }  // namespace lazyeng::record

@@ -1,4 +1,4 @@
-// csrc/run/buffers.cpp: size classes and the allocator in front of torch's.
+// csrc/run/buffers.cpp: size classes, and buffers on loan.
 #include "csrc/run/buffers.h"
 
 #include <c10/core/CPUAllocator.h>
@@ -12,7 +12,7 @@
 namespace lazyeng::run {
 namespace {
 
-thread_local bool pooled_thread = false;
+constexpr uint64_t kMinPooled = uint64_t{32} << 10;
 
 /// Four classes for each power of two: at most a fifth of a buffer is unused.
 uint64_t class_of(uint64_t nbytes) {
@@ -60,6 +60,9 @@ class Pool {
     kept_bytes_ = 0;
   }
 
+  void hold() { mutex_.lock(); }
+  void let_go() { mutex_.unlock(); }
+
   BufferStats stats() {
     std::lock_guard lock(mutex_);
     return {kept_bytes_, used_, peak_};
@@ -99,52 +102,42 @@ void take_back(void* context) {
   pool->give_back(lent->size, std::move(lent->memory));
 }
 
-class PoolAllocator final : public at::Allocator {
- public:
-  explicit PoolAllocator(at::Allocator* next) : next_(next) {}
-
-  at::DataPtr allocate(size_t nbytes) override {
-    if (!pooled_thread || nbytes < kMinPooled) return next_->allocate(nbytes);
-    const uint64_t size = class_of(nbytes);
-    auto lent = std::make_unique<Lent>(Lent{size, pool->take(size)});
-    if (!lent->memory) lent->memory = fresh(size);
-    void* const memory = lent->memory.get();
-    return {memory, lent.release(), &take_back, c10::Device(c10::kCPU)};
+at::DataPtr fresh(uint64_t size) {
+  try {
+    return c10::GetCPUAllocator()->allocate(size);
+  } catch (...) {
+    pool->empty();
   }
-
-  at::DeleterFnPtr raw_deleter() const override { return next_->raw_deleter(); }
-
-  void copy_data(void* to, const void* from, std::size_t count) const override {
-    default_copy_data(to, from, count);
+  try {
+    return c10::GetCPUAllocator()->allocate(size);
+  } catch (...) {
+    pool->forget_use(size);
+    throw;
   }
-
- private:
-  at::DataPtr fresh(uint64_t size) {
-    try {
-      return next_->allocate(size);
-    } catch (...) {
-      pool->empty();
-    }
-    try {
-      return next_->allocate(size);
-    } catch (...) {
-      pool->forget_use(size);
-      throw;
-    }
-  }
-
-  at::Allocator* const next_;
-};
+}
 
 }  // namespace
 
 void install_buffer_pool(uint64_t limit) {
-  if (pool) return;
-  pool = new Pool(limit);
-  c10::SetCPUAllocator(new PoolAllocator(c10::GetCPUAllocator()), /*priority=*/1);
+  if (!pool) pool = new Pool(limit);
 }
 
-void use_buffer_pool_on_this_thread() { pooled_thread = true; }
+at::DataPtr allocate_buffer(uint64_t nbytes) {
+  if (!pool || nbytes < kMinPooled) return c10::GetCPUAllocator()->allocate(nbytes);
+  const uint64_t size = class_of(nbytes);
+  auto lent = std::make_unique<Lent>(Lent{size, pool->take(size)});
+  if (!lent->memory) lent->memory = fresh(size);
+  void* const memory = lent->memory.get();
+  return {memory, lent.release(), &take_back, c10::Device(c10::kCPU)};
+}
+
+void hold_buffers() {
+  if (pool) pool->hold();
+}
+
+void let_go_of_buffers() {
+  if (pool) pool->let_go();
+}
 
 void empty_buffer_pool() {
   if (pool) pool->empty();

@@ -4,7 +4,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "csrc/run/buffers.h"
+#include "csrc/run/kernel_warnings.h"
 #include "csrc/run/plain_storage.h"
 
 namespace lazyeng::run {
@@ -96,7 +96,7 @@ void install(const Node& node, Value& value, const at::Tensor& result) {
   const Geometry& g = value.geometry();
   at::Tensor tensor = result;
   if (!same_layout(g, tensor)) {
-    node.info.distrust_meta = true;
+    node.info.distrust_plans = true;
     TORCH_CHECK(
         tensor.defined() && tensor.sizes() == g.sizes() && tensor.scalar_type() == g.dtype(), "[",
         node.info.name, "] returned ",
@@ -179,7 +179,7 @@ RealDispatch::~RealDispatch() {
 }
 
 void init_engine_thread() {
-  use_buffer_pool_on_this_thread();
+  collect_warnings_of_this_thread();
   c10::impl::_force_tls_local_dispatch_key_set(
       below_autograd(c10::impl::tls_local_dispatch_key_set()));
 }

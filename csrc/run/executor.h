@@ -28,8 +28,7 @@ class RealDispatch {
   const c10::impl::LocalDispatchKeySet before_;
 };
 
-/// Prepares an engine thread for running kernels: below autograd, with results from the buffer
-/// pool, once and for all.
+/// Prepares an engine thread for running kernels: below autograd, once and for all.
 void init_engine_thread();
 
 }  // namespace lazyeng::run

@@ -12,11 +12,7 @@
 namespace lazyeng::run {
 namespace {
 
-/// lazyeng.errors.<name>; null with a Python error set if the package is half gone (at exit).
-PyRef errors_function(const char* name) {
-  PyRef module(PyImport_ImportModule("lazyeng.errors"));
-  return module ? PyRef(PyObject_GetAttrString(module.get(), name)) : PyRef();
-}
+PyRef errors_function(const char* name) { return imported("lazyeng.errors", name); }
 
 PyRef string_list(const std::vector<std::string>& items) {
   PyRef list(PyList_New(static_cast<Py_ssize_t>(items.size())));
@@ -47,12 +43,13 @@ PyObject* build(const FailureRoot& root, const std::vector<std::string>& path, s
   PyRef inputs = string_list(root.inputs);
   PyRef names = string_list(path);
   PyRef stack(stacks::to_python(root.stack));
-  if (!function || !inputs || !names || !stack) return nullptr;
+  PyRef forward(stacks::to_python(root.forward_stack));
+  if (!function || !inputs || !names || !stack || !forward) return nullptr;
   PyRef args(PyTuple_Pack(1, original));
-  PyRef kwargs(Py_BuildValue("{s:s,s:O,s:O,s:O,s:n,s:K}", "op", root.op.c_str(), "inputs",
-                             inputs.get(), "stack", stack.get(), "path", names.get(), "path_length",
-                             static_cast<Py_ssize_t>(length), "root_id",
-                             static_cast<unsigned long long>(root.id)));
+  PyRef kwargs(Py_BuildValue("{s:s,s:O,s:O,s:O,s:O,s:n,s:K}", "op", root.op.c_str(), "inputs",
+                             inputs.get(), "stack", stack.get(), "forward_stack", forward.get(),
+                             "path", names.get(), "path_length", static_cast<Py_ssize_t>(length),
+                             "root_id", static_cast<unsigned long long>(root.id)));
   if (!args || !kwargs) return nullptr;
   return PyObject_Call(function.get(), args.get(), kwargs.get());
 }
@@ -65,9 +62,10 @@ void warn_unseen(const FailureRoot& root) {
   PyRef original(Py_XNewRef(root.original()));
   PyRef function = errors_function("warn_unseen");
   PyRef stack(stacks::to_python(root.stack));
-  if (original && function && stack)
-    PyRef(
-        PyObject_CallFunction(function.get(), "OsO", original.get(), root.op.c_str(), stack.get()));
+  PyRef forward(stacks::to_python(root.forward_stack));
+  if (original && function && stack && forward)
+    PyRef(PyObject_CallFunction(function.get(), "OsOO", original.get(), root.op.c_str(),
+                                stack.get(), forward.get()));
 }
 
 /// Each root once: every op that it reaches may have logged it.

@@ -32,6 +32,7 @@ struct FailureRoot {
   std::string op;                   ///< "aten.add.Tensor", as torch.ops spells it
   std::vector<std::string> inputs;  ///< "float32[2,3]@cpu"
   stacks::StackRef stack;
+  stacks::StackRef forward_stack;    ///< as Node::forward_stack
   mutable std::exception_ptr error;  ///< dropped once original() has been made of it
   mutable std::atomic<bool> reported{false};
 

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "csrc/run/executor.h"
+#include "csrc/run/kernel_warnings.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
 
@@ -47,6 +48,7 @@ const char* dtype_name(c10::ScalarType dtype) {
 }
 
 bool nobody_holds(const Node& node) {
+  if (node.discover) return true;
   for (const ValueRef& value : node.outputs)
     if (value && (value->use_count() > 1 || value->var_ref()->use_count() > 2)) return false;
   return !node.outputs.empty();
@@ -102,6 +104,7 @@ void Node::follow_resizes() const {
 void Node::execute() {
   keep_overwritten_failures();
   check_plain_reads();
+  const WarningsOf warnings(*this);
   torch::jit::Stack stack = real_arguments(*this);
   {
     const std::unique_lock<std::mutex> cores = wait_for_cores();
@@ -125,7 +128,8 @@ engine::FailurePtr Node::run() noexcept {
     }
     return nullptr;
   } catch (...) {
-    if (!discover) return fail(std::current_exception());
+    if (!discover || found.caller != std::this_thread::get_id())
+      return fail(std::current_exception());
     found.thrown = std::current_exception();
     return nullptr;
   }
@@ -151,11 +155,10 @@ engine::FailurePtr Node::fail(std::exception_ptr error) const noexcept {
   root->id = number;
   root->block = block;
   root->name = info.name;
-  root->op = info.name;
-  if (const size_t colons = root->op.find("::"); colons != std::string::npos)
-    root->op.replace(colons, 2, ".");
+  root->op = info.torch_name;
   root->inputs = describe_inputs();
   root->stack = stack;
+  root->forward_stack = forward_stack;
   root->error = error;
   try {
     std::rethrow_exception(error);
@@ -169,7 +172,7 @@ engine::FailurePtr Node::fail(std::exception_ptr error) const noexcept {
 }
 
 void Node::finish(const engine::FailurePtr& failure) noexcept {
-  if (!failure || discover) return;
+  if (!failure || found.poisoned) return;
   const auto& root = static_cast<const OpFailure&>(*failure).root();
   using Holder = FailureLog::Holder;
   failure_log().add(root, writes_plain          ? Holder::block

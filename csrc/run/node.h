@@ -7,6 +7,8 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 
+#include <thread>
+
 #include "csrc/engine/block_pool.h"
 #include "csrc/engine/op.h"
 #include "csrc/run/failure.h"
@@ -45,6 +47,8 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   uint64_t number = 0;  ///< position in the order of recording
   uint64_t block = 0;   ///< the lazy() block that recorded it; 0 outside
   stacks::StackRef stack;
+  /// Of the forward op whose gradient this op is part of; null outside of backward passes.
+  stacks::StackRef forward_stack;
 
   /// As the schema lists them. A tensor argument is None here and stands in `tensors`; a list of
   /// tensors is its length here, and its elements stand in `tensors`.
@@ -72,8 +76,10 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   bool writes_plain = false;
 
   /// For ops whose results are not known before they ran; run on the recording thread, which raises
-  /// what went wrong at the call: the versions written do not fail.
+  /// what went wrong at the call: the versions written do not fail. If Ctrl-C takes that thread out
+  /// of its wait, an engine thread runs the op, and its failure is kept as any other.
   struct Discovery {
+    std::thread::id caller;     ///< the recording thread
     torch::jit::Stack results;  ///< what the op returned
     std::vector<std::pair<uint32_t, at::Tensor>>
         written;                  ///< written arguments as they are after it

@@ -57,33 +57,32 @@ constexpr std::array<string_view, 6> kUpdatesStatistics = {
     "aten::batch_norm_update_stats"};
 
 /// Ops whose meta function is known to tell other strides, or other shapes, than the kernel
-/// returns: what they return is learned by running them. (Others are found out when they are
-/// verified.)
-constexpr std::array<string_view, 25> kDistrusted = {"aten::native_batch_norm",
-                                                     "aten::_native_batch_norm_legit",
-                                                     "aten::_batch_norm_with_update",
-                                                     "aten::_native_batch_norm_legit_functional",
-                                                     "aten::_native_batch_norm_legit_no_training",
-                                                     "aten::_batch_norm_no_update",
-                                                     "aten::_embedding_bag",
-                                                     "aten::_embedding_bag_forward_only",
-                                                     "aten::nonzero_static",
-                                                     "aten::_fft_r2c",
-                                                     "aten::_fft_c2r",
-                                                     "aten::_fft_c2c",
-                                                     "aten::linalg_eig",
-                                                     "aten::_linalg_eigvals",
-                                                     "aten::_linalg_svd",
-                                                     "aten::_linalg_eigh",
-                                                     "aten::linalg_lstsq",
-                                                     "aten::linalg_qr",
-                                                     "aten::geqrf",
-                                                     "aten::lu_unpack",
-                                                     "aten::_linalg_det",
-                                                     "aten::_linalg_slogdet",
-                                                     "aten::triangular_solve",
-                                                     "aten::_trilinear",
-                                                     "aten::mkldnn_rnn_layer"};
+/// returns. (Others are found out when they are verified.)
+constexpr std::array<string_view, 25> kWrongMeta = {"aten::native_batch_norm",
+                                                    "aten::_native_batch_norm_legit",
+                                                    "aten::_batch_norm_with_update",
+                                                    "aten::_native_batch_norm_legit_functional",
+                                                    "aten::_native_batch_norm_legit_no_training",
+                                                    "aten::_batch_norm_no_update",
+                                                    "aten::_embedding_bag",
+                                                    "aten::_embedding_bag_forward_only",
+                                                    "aten::nonzero_static",
+                                                    "aten::_fft_r2c",
+                                                    "aten::_fft_c2r",
+                                                    "aten::_fft_c2c",
+                                                    "aten::linalg_eig",
+                                                    "aten::_linalg_eigvals",
+                                                    "aten::_linalg_svd",
+                                                    "aten::_linalg_eigh",
+                                                    "aten::linalg_lstsq",
+                                                    "aten::linalg_qr",
+                                                    "aten::geqrf",
+                                                    "aten::lu_unpack",
+                                                    "aten::_linalg_det",
+                                                    "aten::_linalg_slogdet",
+                                                    "aten::triangular_solve",
+                                                    "aten::_trilinear",
+                                                    "aten::mkldnn_rnn_layer"};
 
 /// Structured ops whose real result is made by the kernel, not by the structured meta function.
 constexpr std::array<string_view, 2> kUnfinishedStructured = {"aten::mse_loss",
@@ -156,7 +155,10 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
   const std::string base = op.operator_name().name;
   name = op.operator_name().overload_name.empty() ? base
                                                   : base + "." + op.operator_name().overload_name;
-  short_name = base.substr(base.find("::") + 2);
+  const size_t colons = base.find("::");
+  short_name = base.substr(colons + 2);
+  torch_name = name;
+  torch_name.replace(colons, 2, ".");
   aten = base.rfind("aten::", 0) == 0;
   for (const c10::Argument& argument : schema.arguments()) {
     ArgInfo info{kind_of(argument), written(argument)};
@@ -183,7 +185,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
   scalars_are_data = contains(kScalarsAreData, base) || base.rfind("aten::_foreach_", 0) == 0;
   storage_size_matters = contains(kStorageSize, base);
   checks_values = returns.empty() && !writes;
-  distrust_meta = contains(kDistrusted, base);
+  wrong_meta = contains(kWrongMeta, base);
   structured_meta =
       aten && !contains(kUnfinishedStructured, base) &&
       op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);

@@ -41,6 +41,7 @@ struct OpInfo {
   c10::OperatorHandle handle;
   std::string name;        ///< "aten::mm", "aten::add.out"
   std::string short_name;  ///< "mm"
+  std::string torch_name;  ///< "aten.mm", "aten.add.out": as torch.ops spells it
   std::vector<ArgInfo> args;
   std::vector<ReturnInfo> returns;
 
@@ -57,12 +58,13 @@ struct OpInfo {
   bool structured_meta = false;   ///< the C++ structured meta function can be asked
   bool scalars_are_data = false;  ///< no value of a Scalar argument is an error or decides a shape
   bool storage_size_matters = false;  ///< shapes depend on, or are checked against, storage size
+  bool wrong_meta = false;  ///< the meta function is known to tell something else than the kernel
   bool moves_metadata = false;  ///< changes the metadata of what it writes (transpose_, squeeze_)
   /// Set once the structured meta function refused what a run then accepted: it is not asked again.
   mutable std::atomic<bool> distrust_structured{false};
-  /// Set once a run returned something else than the meta function had said: from then on the op is
-  /// run to learn what it returns.
-  mutable std::atomic<bool> distrust_meta{false};
+  /// Set once a run returned something else than was recorded: from then on the op is run to learn
+  /// what it returns.
+  mutable std::atomic<bool> distrust_plans{false};
   /// What csrc/fuse/op_table.cpp has found for the op; null: not looked up yet.
   mutable std::atomic<const void*> fuse_rule{nullptr};
 };

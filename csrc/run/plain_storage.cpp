@@ -2,9 +2,27 @@
 #include "csrc/run/plain_storage.h"
 
 #include <c10/core/impl/COW.h>
+#include <torch/version.h>
 
 namespace lazyeng::run {
 namespace {
+
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
+void clear_guard(c10::StorageImpl& impl);
+/// torch before 2.13 can set the flag and not clear it. An explicit instantiation may name private
+/// members.
+template <auto flag, auto refresh>
+struct GuardAccess {
+  friend void clear_guard(c10::StorageImpl& impl) {
+    impl.*flag = false;
+    (impl.*refresh)();
+  }
+};
+template struct GuardAccess<&c10::StorageImpl::throw_on_immutable_data_ptr_,
+                            &c10::StorageImpl::refresh_has_data_ptr_check>;
+#else
+void clear_guard(c10::StorageImpl& impl) { impl.clear_data_ptr_access_error_msg_(); }
+#endif
 
 constexpr const char* kGuardMessage =
     "lazyeng: a recorded write to this tensor is not complete, so its memory cannot be read "
@@ -22,12 +40,17 @@ at::DataPtr alias_of(const c10::Storage& owner) {
 /// A second StorageImpl over the memory of `owner`, which it keeps alive.
 c10::Storage second_face(const c10::Storage& owner) {
   c10::StorageImpl* impl = owner.unsafeGetStorageImpl();
+  // (Shared memory says that it is resizable, and has no allocator to do it.)
   return c10::Storage(c10::Storage::use_byte_size_t(), impl->nbytes(), alias_of(owner),
-                      impl->allocator(), impl->resizable());
+                      impl->allocator(), impl->resizable() && impl->allocator());
 }
 
 const void* address(const c10::Storage& storage) {
   return storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
+}
+
+bool differ(const c10::Storage& a, const c10::Storage& b) {
+  return address(a) != address(b) || a.nbytes() != b.nbytes();
 }
 
 }  // namespace
@@ -45,10 +68,9 @@ StorageVarRef PlainStorages::var_of(const at::Tensor& plain) {
     auto found = vars_.find(impl);
     if (found != vars_.end() && found->second->try_retain())
       var = StorageVarRef::adopt(found->second);
-    // A resized plain storage has moved away from the var's memory: it is another storage now.
-    if (var && (address(var->engine_face()) != address(user) ||
-                var->engine_face().nbytes() != user.nbytes()))
-      std::swap(var, moved);
+    // A resized plain storage has moved away from the var's memory: it is another storage now. (Not
+    // while a recorded write is pending: it may be the one that resizes, one face after the other.)
+    if (var && !var->awaited() && differ(var->engine_face(), user)) std::swap(var, moved);
     if (!var) {
       var = make_ref<StorageVar>(second_face(user), user.nbytes());
       attach(*var, user);
@@ -88,13 +110,18 @@ void PlainStorages::attach(StorageVar& var, const c10::Storage& user) {
   var.user_face_ = user.unsafeGetStorageImpl();
   var.user_face_ref_.emplace(user.getWeakStorageImpl());
   var.exposed_.store(true, std::memory_order_release);
-  vars_[var.user_face_] = &var;
+  StorageVar*& entry = vars_[var.user_face_];
+  // The one before is dying, or its memory was left: no write of it is pending. (The caller holds
+  // the user face, so the reference that lift() returns is not the last one.)
+  if (entry && entry->guarded_) lift(*entry);
+  entry = &var;
 }
 
 void PlainStorages::guard(StorageVar& var) {
+  Face alive;
   std::lock_guard lock(mutex_);
   if (var.guarded_ || !var.user_face_ref_) return;
-  auto alive = var.user_face_ref_->lock();
+  alive = var.user_face_ref_->lock();
   if (!alive) return;
   // (The name is torch's; it releases nothing: it makes data accesses raise with the message.)
   alive->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kGuardMessage));
@@ -102,29 +129,32 @@ void PlainStorages::guard(StorageVar& var) {
   guarded_.insert(&var);
 }
 
-void PlainStorages::lift(StorageVar& var) {
+PlainStorages::Face PlainStorages::lift(StorageVar& var) {
   var.guarded_ = false;
   guarded_.erase(&var);
-  if (auto alive = var.user_face_ref_->lock()) alive->clear_data_ptr_access_error_msg_();
+  Face alive = var.user_face_ref_->lock();
+  if (alive) clear_guard(*alive);
+  return alive;
 }
 
 void PlainStorages::release(StorageVar& var) {
   if (!var.exposed()) return;
+  Face alive;
   std::lock_guard lock(mutex_);
-  if (var.guarded_ && !var.awaited()) lift(var);
+  if (var.guarded_ && !var.awaited()) alive = lift(var);
 }
 
 void PlainStorages::follow_resize(StorageVar& var, bool through_user_face) {
   if (!var.exposed()) return;
-  at::DataPtr old;  // dropped after the lock: it may hold the last reference to somebody's memory
-  c10::intrusive_ptr<c10::StorageImpl> alive;
+  at::DataPtr old;  // it may hold the last reference to somebody's memory
+  Face alive;
   std::lock_guard lock(mutex_);
   alive = var.user_face_ref_->lock();
   if (!alive) return;
   const c10::Storage user(alive);
   const c10::Storage& moved = through_user_face ? user : var.engine_face();
   const c10::Storage& follower = through_user_face ? var.engine_face() : user;
-  if (address(moved) == address(follower) && moved.nbytes() == follower.nbytes()) return;
+  if (!differ(moved, follower)) return;
   c10::StorageImpl* impl = follower.unsafeGetStorageImpl();
   old = std::move(impl->_mutable_data_ptr_no_checks());
   impl->set_data_ptr_noswap(alias_of(moved));
@@ -132,15 +162,17 @@ void PlainStorages::follow_resize(StorageVar& var, bool through_user_face) {
 }
 
 void PlainStorages::lift_for_writer(StorageVar& var) {
+  Face alive;
   std::lock_guard lock(mutex_);
-  if (var.guarded_) lift(var);
+  if (var.guarded_) alive = lift(var);
 }
 
 void PlainStorages::release_complete() {
+  std::vector<Face> alive;
   std::lock_guard lock(mutex_);
   const std::vector<StorageVar*> all(guarded_.begin(), guarded_.end());
   for (StorageVar* var : all)
-    if (!var->awaited()) lift(*var);
+    if (!var->awaited()) alive.push_back(lift(*var));
 }
 
 std::vector<StorageVarRef> PlainStorages::guarded() {
@@ -154,13 +186,12 @@ std::vector<StorageVarRef> PlainStorages::guarded() {
 void PlainStorages::forget(StorageVar& var) {
   // The weak reference is dropped after the lock: it may free the StorageImpl.
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> last;
+  Face alive;
   std::lock_guard lock(mutex_);
   auto found = vars_.find(var.user_face_);
-  // (While this var was dying, a new one may have taken its place, and may guard the storage.)
-  const bool replaced = found != vars_.end() && found->second != &var;
-  if (found != vars_.end() && !replaced) vars_.erase(found);
-  if (var.guarded_ && replaced) guarded_.erase(&var);
-  if (var.guarded_ && !replaced) lift(var);
+  // (While this var was dying, a new one may have taken its place: see attach().)
+  if (found != vars_.end() && found->second == &var) vars_.erase(found);
+  if (var.guarded_) alive = lift(var);
   last.swap(var.user_face_ref_);
 }
 

@@ -3,6 +3,9 @@
 //
 // The table holds vars weakly: a var removes itself when it dies. A var holds the user face weakly,
 // which keeps the address of a dead StorageImpl from being used again while it stands in the table.
+//
+// The lock of the table is a leaf: its holder never wants the GIL. So no StorageImpl is let go of
+// under it: the last reference frees memory, perhaps of a numpy array, whose deleter takes the GIL.
 #pragma once
 
 #include <unordered_map>
@@ -44,9 +47,16 @@ class PlainStorages {
 
   void forget(StorageVar& var);  // called by ~StorageVar
 
+  /// Around a fork (csrc/record/fork.cpp).
+  void hold() { mutex_.lock(); }
+  void let_go() { mutex_.unlock(); }
+
  private:
+  using Face = c10::intrusive_ptr<c10::StorageImpl>;
+
   void attach(StorageVar& var, const c10::Storage& user);
-  void lift(StorageVar& var);
+  /// Returns the user face, if it lives, for the caller to let go of after the lock.
+  Face lift(StorageVar& var);
 
   std::mutex mutex_;
   std::unordered_map<c10::StorageImpl*, StorageVar*> vars_;

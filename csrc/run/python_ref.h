@@ -38,6 +38,12 @@ class Gil {
   const PyGILState_STATE state_;
 };
 
+/// `module.name`, imported; null with a Python error set if there is none (at exit). GIL.
+inline PyRef imported(const char* module, const char* name) {
+  PyRef found(PyImport_ImportModule(module));
+  return found ? PyRef(PyObject_GetAttrString(found.get(), name)) : PyRef();
+}
+
 /// Lets go of the GIL for a scope, if this thread holds it.
 class NoGil {
  public:

@@ -128,8 +128,11 @@ class SiblingGroup final : public RefCounted {
   void remove(StorageVar* var);
   std::vector<StorageVarRef> members() const;
 
+  /// Guards the members of all groups, which are few and small. One for all, so that a fork can
+  /// take it (csrc/record/fork.cpp).
+  static std::mutex& mutex();
+
  private:
-  mutable std::mutex mutex_;
   std::vector<StorageVar*> members_;
 };
 

@@ -5,23 +5,10 @@ docs/conformance.md is generated from these tables: `python -m tests.conformance
 
 # "suite:name" -> reason. An entry here may differ from eager without failing the run; the full run
 # reports entries that turned out equal, so that the table does not outlive its reasons.
-# Meta functions tell other strides than kernels return (channels_last, dims of one element).
-_STRIDES = (
-    "a meta function tells other strides than the kernel returns; shapes and values are equal"
-)
 
 KNOWN: dict[str, str] = {
-    "op:nn.functional.unfold": _STRIDES,
-    "op:nn.functional.interpolate.nearest": _STRIDES,
-    "op:nn.functional.interpolate.nearest-exact": _STRIDES,
-    "op:nn.functional.max_pool2d": _STRIDES,
-    "op:max_pool2d_with_indices_backward": _STRIDES,
-    "op:nn.functional.max_unpool2d": _STRIDES,
-    "op:nn.functional.max_unpool2d.grad": _STRIDES,
     "op:sparse.sampled_addmm": "its backward makes a sparse gradient inside a composite function that "
     "looks at the memory of a lazy one",
-    "op:sgn": "the gradient of an empty sample is made without any lazy tensor in sight: it is plain",
-    "module:nn.MultiLabelMarginLoss": "the meta function tells shape [1] for what the kernel returns as []",
     "out:_batch_norm_with_update": "eager refuses this call too; its message prints the arguments, "
     "and a LazyTensor prints as one",
 }

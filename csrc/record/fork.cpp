@@ -1,0 +1,103 @@
+// csrc/record/fork.cpp: how the recorder gets through a fork.
+//
+// before_fork leaves the recorder so that a child can go on with it: nobody is inside the gate, no
+// op is pending, no engine thread exists. From then on until the fork only threads with the GIL get
+// at the recorder (on the direct way, direct.h), and the fork itself happens with the GIL held.
+// What they record stands in the window, or with the stopped engine, in both processes, and runs in
+// both, as everything does that was recorded before a fork.
+//
+// That leaves the locks that destructors of values take, which run anywhere, without the GIL and
+// outside the gate (autograd drops saved tensors). Those are leaves, held for a moment, and never
+// across anything that wants the GIL: the forking thread takes them all in the very moment of the
+// fork (pthread_atfork), so that no Python code runs meanwhile.
+#include "csrc/record/fork.h"
+
+#include <pthread.h>
+
+#include <thread>
+
+#include "csrc/record/gate.h"
+#include "csrc/run/buffers.h"
+#include "csrc/run/plain_storage.h"
+#include "csrc/run/python_ref.h"
+
+namespace lazyeng::record {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+// In the order in which they nest: the table of plain storages makes vars.
+void hold_leaves() {
+  run::SiblingGroup::mutex().lock();
+  run::plain_storages().hold();
+  run::Node::hold_pool();
+  run::Value::hold_pool();
+  run::StorageVar::hold_pool();
+  run::hold_buffers();
+}
+
+void let_go_of_leaves() {
+  run::let_go_of_buffers();
+  run::StorageVar::let_go_of_pool();
+  run::Value::let_go_of_pool();
+  run::Node::let_go_of_pool();
+  run::plain_storages().let_go();
+  run::SiblingGroup::mutex().unlock();
+}
+
+void in_child() {
+  let_go_of_leaves();
+  Gate::after_fork_in_child();
+}
+
+/// Whether everything recorded so far has run within `patience`.
+bool drain(Recorder& recorder, milliseconds patience) {
+  recorder.flush();
+  const auto until = steady_clock::now() + patience;
+  return recorder.engine().wait_for_all([&] { return steady_clock::now() > until; }) ==
+         engine::WaitResult::done;
+}
+
+}  // namespace
+
+void install_fork_handlers() { pthread_atfork(&hold_leaves, &let_go_of_leaves, &in_child); }
+
+// A kernel written in Python may wait for a lock of the program, held by a thread that stands
+// before the closed gate. So nobody is patient for ever: the gate opens for a moment, in which that
+// thread goes on, and closes again. Each time the patience is twice as long, so that what merely
+// takes long comes to an end as well.
+void before_fork(Recorder& recorder) {
+  if (Gate::is_inside() || Gate::is_lost()) return;
+  const run::NoGil released;
+  {
+    const Gate::Inside inside;  // another thread may be forking
+    recorder.flush();
+    recorder.engine().wait_for_all({});  // most of it, while others go on
+  }
+  for (milliseconds patience(50);; patience *= 2) {
+    if (Gate::close(patience)) {
+      if (drain(recorder, patience)) break;
+      Gate::open();
+    }
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  recorder.stop_holder();
+  recorder.engine().stop();
+}
+
+void after_fork_in_parent(Recorder& recorder) {
+  if (!Gate::is_closed_by_us()) return;
+  recorder.engine().start();
+  recorder.start_holder();
+  Gate::open();
+}
+
+bool after_fork_in_child(Recorder& recorder) {
+  if (Gate::is_lost()) return false;
+  recorder.engine().start();
+  recorder.start_holder();
+  return true;
+}
+
+}  // namespace lazyeng::record

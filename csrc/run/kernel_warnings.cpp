@@ -1,0 +1,100 @@
+// csrc/run/kernel_warnings.cpp: from torch's warning handler to Python's `warnings`.
+#include "csrc/run/kernel_warnings.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <deque>
+
+#include "csrc/run/python_ref.h"
+
+namespace lazyeng::run {
+namespace {
+
+struct Kept {
+  c10::Warning warning;
+  stacks::StackRef stack;
+};
+
+// A program that never waits keeps this many; what comes later says the same in all likelihood.
+constexpr size_t kMostKept = 1024;
+
+struct Store {
+  std::mutex mutex;
+  std::deque<Kept> kept;
+  std::atomic<bool> any{false};
+};
+Store& store() {
+  static Store* const instance = new Store;  // engine threads may outlive statics
+  return *instance;
+}
+
+thread_local const Node* running = nullptr;
+thread_local int held = 0;
+
+class Handler final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    Store& to = store();
+    std::lock_guard lock(to.mutex);
+    if (to.kept.size() >= kMostKept) return;
+    to.kept.push_back({warning, running ? running->stack : stacks::StackRef()});
+    to.any.store(true, std::memory_order_release);
+  }
+};
+
+std::optional<Kept> next() {
+  Store& from = store();
+  std::lock_guard lock(from.mutex);
+  if (from.kept.empty()) return std::nullopt;
+  Kept first = std::move(from.kept.front());
+  from.kept.pop_front();
+  if (from.kept.empty()) from.any.store(false, std::memory_order_relaxed);
+  return first;
+}
+
+/// The text as torch's own handler for Python has it.
+std::string text_of(const c10::Warning& warning) {
+  const c10::SourceLocation& at = warning.source_location();
+  if (warning.verbatim() || !at.file) return warning.msg();
+  return warning.msg() + " (Triggered internally at " + at.file + ":" + std::to_string(at.line) +
+         ".)";
+}
+
+/// False with a Python error set if it became an exception.
+bool deliver(const Kept& kept) {
+  const bool deprecation = std::holds_alternative<c10::DeprecationWarning>(kept.warning.type());
+  PyRef function = imported("lazyeng.errors", "warn_of_kernel");
+  PyRef stack(stacks::to_python(kept.stack));
+  if (!function || !stack) return false;
+  PyRef result(PyObject_CallFunction(function.get(), "OsO",
+                                     deprecation ? PyExc_DeprecationWarning : PyExc_UserWarning,
+                                     text_of(kept.warning).c_str(), stack.get()));
+  return static_cast<bool>(result);
+}
+
+}  // namespace
+
+void collect_warnings_of_this_thread() {
+  static Handler* const handler = new Handler;
+  c10::WarningUtils::set_warning_handler(handler);
+}
+
+WarningsOf::WarningsOf(const Node& node) : before_(running) { running = &node; }
+WarningsOf::~WarningsOf() { running = before_; }
+
+WarningsHeld::WarningsHeld() { ++held; }
+WarningsHeld::~WarningsHeld() { --held; }
+
+void deliver_warnings() {
+  if (held || !store().any.load(std::memory_order_acquire)) return;
+  Gil gil;
+  while (const std::optional<Kept> kept = next()) {
+    if (deliver(*kept)) continue;
+    python_error error;
+    error.persist();
+    throw error;
+  }
+}
+
+}  // namespace lazyeng::run

@@ -1,0 +1,41 @@
+// csrc/run/kernel_warnings.h: warnings that kernels emit on engine threads.
+//
+// torch would print them on stderr there. They are kept, with the stack that recorded the op, until
+// a thread that runs Python waits for something, and then go through Python's `warnings`, as
+// warnings of the line that called the op. Thread-safe.
+#pragma once
+
+#include "csrc/run/node.h"
+
+namespace lazyeng::run {
+
+/// Keeps what kernels on the calling thread warn of from now on.
+void collect_warnings_of_this_thread();
+
+/// Says which node the kernel that runs in this scope belongs to.
+class WarningsOf {
+ public:
+  explicit WarningsOf(const Node& node);
+  ~WarningsOf();
+  WarningsOf(const WarningsOf&) = delete;
+  WarningsOf& operator=(const WarningsOf&) = delete;
+
+ private:
+  const Node* const before_;
+};
+
+/// While one exists, deliver_warnings does nothing on its thread: waits that belong together are
+/// not to be cut short by a warning that a filter turns into an exception.
+class WarningsHeld {
+ public:
+  WarningsHeld();
+  ~WarningsHeld();
+  WarningsHeld(const WarningsHeld&) = delete;
+  WarningsHeld& operator=(const WarningsHeld&) = delete;
+};
+
+/// Gives what was kept to Python's `warnings`. Takes the GIL if there is anything. Throws
+/// python_error if a filter turns a warning into an exception; the rest is kept then.
+void deliver_warnings();
+
+}  // namespace lazyeng::run

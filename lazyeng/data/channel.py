@@ -1,0 +1,163 @@
+"""Channel: one pass over a source, item by item, and what was made and not taken yet.
+
+No thread starts here. `make` is called by one thread at a time: a Runner's, or the consumer's if
+nothing runs ahead. What it makes goes into `made`, a queue that any thread may read.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from lazyeng import errors
+from lazyeng._record import Record
+
+if TYPE_CHECKING:
+    from lazyeng.data.runner import Runner
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What the source gave, converted; `state` is what the channel's `state` returned then."""
+
+    value: Any
+    state: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What the source raised in place of an item, as plain data: no frame stays alive."""
+
+    record: Record
+    position: int
+    state: Any
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """There is nothing more. Who takes it puts it back, so that each later taker finds it too."""
+
+    state: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Nudge:
+    """Wakes who waits for an item, to see that the pass was closed."""
+
+
+Outcome = Item | Failure | End
+
+
+def no_state() -> None:
+    """For sources whose draws nobody can see."""
+
+
+class Channel:
+    """A source's items, in order, from the one who makes them to the one who takes them.
+
+    Args:
+        source: the iterator; `make` alone advances it.
+        convert: applied to each item by the one who makes it.
+        state: called after each item; what it returns goes with the item.
+    """
+
+    def __init__(
+        self,
+        source: Iterator[Any],
+        convert: Callable[[Any], Any],
+        state: Callable[[], Any] = no_state,
+    ) -> None:
+        # A SimpleQueue, since its `put` may interrupt itself: finalizers run anywhere.
+        self.made: SimpleQueue[Outcome | Nudge] = SimpleQueue()
+        self.ended = False
+        self.state = state
+        self.last_state = state()  # after the last item made
+        self.runner: Runner | None = None  # the last one that made items here
+        self._source = source
+        self._convert = convert
+        self._position = 0  # of the item that is made next
+        self._failed = False  # the last item
+        self._asked = 0  # how many items takers asked for, the one they wait for included
+        self._asking = threading.Lock()
+        self._process = os.getpid()
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this is a forked child's copy: its thread stayed in the parent."""
+        return self._process != os.getpid()
+
+    # ---- the maker's side
+
+    def wants(self, depth: int) -> bool:
+        """Whether to make an item now, if at most `depth` finished ones are to wait.
+
+        After a failure only if somebody asks: a source that raised may not stand being asked again.
+        """
+        return self.made.qsize() < depth and (not self._failed or self._asked > self._position)
+
+    def make(self) -> None:
+        """Puts the next item, the failure in its place, or the end into `made`."""
+        outcome = self._next()
+        self.last_state = outcome.state
+        if isinstance(outcome, End):
+            self.ended = True
+            self._source = iter(())
+        else:  # before it can be seen: its taker may ask for the next one at once
+            self._failed = isinstance(outcome, Failure)
+            self._position += 1
+        self.made.put(outcome)
+
+    def _next(self) -> Outcome:
+        try:
+            value = next(self._source)
+        except StopIteration:
+            return End(self.state())
+        except BaseException as error:
+            return self._failure(error)
+        try:
+            return Item(self._convert(value), self.state())
+        except BaseException as error:
+            return self._failure(error)
+
+    def _failure(self, error: BaseException) -> Failure:
+        return Failure(errors.detach(error), self._position, self.state())
+
+    # ---- the taker's side
+
+    def take(self, wake: Callable[[], None]) -> Outcome | Nudge:
+        """Waits for the next outcome, without the GIL; Ctrl-C interrupts that and loses nothing.
+
+        Args:
+            wake: tells the maker that there is something new to look at.
+        """
+        self._ask(1)
+        answered = False
+        try:
+            wake()
+            outcome = self.made.get()
+            answered = isinstance(outcome, Item | Failure)
+        finally:
+            if not answered:
+                self._ask(-1)
+        if isinstance(outcome, End):
+            self.made.put(outcome)
+        wake()
+        return outcome
+
+    def _ask(self, items: int) -> None:
+        with self._asking:
+            self._asked += items
+
+    def drop(self) -> None:
+        """Forgets the source and what nobody took. Who waits finds the end."""
+        self.ended = True
+        self._source = iter(())
+        try:
+            while True:
+                self.made.get_nowait()
+        except Empty:
+            self.made.put(End(None))

@@ -1,0 +1,176 @@
+"""Pass: the iterator that a user holds. It takes items from a channel and raises failures."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from lazyeng import _C, errors
+from lazyeng._record import put_together
+from lazyeng.data.channel import Channel, Failure, Item, Nudge
+from lazyeng.data.runner import Runner
+
+T = TypeVar("T")
+
+# Failed ops count upwards, failed items downwards: no two failures have the same `root_id`.
+_root_ids = itertools.count(-1, -1)
+
+
+class Life:
+    """What has to be done when a pass ends, apart from the pass: it may be gone by then.
+
+    Attributes:
+        taken: the state of the channel's source just after the item that was taken last.
+        hangs: whether the thread did not end in time, when it was over.
+    """
+
+    def __init__(self, channel: Channel, depth: int, after: Callable[[Life], None]) -> None:
+        self.channel = channel
+        self.depth = depth
+        self.taken = channel.state()
+        self.hangs = False
+        self._runner: Runner | None = None
+        self._after = after
+
+    def run_ahead(self) -> None:
+        """Starts the thread, if there is to be one and something for it to do."""
+        if self._runner is None and self.depth > 0 and not self.channel.ended:
+            self._runner = self.channel.runner = Runner(
+                self.channel, self.depth, previous=self.channel.runner
+            )
+
+    def wake(self) -> None:
+        """Tells the thread to look again; without one, the taker itself is the maker."""
+        if self._runner is not None:
+            self._runner.wake()
+
+    def end(self) -> None:
+        """Ends the thread and what belongs to the pass. Called once."""
+        if self.channel.foreign:
+            return
+        if self._runner is not None:
+            self.hangs = not self._runner.stop()
+        self._after(self)
+        self._after = _nothing  # a closed pass may live on; what it refers to need not
+
+
+def _nothing(_life: Life) -> None: ...
+
+
+class Pass(Generic[T]):
+    """An iterator over a channel, with a thread that runs ahead. Closable; a context manager.
+
+    Dropping the last reference to it is as good as closing it. Any thread may call `next`.
+
+    Args:
+        channel: where the items come from.
+        depth: how many finished items may wait; 0: `next` makes each item itself.
+        sized: has `__len__` if the pass is to have one; not what holds its resources.
+        name: what failures call the source.
+        unit: what failures call an item.
+        after: called once the pass is over, closed or dropped and its thread was told to stop.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        depth: int,
+        *,
+        sized: Any,
+        name: str,
+        unit: str,
+        after: Callable[[Life], None],
+    ) -> None:
+        self._sized = sized
+        self._name = name
+        self._unit = unit
+        self._stack = _C.capture_stack()
+        self.closed = False
+        self.life = Life(channel, depth, after)
+        self._end = weakref.finalize(self, self.life.end)
+        self._end.atexit = False  # runner.py has a hook of its own
+
+    # ---- iterating
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    @errors.boundary
+    def __next__(self) -> T:
+        """The next item; waits for it.
+
+        Raises:
+            StopIteration: there are no more, or the pass was closed.
+            LazyError: the source raised in place of this item; with the type and message of that.
+            RuntimeError: in a forked child, for an iterator of the parent.
+        """
+        if self.life.channel.foreign:
+            raise RuntimeError(
+                f"{self._name}: this iterator runs in the process that made it, and cannot go on "
+                "in a forked child, expected a new iter() there"
+            )
+        while not self.closed:
+            outcome = self._take()
+            if isinstance(outcome, Nudge):  # or for an earlier pass over the same one-shot source
+                if self.closed:
+                    self.life.channel.made.put(outcome)  # others may wait too
+                continue
+            self.life.taken = outcome.state
+            if isinstance(outcome, Item):
+                return outcome.value
+            if isinstance(outcome, Failure):
+                errors.raise_all([self._error_of(outcome)])
+            self._end()
+            break
+        raise StopIteration
+
+    def _take(self) -> Any:
+        channel = self.life.channel
+        if self.life.depth == 0 and channel.made.empty():
+            channel.make()
+        self.life.run_ahead()
+        return channel.take(self.life.wake)
+
+    def _error_of(self, failure: Failure) -> BaseException:
+        """A new exception for the reader, at the position of the item that could not be made."""
+        where = f"{self._unit} {failure.position}"
+        if failure.record.origin is not None:  # an op failed: it says itself where it came from
+            error = put_together(failure.record)
+            error.add_note(f"lazyeng: read by {self._name}({where})")
+            return error
+        return errors.build(
+            failure.record, op=self._name, inputs=[where], stack=self._stack, path=[self._name],
+            root_id=next(_root_ids),
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        """How many items a whole pass over the source has.
+
+        Raises:
+            TypeError: the source has no length.
+        """
+        return len(self._sized)
+
+    # ---- closing
+
+    def close(self) -> None:
+        """Ends the pass: its thread stops, and `next` raises StopIteration from now on.
+
+        Waits for the item that is being made, at most two seconds; if the source takes longer, the
+        thread ends once the source returns.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        self._sized = ()
+        if not self.life.channel.foreign:
+            self.life.channel.made.put(Nudge())
+            self._end()
+
+    def __enter__(self) -> Pass[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,119 @@
+"""prefetch: any iterable, made ahead of its use by a thread."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+import torch
+
+from lazyeng import errors
+from lazyeng.data.channel import Channel
+from lazyeng.data.passes import Life, Pass
+from lazyeng.data.transfer import convert_to
+
+T = TypeVar("T")
+
+
+def checked_depth(name: str, depth: object) -> int:
+    """`depth`, if it is one.
+
+    Raises:
+        TypeError: it is not an int.
+        ValueError: it is negative.
+    """
+    if isinstance(depth, bool) or not isinstance(depth, int):
+        raise TypeError(f"{name} must be an int, got {type(depth).__name__}")
+    if depth < 0:
+        raise ValueError(f"{name} must not be negative, got {depth}")
+    return depth
+
+
+class prefetch(Generic[T]):  # noqa: N801 (used like a function, as enumerate is)
+    """Makes the items of an iterable ahead of their use, in a thread; their tensors become lazy.
+
+    Each `iter()` starts a new pass, with a thread of its own, if the source can start anew. A
+    one-shot source (an iterator) goes on where it was, with the items that were made and not taken.
+    `next()` takes from a pass that belongs to this object.
+
+    Args:
+        iterable: any. Its code runs in the thread, one item at a time, with the grad mode, default
+            device and context variables of the thread that called `iter()`.
+        depth: at most so many finished items wait at any time; the next one is started when one of
+            them is taken. 0: no thread, `next()` makes each item itself.
+        device: where the tensors are to be, copied by recorded ops; None: where they are.
+
+    Raises:
+        TypeError: `iterable` is not iterable, or `depth` not an int.
+        ValueError: `depth` is negative.
+    """
+
+    def __init__(
+        self, iterable: Iterable[T], depth: int = 2, device: torch.device | str | int | None = None
+    ) -> None:
+        if not hasattr(type(iterable), "__iter__") and not hasattr(type(iterable), "__getitem__"):
+            raise TypeError(f"prefetch: expected an iterable, got {type(iterable).__name__}")
+        self._source = iterable
+        self._depth = checked_depth("prefetch: depth", depth)
+        self._device = device
+        convert_to(device, self._depth)  # raises what is wrong with the device
+        self._passes: weakref.WeakSet[Pass[T]] = weakref.WeakSet()
+        self._own: Pass[T] | None = None
+        self._one_shot: Channel | None = None  # of a source that cannot start anew
+
+    @errors.boundary
+    def __iter__(self) -> Pass[T]:
+        source = iter(self._source)
+        if source is not self._source:
+            return self._started(Channel(source, convert_to(self._device, self._depth)), _drop)
+        for running in list(self._passes):
+            if not running.closed:
+                return running
+        if self._one_shot is None:
+            self._one_shot = Channel(source, convert_to(self._device, self._depth))
+        return self._started(self._one_shot, _keep)
+
+    def _started(self, channel: Channel, after: Callable[[Life], None]) -> Pass[T]:
+        new: Pass[T] = Pass(
+            channel, self._depth, sized=self._source, name="prefetch", unit="item", after=after
+        )
+        self._passes.add(new)
+        new.life.run_ahead()
+        return new
+
+    def __next__(self) -> T:
+        if self._own is None or self._own.closed:
+            self._own = iter(self)
+        return next(self._own)
+
+    def __len__(self) -> int:
+        """How many items a pass has.
+
+        Raises:
+            TypeError: the source has no length.
+        """
+        return len(self._source)  # pyright: ignore[reportArgumentType]
+
+    def close(self) -> None:
+        """Ends all passes and lets go of the source; from now on there are no items."""
+        for running in list(self._passes):
+            running.close()
+        if self._one_shot is not None:
+            self._one_shot.drop()
+        self._source = ()
+        self._own = self._one_shot = None
+
+    def __enter__(self) -> prefetch[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _drop(life: Life) -> None:
+    life.channel.drop()
+
+
+def _keep(_life: Life) -> None:
+    """What nobody took is for the next pass."""

@@ -1,0 +1,183 @@
+"""python -m lazyeng.explain: what failed, from which inputs, how it reached the read, and where.
+
+    python -m lazyeng.explain error.pkl           a pickled exception ("-": from standard input)
+    python -m lazyeng.explain train.py --epochs 3  runs the program; explains what ends it
+
+In an interpreter or a debugger, ``lazyeng.explain.explain()`` does so for the exception that was
+just raised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import linecache
+import os
+import pickle
+import runpy
+import sys
+from collections.abc import Iterable, Iterator
+from traceback import FrameSummary, TracebackException, extract_tb
+from typing import TextIO
+
+from lazyeng.errors import LazyError, hide_internal_frames
+
+_CONTEXT = 2  # source lines shown above and below
+_STYLES = {"error": "1;31", "label": "1", "place": "36", "mark": "1;31", "dim": "2"}
+
+
+def explain(
+    error: BaseException | None = None, *, file: TextIO | None = None, color: bool | None = None
+) -> None:
+    """Prints what failed, its inputs, the path to the read, and the source lines.
+
+    Args:
+        error: the exception; by default the one being handled, or the last that an interactive
+            interpreter showed.
+        file: where to print, by default standard output.
+        color: whether to use colours, by default if `file` is a terminal (and ``NO_COLOR`` unset).
+
+    Raises:
+        ValueError: no exception is given, and none was raised.
+    """
+    error = error or sys.exception() or getattr(sys, "last_value", None)
+    if error is None:
+        raise ValueError("explain: no exception is given, and none was raised")
+    out = file or sys.stdout
+    paint = _Paint(_wants_color(out) if color is None else color)
+    print("\n".join(_explained(error, paint)), file=out)
+
+
+class _Paint:
+    def __init__(self, color: bool) -> None:
+        self.color = color
+
+    def __call__(self, style: str, text: str) -> str:
+        return f"\033[{_STYLES[style]}m{text}\033[0m" if self.color and text else text
+
+
+def _wants_color(file: TextIO) -> bool:
+    return file.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") != "dumb"
+
+
+def _explained(error: BaseException, paint: _Paint) -> Iterator[str]:
+    if isinstance(error, BaseExceptionGroup):
+        yield paint("error", f"{type(error).__name__}: {error.message}")
+        for part in error.exceptions:
+            yield ""
+            yield from _explained(part, paint)
+        return
+    text = "".join(TracebackException.from_exception(error, lookup_lines=False, compact=True)
+                   .format_exception_only())  # fmt: skip
+    head, _, notes = text.strip().partition("\n")
+    yield paint("error", head)
+    yield from ([paint("dim", notes)] if notes else [])
+    if not isinstance(error, LazyError):
+        yield "not a deferred failure: it was raised where it happened"
+        yield from _frames("raised", extract_tb(error.__traceback__), paint)
+        return
+    yield ""
+    yield paint("label", "failed op  ") + (error.op or "unknown")
+    yield paint("label", "inputs     ") + (", ".join(error.inputs) or "none")
+    if error.path:
+        yield paint("label", "path       ") + " -> ".join(error.path) + " (read)"
+    yield from _frames("recorded", error.creation_stack, paint)
+    yield from _frames("read", extract_tb(error.__traceback__), paint)
+
+
+def _frames(what: str, frames: Iterable[FrameSummary], paint: _Paint) -> Iterator[str]:
+    """The innermost frame with its surroundings, then its callers, a line each."""
+    users = [frame for frame in frames if frame.filename != "<frozen runpy>"]  # how we run it
+    if not users:
+        return
+    *callers, innermost = users
+    yield ""
+    yield paint("label", what) + " at " + _place(innermost, paint)
+    yield from _source(innermost, paint)
+    for caller in reversed(callers):
+        line = paint("dim", f": {caller.line}") if caller.line else ""
+        yield "  called from " + _place(caller, paint) + line
+
+
+def _place(frame: FrameSummary, paint: _Paint) -> str:
+    return paint("place", f"{frame.filename}:{frame.lineno}") + f", in {frame.name}"
+
+
+def _source(frame: FrameSummary, paint: _Paint) -> Iterator[str]:
+    lines = linecache.getlines(frame.filename)
+    if frame.lineno is None or frame.lineno > len(lines):
+        yield paint("dim", "    (its source is not there)")
+        return
+    first = max(1, frame.lineno - _CONTEXT)
+    for number in range(first, min(len(lines), frame.lineno + _CONTEXT) + 1):
+        line = lines[number - 1].rstrip()
+        if number != frame.lineno:
+            yield paint("dim", f"  {number:5d} | {line}")
+            continue
+        yield paint("mark", ">") + f" {number:5d} | {line}"
+        if marks := _marks(frame, line):
+            yield paint("mark", f"        | {marks}")
+
+
+def _marks(frame: FrameSummary, line: str) -> str:
+    """Carets under the expression; nothing if the code has no columns."""
+    if frame.colno is None or frame.end_colno is None:
+        return ""
+    source = line.encode()
+    end = frame.end_colno if frame.end_lineno == frame.lineno else len(source)
+    before = source[: frame.colno].decode(errors="replace")
+    return " " * len(before) + "^" * max(1, len(source[frame.colno : end].decode(errors="replace")))
+
+
+# ---- the command
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit status: 1 if an error was explained."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lazyeng.explain",
+        description="Explains a deferred failure: a pickled one (unpickle only what you trust), or "
+        "the one that ends a program.",
+    )
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
+    parser.add_argument("file", help="a pickled exception, '-' for standard input; or a program.py")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the program")
+    options = parser.parse_args(arguments)
+    error = (
+        _run(options.file, options.args)
+        if options.file.endswith(".py")
+        else _unpickled(options.file)
+    )
+    if error is None:
+        print("the program ended without an error")
+        return 0
+    explain(error, color={"auto": None, "always": True, "never": False}[options.color])
+    return 1
+
+
+def _run(program: str, arguments: list[str]) -> BaseException | None:
+    from lazyeng.mode import synchronize
+
+    sys.argv = [program, *arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
+    try:
+        runpy.run_path(program, run_name="__main__")
+        synchronize()  # what nobody read is worth an explanation too
+    except Exception as error:
+        hide_internal_frames(error)
+        return error
+    return None
+
+
+def _unpickled(path: str) -> BaseException:
+    if path == "-":
+        error = pickle.load(sys.stdin.buffer)
+    else:
+        with open(path, "rb") as file:
+            error = pickle.load(file)
+    if not isinstance(error, BaseException):
+        raise SystemExit(f"{path}: expected a pickled exception, got {type(error).__name__}")
+    return error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

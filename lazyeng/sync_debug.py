@@ -1,0 +1,156 @@
+"""set_sync_debug_mode: tells where the program waits for the engine.
+
+Waits are measured in C++ (csrc/record/sync_debug.h), which calls `report` after each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+from lazyeng import _C
+from lazyeng.errors import is_internal_frame
+
+SYNC_DEBUG_MODES = ("off", "warn", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One wait.
+
+    ``filename``, ``lineno``: the user's line; ``op``: the operator waited for, such as "aten.mm",
+    "" if there are several; ``reason``: why; ``microseconds``: how long.
+    """
+
+    filename: str
+    lineno: int
+    op: str
+    reason: str
+    microseconds: float
+
+    def __str__(self) -> str:
+        what = self.op or "all that was recorded"
+        place = f"{os.path.basename(self.filename)}:{self.lineno}"
+        return f"{place} waited {self.microseconds:.0f} us for {what}: {self.reason}"
+
+
+class SyncWarning(UserWarning):
+    """The program waited; ``wait`` has the details."""
+
+    def __init__(self, wait: Wait) -> None:
+        super().__init__(wait)
+        self.wait = wait
+
+
+class SyncError(RuntimeError):
+    """The program waited where it must not; ``wait`` has the details."""
+
+    def __init__(self, wait: Wait) -> None:
+        super().__init__(wait)
+        self.wait = wait
+
+
+class _Thread(threading.local):
+    mode = "off"
+    allowed = 0  # allow_sync blocks around the caller
+
+
+_thread = _Thread()
+
+
+def set_sync_debug_mode(mode: str) -> None:
+    """Says what happens where the calling thread really waits for the engine.
+
+    Reading what is ready is no wait. The wait itself takes place in any case, and what it waited
+    for is complete when the error is raised.
+
+    Args:
+        mode: ``"off"``: nothing; ``"warn"``: a `SyncWarning` of the line that waits; ``"error"``: a
+            `SyncError` there.
+
+    Raises:
+        ValueError: an unknown mode.
+    """
+    if mode not in SYNC_DEBUG_MODES:
+        expected = ", ".join(SYNC_DEBUG_MODES)
+        raise ValueError(f"set_sync_debug_mode: unknown mode {mode!r}, expected one of {expected}")
+    _thread.mode = mode
+    _tell_core()
+
+
+def sync_debug_mode() -> str:
+    """The calling thread's mode."""
+    return _thread.mode
+
+
+@contextlib.contextmanager
+def allow_sync(reason: str) -> Iterator[None]:
+    """A context manager, or decorator, in which the calling thread may wait: nothing is reported.
+
+    Args:
+        reason: why this wait is meant to be; for the reader of the code.
+
+    Raises:
+        TypeError: `reason` is not a string.
+        ValueError: `reason` is empty.
+    """
+    if not isinstance(reason, str):
+        raise TypeError(f"allow_sync: reason must be a string, got {type(reason).__name__}")
+    if not reason.strip():
+        raise ValueError("allow_sync: say why this wait is meant to be")
+    _thread.allowed += 1
+    _tell_core()
+    try:
+        yield
+    finally:
+        _thread.allowed -= 1
+        _tell_core()
+
+
+def _tell_core() -> None:
+    _C.set_reports_waits(_thread.mode != "off" and _thread.allowed == 0)
+
+
+def report(op: str, reason: str, microseconds: float) -> BaseException | None:
+    """For the C++ core: warns of a wait of this thread, or returns the exception to raise."""
+    frame, entry = _users_frame(sys._getframe(1))
+    reason = f"{entry}: {reason}" if entry else reason
+    wait = Wait(frame.f_code.co_filename, frame.f_lineno, op, reason, microseconds)
+    if _thread.mode == "error":
+        return SyncError(wait)
+    try:
+        warnings.warn_explicit(
+            SyncWarning(wait), None, wait.filename, wait.lineno,
+            module=frame.f_globals.get("__name__"),
+            registry=frame.f_globals.setdefault("__warningregistry__", {}),
+        )  # fmt: skip
+    except SyncWarning as error:  # the program turns warnings into errors
+        return error.with_traceback(None)
+    return None
+
+
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+
+
+def _of_standard_library(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
+
+
+def _users_frame(frame: FrameType) -> tuple[FrameType, str]:
+    """The innermost frame that is the user's, and the name of the function of ours it called.
+
+    Neither internal nor of the standard library, by way of which copy and pickle come to us.
+    """
+    entry = ""
+    while (is_internal_frame(frame) or _of_standard_library(frame)) and frame.f_back is not None:
+        if is_internal_frame(frame) and frame.f_code.co_name != "at_boundary":
+            entry = frame.f_code.co_qualname
+        frame = frame.f_back
+    return frame, entry

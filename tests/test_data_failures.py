@@ -1,0 +1,302 @@
+"""What a source or a worker raises: at its position, as itself, with its traceback; and then on."""
+
+import os
+import pickle
+import signal
+import threading
+import time
+import traceback
+
+import pytest
+import torch
+from torch.utils import data
+
+import lazyeng
+from lazyeng import DataLoader, prefetch
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*worker processes.*")
+
+
+class TwoArgumentsError(Exception):
+    def __init__(self, row, *, column):
+        super().__init__(row, column)
+        self.row, self.column = row, column
+
+    def __str__(self):
+        return f"row {self.row}, column {self.column}"
+
+
+class UnwillingError(ValueError):
+    """Its constructor fails on everything."""
+
+    def __init__(self, *args):
+        raise RuntimeError("do not make me")
+
+
+def unwilling():
+    error = UnwillingError.__new__(UnwillingError)
+    error.args = ("made without its constructor",)
+    return error
+
+
+ERRORS = {
+    "one argument": lambda: ValueError("row 5 is bad"),
+    "two arguments": lambda: TwoArgumentsError(5, column="label"),
+    "no constructor": unwilling,
+    "key": lambda: KeyError("label"),
+    "os": lambda: FileNotFoundError(2, "No such file or directory", "row5.png"),
+    "unicode": lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+    "group": lambda: ExceptionGroup("two", [ValueError("a"), TwoArgumentsError(1, column=2)]),
+}
+
+
+class BadRow(data.Dataset):
+    def __init__(self, kind, bad=5):
+        self.kind, self.bad = kind, bad
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        if index == self.bad:
+            raise ERRORS[self.kind]()
+        return torch.tensor(index)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("kind", ERRORS)
+def test_at_its_position_as_itself(kind, workers):
+    loader = DataLoader(BadRow(kind), batch_size=2, num_workers=workers)
+    original = ERRORS[kind]()
+    for _ in range(2):  # the next epoch works
+        iterator = iter(loader)
+        assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+        with pytest.raises(type(original)) as caught:
+            next(iterator)
+        error = caught.value
+        assert isinstance(error, lazyeng.LazyError)
+        assert (str(error), error.args[:1]) == (str(original), original.args[:1])
+        assert vars(original).items() <= vars(error).items()
+        assert (error.op, error.inputs) == ("DataLoader", ["batch 2"])
+        shown = "".join(traceback.format_exception(error))
+        assert "raise ERRORS[self.kind]()" in shown and "in __getitem__" in shown
+        assert ("raised in DataLoader worker process" in shown) == (workers > 0)
+        assert "torch/utils/data" not in shown and "lazyeng/data" not in shown
+        assert [batch.tolist() for batch in iterator] == [[6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize("start", ["spawn"])
+def test_from_other_workers(start):
+    loader = DataLoader(
+        BadRow("two arguments"), batch_size=5, num_workers=1, multiprocessing_context=start
+    )
+    iterator = iter(loader)
+    assert next(iterator).tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(TwoArgumentsError, match="row 5, column label") as caught:
+        next(iterator)
+    assert isinstance(caught.value, lazyeng.LazyError)
+    iterator.close()
+
+
+def test_local_class_from_a_worker():
+    """torch cannot send it at all, and waits for ever."""
+
+    class LocalError(KeyError):
+        pass
+
+    class Rows(data.Dataset):
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            raise LocalError("here")
+
+    with pytest.raises(KeyError, match="here") as caught:
+        next(iter(DataLoader(Rows(), num_workers=1)))
+    assert isinstance(caught.value, lazyeng.LazyError)
+
+
+class Lazy(data.Dataset):
+    """A sample that is computed lazily, and fails when it is read."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return lazyeng.wrap(torch.ones(3))[lazyeng.wrap(torch.tensor([index * 2]))]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_lazy_samples(workers):
+    """In a worker the failure is raised there, before it is too late to send it."""
+    with pytest.raises(IndexError, match="index 4 is out of bounds") as caught:
+        for batch in DataLoader(Lazy(), num_workers=workers):
+            assert batch.tolist() == [[1.0]]
+    assert caught.value.op == "aten.index.Tensor"
+
+
+def bad_start(worker_id):
+    raise TwoArgumentsError(worker_id, column="init")
+
+
+def test_worker_init_fn():
+    loader = DataLoader(BadRow("key", bad=-1), num_workers=1, worker_init_fn=bad_start)
+    with pytest.raises(TwoArgumentsError, match="row 0, column init"):
+        next(iter(loader))
+    assert loader.worker_init_fn is bad_start and loader.collate_fn is data.default_collate
+
+
+class Killed(data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 5:
+            time.sleep(0.2)  # its other batches are on their way
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+def test_killed_worker():
+    """Not in whatever line the main thread executes when the worker dies, but at its batch."""
+    got = []
+    with pytest.raises(RuntimeError, match="exited unexpectedly") as caught:
+        for batch in DataLoader(Killed(), num_workers=1):
+            time.sleep(0.05)
+            got.append(batch.item())
+    assert got == [0, 1, 2, 3, 4] and isinstance(caught.value, lazyeng.LazyError)
+
+
+class Slow(data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        time.sleep(30 * index)
+        return index
+
+
+def test_timeout():
+    iterator = iter(DataLoader(Slow(), num_workers=1, timeout=1))
+    assert next(iterator).item() == 0
+    with pytest.raises(RuntimeError, match="timed out after 1 seconds") as caught:
+        next(iterator)
+    assert isinstance(caught.value, lazyeng.LazyError)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), SystemExit(3)])
+def test_source_of_prefetch(depth, error):
+    """KeyboardInterrupt and SystemExit stay what they are."""
+
+    def source():
+        yield from range(4)
+        raise error
+
+    got = []
+    with pytest.raises(type(error)) as caught:
+        for item in prefetch(source(), depth=depth):
+            got.append(item)
+    assert got == [0, 1, 2, 3] and caught.value.args == error.args
+    assert isinstance(caught.value, lazyeng.LazyError) == isinstance(error, Exception)
+
+
+class Recovers:
+    """An iterator that raises at 1 and 2, and counts how often it was asked."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.asked += 1
+        if self.asked in (2, 3):
+            raise OSError(f"call {self.asked}")
+        if self.asked > 5:
+            raise StopIteration
+        return self.asked
+
+
+def test_nothing_is_made_after_a_failure_until_asked_for():
+    source = Recovers()
+    it = iter(prefetch(source, depth=3))
+    assert next(it) == 1
+    for call in (2, 3):
+        with pytest.raises(OSError, match=f"call {call}"):
+            next(it)
+        time.sleep(0.05)
+        assert source.asked == call
+    assert list(it) == [4, 5]
+
+
+def test_other_consumers_go_on_after_a_failure():
+    it = iter(prefetch(Recovers(), depth=1))
+    outcomes = []
+
+    def consume():
+        while True:
+            try:
+                outcomes.append(next(it))
+            except StopIteration:
+                return
+            except OSError:
+                outcomes.append("failed")
+
+    threads = [threading.Thread(target=consume) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(timeout=20)
+        assert not t.is_alive()
+    assert sorted(map(str, outcomes)) == ["1", "4", "5", "failed", "failed"]
+
+
+def test_failure_in_converting(monkeypatch):
+    """Such as device memory that runs out: at that item, and the next one comes."""
+    from lazyeng.data import transfer
+
+    calls = []
+
+    def wrap(obj):
+        calls.append(obj)
+        if len(calls) == 2:
+            raise MemoryError("no room")
+        return obj
+
+    monkeypatch.setattr(transfer, "wrap", wrap)
+    it = iter(prefetch([1, 2, 3]))
+    assert next(it) == 1
+    with pytest.raises(MemoryError, match="no room"):
+        next(it)
+    assert list(it) == [3]
+
+
+def fail_here():
+    raise TwoArgumentsError(1, column=2)
+    yield
+
+
+def test_details():
+    iterator = iter(prefetch(fail_here()))  # the line of creation
+    with pytest.raises(TwoArgumentsError) as caught:
+        next(iterator)
+    error = caught.value
+    assert error.creation_stack[-1].line.endswith("# the line of creation")
+    frames = traceback.extract_tb(error.__cause__.__traceback__)
+    assert [f.name for f in frames[-2:]] == ["test_details", "fail_here"]
+    assert [f.name for f in traceback.extract_tb(error.__traceback__)] == ["test_details"]
+    assert any(note.startswith("lazyeng: prefetch(item 0)") for note in error.__notes__)
+    copied = pickle.loads(pickle.dumps(error))
+    assert str(copied) == str(error) and isinstance(copied, lazyeng.LazyError)
+
+
+def test_each_failure_has_a_root_of_its_own():
+    it, ids = iter(prefetch(Recovers())), set()
+    for _ in range(3):
+        try:
+            next(it)
+        except OSError as error:
+            ids.add(error.root_id)
+    assert len(ids) == 2

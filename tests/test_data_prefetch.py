@@ -1,0 +1,257 @@
+"""prefetch: passes, one-shot sources, the bound of depth, and what surrounds the source's code."""
+
+import contextvars
+import threading
+import time
+from collections import namedtuple
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import lazyeng
+from lazyeng import prefetch
+
+
+def settle(seconds=0.1):
+    """Time for the thread to run ahead as far as it goes."""
+    time.sleep(seconds)
+
+
+class Counted:
+    """A source that can start anew and counts what it started and finished, over all passes."""
+
+    def __init__(self, length):
+        self.length, self.started, self.finished = length, 0, 0
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        for i in range(self.length):
+            self.started += 1
+            time.sleep(0.001)
+            self.finished += 1
+            yield i
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3, 7])
+def test_all_items_in_order(depth):
+    assert list(prefetch(range(100), depth=depth)) == list(range(100))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_depth_is_exact(depth):
+    """However late the consumer is: `depth` finished items wait, and none more is started."""
+    source = Counted(20)
+    it = iter(prefetch(source, depth=depth))
+    for taken in range(10):
+        settle(0.005 * depth + 0.02)
+        assert (source.started - taken, source.finished - taken) == (depth, depth)
+        assert next(it) == taken
+
+
+def test_depth_with_many_consumers():
+    source = Counted(300)
+    it = iter(prefetch(source, depth=3))
+    got, most = [], []
+
+    def consume():
+        for item in it:
+            most.append(source.finished - len(got))
+            got.append(item)
+
+    threads = [threading.Thread(target=consume) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(timeout=30)
+        assert not t.is_alive()
+    assert sorted(got) == list(range(300))
+    assert max(most) <= 3 + 4  # four were taken and not noted yet
+
+
+def test_depth_zero_makes_items_on_the_calling_thread():
+    def threads():
+        for _ in range(3):
+            yield threading.current_thread()
+
+    assert list(prefetch(threads(), depth=0)) == [threading.main_thread()] * 3
+
+
+def test_loading_overlaps_computing():
+    def slow():
+        for i in range(10):
+            time.sleep(0.03)
+            yield i
+
+    start = time.perf_counter()
+    for _ in prefetch(slow()):
+        time.sleep(0.03)
+    assert time.perf_counter() - start < 0.5  # one after the other: 0.6
+
+
+def test_each_iter_is_a_new_pass():
+    p = prefetch([1, 2, 3])
+    assert [list(p), list(p)] == [[1, 2, 3]] * 2
+    assert list(zip(p, p, strict=True)) == [(1, 1), (2, 2), (3, 3)]
+    assert next(p) == 1 and list(p) == [1, 2, 3] and next(p) == 2
+
+
+def test_one_shot_source_goes_on_and_loses_nothing():
+    p = prefetch(iter(range(20)), depth=3)
+    got = []
+    while len(got) < 20:
+        for item in p:
+            got.append(item)
+            settle(0.01)
+            if len(got) % 3 == 0:
+                break
+    assert got == list(range(20)) and list(p) == []
+
+
+def test_one_shot_source_shared_by_two_iterators():
+    p = prefetch(iter(range(6)))
+    a, b = iter(p), iter(p)
+    assert [next(a), next(b), next(p), next(a)] == [0, 1, 2, 3]
+    a.close()
+    assert list(iter(p)) == [4, 5]
+
+
+def test_a_source_by_getitem():
+    class Old:
+        def __getitem__(self, i):
+            return [10, 20][i]
+
+    assert list(prefetch(Old())) == [10, 20]
+
+
+def test_length():
+    assert len(prefetch(range(5))) == len(iter(prefetch(range(5)))) == 5
+    with pytest.raises(TypeError, match="has no len"):
+        len(prefetch(iter([])))
+    assert list(prefetch(iter([1]))) == [1]  # list() asks for a length
+
+
+@pytest.mark.parametrize("how", ["close", "with"])
+def test_closed(how):
+    p = prefetch(range(100))
+    it = iter(p)
+    next(it)
+    if how == "close":
+        p.close()
+        p.close()
+    else:
+        with p:
+            pass
+    assert list(it) == list(p) == []
+    with pytest.raises(StopIteration):
+        next(p)
+
+
+@pytest.mark.parametrize("one_shot", [True, False])
+def test_close_wakes_who_waits(one_shot):
+    """Although the source hangs."""
+    release = threading.Event()
+
+    class Hangs:
+        def __iter__(self):
+            yield 0
+            release.wait(60)
+
+    p = prefetch(iter(Hangs()) if one_shot else Hangs())
+    it, got = iter(p), []
+    readers = [threading.Thread(target=lambda: got.extend(it)) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    settle()
+    closer = threading.Thread(target=it.close)
+    closer.start()
+    for reader in readers:
+        reader.join(timeout=10)
+        assert not reader.is_alive()
+    release.set()
+    closer.join()
+    assert got == [0]
+
+
+@pytest.mark.parametrize(
+    "bad", [{"depth": -1}, {"depth": 1.0}, {"depth": True}, {"depth": "2"}, {"device": "nowhere"}]
+)
+def test_arguments(bad):
+    with pytest.raises((ValueError, TypeError, RuntimeError)):
+        prefetch([], **bad)
+
+
+def test_not_iterable():
+    with pytest.raises(TypeError, match="expected an iterable, got int"):
+        prefetch(5)
+
+
+Point = namedtuple("Point", "x y")
+
+
+@dataclass(frozen=True)
+class Sample:
+    image: torch.Tensor
+    name: str
+    parts: list
+
+
+def test_structure():
+    """Tensors become lazy in the structure they came in; everything else stays."""
+    one, marker = torch.ones(2), object()
+    item = {"point": Point(one, "y"), "sample": Sample(one, "name", [one, (1.5, None)]), 3: marker}
+    (got,) = prefetch([item])
+    assert type(got["point"]) is Point and type(got["sample"]) is Sample
+    assert got["point"].y == "y" and got["sample"].name == "name" and got[3] is marker
+    assert got["sample"].parts[1] == (1.5, None)
+    for tensor in (got["point"].x, got["sample"].image, got["sample"].parts[0]):
+        assert type(tensor) is lazyeng.LazyTensor
+        assert tensor.data_ptr() == one.data_ptr()
+    assert item["point"].x is one and list(prefetch(["text"])) == ["text"]
+
+
+@pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu"), "lazyeng"])
+def test_device(device):
+    (got,) = prefetch([torch.ones(2)], device=device)
+    assert type(got) is lazyeng.LazyTensor and got.device == torch.device("cpu")
+    assert got.tolist() == [1, 1]
+
+
+def test_computing_inside_and_outside_lazy(mode):
+    def sums():
+        return [(x * 2).sum().item() for x in prefetch(torch.ones(3) * i for i in range(4))]
+
+    with lazyeng.lazy(mode):
+        inside = sums()
+    assert inside == sums() == [0, 6, 12, 18]
+
+
+def test_source_runs_outside_the_block():
+    """Inside lazy() a source's own operators still run at once, in its thread."""
+
+    def source():
+        yield type(torch.ones(2) + 1)
+
+    with lazyeng.lazy():
+        (seen,) = prefetch(source())
+    assert seen is torch.Tensor
+
+
+def test_source_sees_the_surroundings():
+    variable = contextvars.ContextVar("variable", default="outside")
+
+    def source():
+        yield variable.get()
+        yield (torch.ones(1, requires_grad=True) * 2).requires_grad
+        yield torch.is_inference_mode_enabled()
+        yield torch.get_default_device().type
+
+    variable.set("inside")
+    with torch.no_grad():
+        assert list(prefetch(source())) == ["inside", False, False, "cpu"]
+    with torch.inference_mode():
+        assert list(prefetch(source())) == ["inside", False, True, "cpu"]
+    with torch.device("meta"):
+        assert list(prefetch(source())) == ["inside", True, False, "meta"]

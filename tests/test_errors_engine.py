@@ -1,0 +1,353 @@
+"""Failures of the real engine: how long they live, in threads, tasks, processes; and Ctrl-C."""
+
+import asyncio
+import contextvars
+import multiprocessing
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+import traceback
+import weakref
+
+import pytest
+import torch
+
+import lazyeng
+from lazyeng import LazyError, lazy, synchronize, wrap
+from tests.test_process import finished, start
+
+
+def failed(mode="deferred", index=7):
+    with lazy(mode):
+        return wrap(torch.ones(3))[wrap(torch.tensor([index]))]
+
+
+def text_of(error):
+    return "".join(traceback.format_exception(error))
+
+
+# ---- life
+
+
+class Local:
+    """Something a user's frame holds; weakly referable."""
+
+
+@pytest.mark.parametrize("shown", ["user", "full"])
+@pytest.mark.parametrize("mode_name", ["async", "deferred"])
+def test_nothing_is_kept_alive(mode_name, shown, no_gc, monkeypatch):
+    monkeypatch.setenv("LAZYENG_TRACEBACK", shown)
+    gone = {}
+
+    def create():
+        local, values, index = Local(), torch.ones(3), torch.tensor([7])
+        gone["local"], gone["values"] = weakref.ref(local), weakref.ref(values)
+        x, i = wrap(values), wrap(index)
+        gone["input"], gone["index"] = weakref.ref(x), weakref.ref(i)
+        with lazy(mode_name):
+            y = x[i]
+        gone["failed"] = weakref.ref(y)
+        return y * 2
+
+    def read():
+        z, mine = create(), Local()
+        gone["reader's local"] = weakref.ref(mine)
+        for _ in range(2):
+            try:
+                z.tolist()
+            except IndexError as error:
+                assert "index 7" in text_of(error)
+                gone["error"] = weakref.ref(error)
+
+    read()
+    synchronize()
+    assert {name: ref() for name, ref in gone.items()} == dict.fromkeys(gone)
+
+
+def test_memory_of_the_inputs_is_given_back(no_gc):
+    """The failure stays (the tensor does); what it was computed from does not."""
+    storages = []
+
+    def create():
+        values = torch.ones(3)
+        storages.append(weakref.ref(values.untyped_storage()))
+        with lazy("deferred"):
+            return (wrap(values) + 0)[wrap(torch.tensor([7]))]
+
+    bad = create()
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            bad.wait()
+    assert storages[0]() is None
+
+
+def test_python_kernel_is_not_kept_alive(no_gc):
+    gone = []
+
+    @torch.library.custom_op("lazyeng_life::holds", mutates_args=())
+    def holds(x: torch.Tensor) -> torch.Tensor:
+        local = Local()
+        gone.append(weakref.ref(local))
+        raise ValueError("of a kernel with locals")
+
+    holds.register_fake(torch.empty_like)
+    with lazy("deferred"):
+        y = holds(wrap(torch.ones(2)))
+    with pytest.raises(ValueError, match="with locals"):
+        y.wait()
+    assert gone[0]() is None
+
+
+# ---- the stack table
+
+
+def entries():
+    return lazyeng.engine_stats()["stack_table_entries"]
+
+
+def test_a_million_ops_of_one_line_leave_one_entry():
+    x = wrap(torch.ones(1))
+    x = x + 1
+    synchronize()
+    before = entries()
+    for _ in range(1_000_000):
+        y = x + 1
+    synchronize()
+    assert y.item() == 3.0
+    assert entries() <= before + 2  # that line, and those of this function's other ops
+
+
+def test_stacks_of_code_that_is_gone_are_let_go():
+    """Distinct stacks, each alive only as long as its tensor: no more than a bounded rest stays."""
+    x = wrap(torch.ones(1))
+    codes = []
+    for n in range(5000):
+        scope = {"x": x}
+        exec(compile("\n" * n + "def f(): return x + 1", "<made>", "exec"), scope)
+        scope["f"]()
+        codes.append(weakref.ref(scope["f"].__code__))
+        del scope
+    synchronize()
+    assert entries() < 4000
+    assert sum(code() is not None for code in codes) < 4000
+
+
+# ---- threads, tasks, processes
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_many_threads_read_failed_tensors(same):
+    shared = failed() if same else None
+    barrier, wrong = threading.Barrier(8), []
+
+    def read(n):
+        tensor = shared if shared is not None else failed(index=10 + n)
+        barrier.wait()
+        lengths, roots = set(), set()
+        for _ in range(1000):
+            try:
+                tensor.item()
+                wrong.append("no failure")
+            except IndexError as error:
+                index = 7 if same else 10 + n
+                if not str(error).startswith(f"index {index} is"):
+                    wrong.append(str(error))
+                lengths.add(len(list(traceback.walk_tb(error.__traceback__))))
+                roots.add(error.root_id)
+                if len(error.__notes__) != 1 or error.__cause__.__cause__ is not None:
+                    wrong.append("it grows")
+        if (len(lengths), len(roots)) != (1, 1):
+            wrong.append((lengths, roots))
+
+    threads = [threading.Thread(target=read, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_asyncio_tasks_get_their_own_failure():
+    user = contextvars.ContextVar("user")
+
+    async def task(n):
+        user.set(n)
+        bad = failed(index=10 + n)
+        await asyncio.sleep(0)
+        with pytest.raises(IndexError, match=f"index {10 + n} ") as caught:
+            bad.tolist()
+        assert user.get() == n
+        await asyncio.sleep(0)
+        return caught.value
+
+    async def main():
+        return await asyncio.gather(*(task(n) for n in range(20)))
+
+    errors = asyncio.run(main())
+    assert len({id(error) for error in errors}) == len({e.root_id for e in errors}) == 20
+    assert all("in task" in text_of(error) for error in errors)
+
+
+def test_asyncio_to_thread_carries_contextvars():
+    user = contextvars.ContextVar("user", default=None)
+
+    def read(bad):
+        with pytest.raises(IndexError):
+            bad.tolist()
+        return user.get()
+
+    async def main():
+        user.set("somebody")
+        return await asyncio.to_thread(read, failed())
+
+    assert asyncio.run(main()) == "somebody"
+
+
+def read_in_child(bad, queue):
+    try:
+        bad.tolist()
+    except IndexError as error:
+        queue.put(error)
+
+
+def send_from_child(queue):
+    try:
+        failed().tolist()
+    except IndexError as error:
+        queue.put(error)
+
+
+def check_copy(error):
+    assert isinstance(error, IndexError) and isinstance(error, LazyError)
+    assert str(error) == "index 7 is out of bounds for dimension 0 with size 3"
+    assert error.creation_stack[-1].name == "failed"
+    assert "created at test_errors_engine.py" in error.__notes__[0]
+
+
+def test_failure_is_read_in_a_forked_child():
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    child = context.Process(target=read_in_child, args=(failed(), queue))
+    child.start()
+    check_copy(queue.get())
+    child.join(30)
+    assert child.exitcode == 0
+
+
+def test_failure_comes_from_a_spawned_child():
+    context = multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    child = context.Process(target=send_from_child, args=(queue,))
+    child.start()
+    check_copy(queue.get())
+    child.join(30)
+    assert child.exitcode == 0
+
+
+def test_raised_failure_survives_pickle():
+    with pytest.raises(IndexError) as caught:
+        (failed() * 2).tolist()
+    again = pickle.loads(pickle.dumps(caught.value))
+    check_copy(again)
+    assert again.path == caught.value.path and again.root_id == caught.value.root_id
+
+
+# ---- exit
+
+
+def run(body):
+    script = "import torch, lazyeng\nfrom lazyeng import lazy, wrap\n" + textwrap.dedent(body)
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("mode_name", ["async", "deferred"])
+def test_one_warning_for_each_unseen_failure_at_exit(mode_name):
+    done = run(f"""
+        with lazy("{mode_name}"):
+            x, kept = wrap(torch.ones(3)), []
+            for n in range(3):
+                bad = x.take(wrap(torch.tensor([10 + n])))
+                kept += [bad, bad + 1, bad.exp()]
+            wrap(torch.ones(3)).take(wrap(torch.tensor([20])))
+            seen = x.take(wrap(torch.tensor([30])))
+        try:
+            seen.wait()
+        except IndexError:
+            pass
+    """)
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert len(lines) == 4 and all("UnseenFailureWarning" in line for line in lines)
+    for index in (10, 11, 12, 20):
+        assert sum(f"tried to access index {index} " in line for line in lines) == 1
+    assert all("aten.take recorded at <string>:" in line for line in lines)
+
+
+# ---- Ctrl-C
+
+
+SLOW = """
+import os, signal, sys, threading, time
+import torch, lazyeng
+from lazyeng import lazy, synchronize, wrap
+
+@torch.library.custom_op("slow::slow", mutates_args=())
+def slow(x: torch.Tensor) -> torch.Tensor:
+    time.sleep(1.5)
+    return x.clone()
+slow.register_fake(torch.empty_like)
+
+def interrupt(after):
+    threading.Timer(after, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+"""
+
+
+def test_ctrl_c_during_an_op_run_at_the_call_keeps_its_failure():
+    """The wait ends at once; the op still runs, and its exception is not lost."""
+    done = finished(start(SLOW + textwrap.dedent("""
+        with lazy("async"):
+            x = slow(wrap(torch.ones(2)))
+            index = (x * -5).long()
+            interrupt(0.3)
+            start = time.time()
+            try:
+                torch.bincount(index)   # needs values, and fails
+            except KeyboardInterrupt:
+                print("interrupted", time.time() - start < 1.2)
+        assert x.tolist() == [1.0, 1.0]
+        try:
+            synchronize()
+        except RuntimeError as error:
+            print(error.op, str(error)[:13], "<string>:" in error.__notes__[0])
+            print(isinstance(error, lazyeng.LazyError))
+        synchronize()
+    """)))  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout == "interrupted True\naten.bincount bincount only True\nTrue\n"
+    assert done.stderr == ""
+
+
+def test_ctrl_c_during_a_read_leaves_the_engine_usable():
+    done = finished(start(SLOW + textwrap.dedent("""
+        with lazy("async"):
+            x = slow(wrap(torch.ones(2)))
+            bad = x.take(wrap(torch.tensor([7])))
+        for read in (lambda: bad.item(), synchronize):
+            interrupt(0.2)
+            start = time.time()
+            try:
+                read()
+            except KeyboardInterrupt:
+                print("interrupted", time.time() - start < 1.0)
+        try:
+            bad.item()
+        except IndexError as error:
+            print("failed", len(error.__notes__))
+        print((x + 1).tolist())
+    """)))  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout == "interrupted True\ninterrupted True\nfailed 1\n[2.0, 2.0]\n"

@@ -1,0 +1,266 @@
+"""What the reader of a failed tensor sees: own frames only, the forward line, blocks, warnings."""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import traceback
+import warnings
+
+import pytest
+import torch
+
+import lazyeng
+from lazyeng import LazyError, lazy, synchronize, wrap
+from tests import failing_kernels, failing_programs
+
+HERE = os.path.basename(__file__)
+
+
+def failed():
+    with lazy("deferred"):
+        return wrap(torch.ones(1)).take(wrap(torch.tensor([7])))  # CREATED
+
+
+READS = {
+    "item": lambda x: x.item(),
+    "tolist": lambda x: x.tolist(),
+    "numpy": lambda x: x.numpy(),
+    "asarray": lambda x: __import__("numpy").asarray(x),
+    "bool": lambda x: bool(x),
+    "float": lambda x: float(x),
+    "int": lambda x: int(x),
+    "complex": lambda x: complex(x),
+    "index": lambda x: [1][x],
+    "format": lambda x: f"{x[0]:.1f}",
+    "contains": lambda x: 1 in x,
+    "data_ptr": lambda x: x.data_ptr(),
+    "storage": lambda x: x.untyped_storage(),
+    "wait": lambda x: x.wait(),
+    "unwrap": lambda x: lazyeng.unwrap({"a": [x]}),
+    "unwrap of a module": lambda x: lazyeng.unwrap(module_of(x)),
+    "synchronize": lambda x: synchronize(),
+    "nonzero": lambda x: x.nonzero(),
+}
+BY_OTHERS = {  # the standard library reads: its frames are shown, as eager shows them
+    "deepcopy": lambda x: copy.deepcopy(x),
+    "pickle": lambda x: pickle.dumps(x),
+}
+
+
+def module_of(x):
+    module = torch.nn.Module()
+    module.register_buffer("x", x)
+    return module
+
+
+def caught_from(function, *args):
+    try:
+        function(*args)
+    except Exception as error:
+        return error
+    pytest.fail("nothing was raised")
+
+
+def names(tb):
+    return [frame.name for frame in traceback.extract_tb(tb)]
+
+
+def internal_frames(tb):
+    inside = tuple(os.path.dirname(m.__file__) + os.sep for m in (lazyeng, torch))
+    return [f for f in traceback.extract_tb(tb) if f.filename.startswith(inside)]
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reader_sees_own_frames_only(name):
+    error = caught_from(READS[name], failed())
+    assert isinstance(error, LazyError) and isinstance(error, IndexError)
+    assert names(error.__traceback__) == ["caught_from", "<lambda>"]
+    assert names(error.__cause__.__traceback__)[-1] == "failed"
+    assert not internal_frames(error.__cause__.__traceback__)
+
+
+@pytest.mark.parametrize("name", BY_OTHERS)
+def test_reader_in_the_standard_library(name):
+    assert not internal_frames(caught_from(BY_OTHERS[name], failed()).__traceback__)
+
+
+@pytest.mark.parametrize("name", ["item", "unwrap", "synchronize"])
+def test_reader_sees_all_frames_if_asked(name, monkeypatch):
+    monkeypatch.setenv("LAZYENG_TRACEBACK", "full")
+    assert internal_frames(caught_from(READS[name], failed()).__traceback__)
+
+
+def test_block_hides_its_frames():
+    def block():
+        p = torch.zeros(2)
+        with lazy("deferred"):
+            p.copy_(p[torch.tensor([7, 7])])
+
+    @lazy("deferred")
+    def decorated():
+        p = torch.zeros(2)
+        p.copy_(p[torch.tensor([7, 7])])
+
+    assert names(caught_from(block).__traceback__) == ["caught_from", "block"]
+    assert names(caught_from(decorated).__traceback__) == ["caught_from"]
+
+
+def test_decorator_leaves_the_users_own_exception_alone():
+    @lazy("deferred")
+    def decorated():
+        torch.nn.Linear(2, 2)(torch.ones(3))
+
+    assert internal_frames(caught_from(decorated).__traceback__)
+
+
+@pytest.mark.parametrize(("variable", "shown"), [("user", False), ("full", True)])
+def test_stacks_full_shows_internal_frames_of_the_creation(variable, shown, monkeypatch):
+    monkeypatch.setenv("LAZYENG_STACKS", variable)
+    with lazy("deferred"):
+        x = torch.nn.Embedding(2, 2)(wrap(torch.tensor([9])))
+    error = caught_from(x.tolist)
+    assert bool(internal_frames(error.__cause__.__traceback__)) == shown
+    assert any(f.name == "forward" for f in error.creation_stack) == shown
+    assert f"{HERE}:" in error.__notes__[0]  # the user's line in both
+
+
+# ---- backward
+
+
+def test_backward_failure_names_both_lines(lazy_mode):
+    program = failing_programs.in_backward
+    with lazy(lazy_mode):
+        grad = program(wrap)
+    error = caught_from(grad.tolist)
+    forward, backward = "loss = (copied(x) * 2).sum()", "loss.backward()"
+    lines = [frame.line for frame in error.creation_stack if frame.name == program.__name__]
+    assert lines == [forward, backward]
+    first = program.__code__.co_firstlineno
+    place = os.path.basename(failing_programs.__file__)
+    assert f"created at {place}:{first + 2}" in error.__notes__[0]
+    assert error.__notes__[-1] == f"in the backward pass started at {place}:{first + 3}"
+    for part in (forward, backward):
+        assert part in "".join(traceback.format_exception(error))
+
+
+def test_double_backward_failure_names_the_forward_line():
+    with lazy("deferred"):
+        grad = failing_programs.in_double_backward(wrap)
+    error = caught_from(grad.tolist)
+    lines = [f.line for f in error.creation_stack if f.name == "in_double_backward"]
+    assert "twice(x)" in lines[0] and lines[-1] == "(grad * 2).sum().backward()"
+
+
+def test_backward_in_another_thread_and_after_many_ops():
+    import threading
+
+    with lazy("deferred"):
+        x = wrap(torch.ones(2)).requires_grad_()
+        loss = (failing_kernels.copied(x) * 2).sum()  # FORWARD
+        y = x
+        for _ in range(1000):
+            y = y * 1
+
+    def run():
+        with lazy("deferred"):
+            loss.backward()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    error = caught_from(x.grad.tolist)
+    assert any("# FORWARD" in str(frame.line) for frame in error.creation_stack)
+
+
+# ---- blocks
+
+
+def test_inner_block_does_not_raise_what_the_outer_one_wrote():
+    p, q = torch.zeros(2), torch.zeros(2)
+    with pytest.raises(IndexError), lazy("deferred"):
+        p.copy_(p[torch.tensor([7, 7])])
+        with lazy("deferred"):
+            q.add_(1)
+        reached = True
+    assert reached and q.tolist() == [1.0, 1.0]
+
+
+def test_inner_block_raises_its_own():
+    p = torch.zeros(2)
+    with lazy("deferred"):
+        with pytest.raises(IndexError), lazy("async"):
+            p.copy_(p[torch.tensor([7, 7])])
+    synchronize()
+
+
+def test_sibling_blocks_raise_each_its_own():
+    p, q = torch.zeros(2), torch.zeros(2)
+    for tensor, index in ((p, 7), (q, 9)):
+        with pytest.raises(IndexError, match=f"index {index}"), lazy("deferred"):
+            tensor.copy_(tensor[torch.tensor([index, index])])
+
+
+# ---- warnings of kernels
+
+
+def std_of_one():
+    with lazy("deferred"):
+        return wrap(torch.ones(1)).std()  # WARNS
+
+
+def warned_by(function):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        function()
+    return caught
+
+
+@pytest.mark.parametrize("read", [lambda x: x.item(), lambda x: synchronize()])
+def test_warning_of_a_kernel_comes_through_warnings(read):
+    (expected,) = warned_by(lambda: torch.ones(1).std())
+    x = std_of_one()
+    (got,) = warned_by(lambda: read(x))
+    assert str(got.message) == str(expected.message) and got.category is expected.category
+    assert got.filename == __file__
+    with open(__file__) as file:
+        assert "# WARNS" in file.read().splitlines()[got.lineno - 1]
+
+
+def test_warning_is_not_on_stderr(capfd):
+    assert len(warned_by(lambda: std_of_one().item())) == 1
+    assert "degrees of freedom" not in capfd.readouterr().err
+
+
+def test_warning_made_an_error_is_raised_at_the_read():
+    x = std_of_one()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="degrees of freedom"):
+            x.item()
+    assert torch.tensor(x.item()).isnan()  # the tensor is not to blame
+
+
+def test_warning_made_an_error_leaves_the_writes_of_a_block_complete():
+    p, q = torch.zeros(1), torch.zeros(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="degrees of freedom"), lazy("deferred"):
+            p.copy_(std_of_one())
+            q.add_(1)
+    assert q.tolist() == [1.0] and p.isnan().all()
+    q.data_ptr()  # nothing guards its memory any more
+
+
+def test_warning_nobody_reads_comes_at_exit():
+    script = """
+        import torch, lazyeng
+        x = lazyeng.wrap(torch.ones(1)).std()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and done.stderr.count("degrees of freedom") == 1
+    assert "<string>:3: UserWarning" in done.stderr

@@ -1,0 +1,142 @@
+"""python -m lazyeng.explain, and explain() for the exception at hand."""
+
+import io
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from lazyeng import lazy, synchronize, wrap
+from lazyeng.explain import explain, main
+
+
+def failed():
+    x = wrap(torch.ones(3))
+    with lazy("deferred"):
+        y = x + 1; return y.take(wrap(torch.tensor([7]))) * 2  # noqa: E702  # fmt: skip
+
+
+def caught(read=lambda x: x.tolist(), make=failed):
+    try:
+        read(make())
+    except Exception as error:
+        return error
+    pytest.fail("nothing was raised")
+
+
+def explained(error=None, color=False):
+    out = io.StringIO()
+    explain(error, file=out, color=color)
+    return out.getvalue()
+
+
+def test_says_what_failed_from_what_and_how_it_came_here():
+    error = caught()
+    text = explained(error)
+    assert text.startswith("IndexError: out of range: tried to access index 7 on a tensor of 3")
+    assert "failed op  aten.take\n" in text
+    assert "inputs     float32[3]@cpu, int64[1]@cpu\n" in text
+    assert f"path       {' -> '.join(error.path)} (read)\n" in text
+    assert text.index("recorded at") < text.index("read at")
+
+
+def test_shows_the_source_with_the_expression_marked():
+    lines = explained(caught()).splitlines()
+    (number,) = (i for i, line in enumerate(lines) if line.startswith(">") and "y.take" in line)
+    start, end = lines[number + 1].index("^"), lines[number + 1].rindex("^") + 1
+    assert lines[number][start:end] == "y.take(wrap(torch.tensor([7])))"
+    assert 'with lazy("deferred"):' in lines[number - 1]
+    assert any("called from" in line and "in caught" in line for line in lines)
+
+
+def test_the_exception_at_hand():
+    try:
+        failed().tolist()
+    except IndexError:
+        assert "aten.take" in explained()
+    with pytest.raises(ValueError, match="no exception is given"):
+        explained()
+
+
+def test_several_at_once():
+    def make():
+        return [failed(), failed()]
+
+    text = explained(caught(read=lambda _: synchronize(), make=make))
+    assert text.startswith("ExceptionGroup: 2 recorded operations failed")
+    assert text.count("failed op  aten.take") == 2
+
+
+def test_an_exception_that_is_not_deferred():
+    text = explained(caught(read=lambda _: 1 / 0, make=lambda: None))
+    assert "ZeroDivisionError" in text and "not a deferred failure" in text
+    assert ">" in text and "1 / 0" in text
+
+
+def test_colour():
+    assert "\033[1;31mIndexError" in explained(caught(), color=True)
+    assert "\033[" not in explained(caught())
+
+
+@pytest.mark.parametrize(("environment", "expected"), [
+    ({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False),
+])  # fmt: skip
+def test_colour_on_a_terminal(environment, expected, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    out = Terminal()
+    explain(caught(), file=out)
+    assert ("\033[" in out.getvalue()) == expected
+
+
+def test_pickled(tmp_path, capsys):
+    error = caught()
+    (tmp_path / "error.pkl").write_bytes(pickle.dumps(error))
+    assert main([str(tmp_path / "error.pkl")]) == 1
+    text = capsys.readouterr().out
+    assert "failed op  aten.take" in text and "> " in text and "y.take" in text
+    (tmp_path / "other.pkl").write_bytes(pickle.dumps(3))
+    with pytest.raises(SystemExit, match="expected a pickled exception, got int"):
+        main([str(tmp_path / "other.pkl")])
+
+
+PROGRAM = """
+import sys, torch
+from lazyeng import wrap
+
+def forward(x, i):
+    return x.take(i)
+
+def main():
+    y = forward(wrap(torch.ones(3)), wrap(torch.tensor([int(sys.argv[1])])))
+    print((y + 1).tolist())
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize(("index", "status"), [("7", 1), ("1", 0)])
+def test_of_a_program(index, status, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-m", "lazyeng.explain", "--color", "never", str(program), index],
+        capture_output=True, text=True, timeout=60, cwd=os.getcwd(),
+    )  # fmt: skip
+    assert done.returncode == status, done.stderr
+    if status == 0:
+        assert done.stdout == "[2.0]\nthe program ended without an error\n"
+        return
+    assert "failed op  aten.take" in done.stdout and "add#" in done.stdout
+    assert f"called from {program}:9, in main: y = forward(" in done.stdout
+    assert "runpy" not in done.stdout and "explain.py" not in done.stdout
