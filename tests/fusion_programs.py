@@ -14,7 +14,7 @@ import torch
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
-ROWS, COLUMNS = 6, 70  # more than a tile's lanes, and no multiple of them
+COLUMNS = 70  # more than a tile's lanes, and no multiple of them
 
 Tensor = torch.Tensor
 Maker = Callable[["Dag"], Tensor]
@@ -23,9 +23,17 @@ Maker = Callable[["Dag"], Tensor]
 class Dag:
     """One run of a program: the tensors made so far, and the choices still to be made."""
 
-    def __init__(self, seed: int, exact: bool, wrap: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        exact: bool,
+        wrap: Callable[[Tensor], Tensor],
+        floats: tuple[torch.dtype, ...] = FLOATS,
+    ) -> None:
         self.choice = random.Random(seed)
         self.exact = exact
+        self.floats = floats
+        self.rows = 6 if exact else 470  # functions are fused for many elements only
         generator = torch.Generator().manual_seed(seed)
         self.pool: list[Tensor] = []
         for _ in range(5):
@@ -33,14 +41,14 @@ class Dag:
 
     def _leaf(self, generator: torch.Generator) -> Tensor:
         shape = self.choice.choice(
-            [(ROWS, COLUMNS), (ROWS, COLUMNS), (COLUMNS,), (ROWS, 1), (1, COLUMNS), ()]
+            [*[(self.rows, COLUMNS)] * 2, (COLUMNS,), (self.rows, 1), (1, COLUMNS), ()]
         )
-        dtype = self.choice.choice((torch.float32,) * 4 + FLOATS + INTS + (torch.bool,))
+        dtype = self.choice.choice(self.floats[:1] * 4 + self.floats + INTS + (torch.bool,))
         x = torch.randn(shape, generator=generator, dtype=torch.float64) * 4
         layout = self.choice.randrange(4)
         if layout == 0 and len(shape) == 2:
             x = x.t().contiguous().t()
-        elif layout == 1 and shape == (ROWS, COLUMNS):
+        elif layout == 1 and shape == (self.rows, COLUMNS):
             x = torch.cat([x, x], 1)[:, ::2]
         return x.abs().to(dtype) if dtype == torch.uint8 else x.to(dtype)
 
@@ -49,7 +57,7 @@ class Dag:
 
     def float(self) -> Tensor:
         x = self.any()
-        return x if x.is_floating_point() else x.to(self.choice.choice(FLOATS))
+        return x if x.is_floating_point() else x.to(self.choice.choice(self.floats))
 
     def number(self) -> float | int:
         return self.choice.choice([2, 3, -1, 0.5, 1.25, -0.75, 0.1])
@@ -59,7 +67,7 @@ class Dag:
         x = self.choice.choice(makers)(self)
         if not self.exact and x.is_floating_point():
             x = x.clamp(-1, 1)
-        if x.numel() <= ROWS * COLUMNS:
+        if x.numel() <= self.rows * COLUMNS:
             self.pool.append(x)
 
     def run(self, steps: int) -> list[Tensor]:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import lazyeng
-from lazyeng import _C
 
 from . import random_programs as programs
 
@@ -24,16 +23,6 @@ FIXED_SEED = 20260
 NOT_MIXED = frozenset({"set_", "set_data"})
 # In a block they give plain tensors: left out where all tensors have to be lazy.
 FACTORIES = frozenset({"rand", "randint", "randn", "randperm"})
-
-
-@pytest.fixture(params=["fused", "alone"])
-def left_out(request):
-    """The ops that a program has to do without for its bits to be eager's: where ops are fused,
-    those that fusion may round otherwise, as the last bits of a long program grow. With each op
-    alone nothing is left out."""
-    _C.set_fusion(request.param == "fused")
-    yield frozenset(programs.INEXACT_WHEN_FUSED) if request.param == "fused" else frozenset()
-    _C.set_fusion(True)
 
 
 @pytest.fixture
@@ -88,9 +77,9 @@ def shortest_failing(program, mode, wrap):
     return f"shortest failing prefix: {high} steps of seed {program.seed}, ending in\n{last}"
 
 
-def check(seed, length, mode, wrap, left_out):
+def check(seed, length, mode, wrap):
     without = FACTORIES if wrap is wrap_all else NOT_MIXED
-    program = programs.generate(seed, length, without=without | left_out)
+    program = programs.generate(seed, length, without=without)
     shared = programs.make_shared()
     expected = run_eager(program, shared)
     got = run_lazy(program, mode, wrap, wrap_all(shared))
@@ -100,22 +89,22 @@ def check(seed, length, mode, wrap, left_out):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("wrap", [wrap_all, wrap_half, wrap_none])
-def test_fixed_seed(mode, wrap, left_out):
-    check(FIXED_SEED, LENGTH, mode, wrap, left_out)
+def test_fixed_seed(mode, wrap):
+    check(FIXED_SEED, LENGTH, mode, wrap)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("wrap", [wrap_all, wrap_half])
-def test_fresh_seeds(mode, wrap, fresh_seed, left_out):
+def test_fresh_seeds(mode, wrap, fresh_seed):
     """Many short programs: more ways to begin, and a difference is found close to its cause."""
     for i in range(20):
-        check(fresh_seed + i, 250, mode, wrap, left_out)
+        check(fresh_seed + i, 250, mode, wrap)
 
 
-def test_outside_any_block(fresh_seed, left_out):
+def test_outside_any_block(fresh_seed):
     """Wrapped tensors record in the default mode, without lazy()."""
     # Factories give plain tensors here: changing one in place behind a pending read is an error.
-    program = programs.generate(fresh_seed, 2_000, without=FACTORIES | left_out)
+    program = programs.generate(fresh_seed, 2_000, without=FACTORIES)
     shared = programs.make_shared()
     expected = run_eager(program, shared)
     state = programs.make_state(program.seed, shared)
@@ -124,11 +113,11 @@ def test_outside_any_block(fresh_seed, left_out):
     assert not programs.differences(expected, got)
 
 
-def run_threads(n_threads, mode, seed, length, left_out):
+def run_threads(n_threads, mode, seed, length):
     """Each thread has its own program and generator; all read the same shared inputs."""
     # The default generator is the process's: no thread may draw from it.
     mine = [
-        programs.generate(seed + i, length, default_generator=False, without=NOT_MIXED | left_out)
+        programs.generate(seed + i, length, default_generator=False, without=NOT_MIXED)
         for i in range(n_threads)
     ]
     plain_shared = programs.make_shared()
@@ -158,19 +147,19 @@ def run_threads(n_threads, mode, seed, length, left_out):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("n_threads", [1, 2, 8])
-def test_threads_fixed_seed(n_threads, mode, left_out):
-    run_threads(n_threads, mode, FIXED_SEED, LENGTH // n_threads, left_out)
+def test_threads_fixed_seed(n_threads, mode):
+    run_threads(n_threads, mode, FIXED_SEED, LENGTH // n_threads)
 
 
 @pytest.mark.parametrize("n_threads", [2, 8])
-def test_threads_fresh_seed(n_threads, fresh_seed, left_out):
-    run_threads(n_threads, "async", fresh_seed, 1_000, left_out)
+def test_threads_fresh_seed(n_threads, fresh_seed):
+    run_threads(n_threads, "async", fresh_seed, 1_000)
 
 
-def test_threads_in_different_modes(fresh_seed, left_out):
+def test_threads_in_different_modes(fresh_seed):
     """A mode is the thread's own: three threads in three modes at once."""
     errors = []
-    program = programs.generate(fresh_seed, 1_000, False, NOT_MIXED | left_out)
+    program = programs.generate(fresh_seed, 1_000, False, NOT_MIXED)
 
     def work(mode):
         try:

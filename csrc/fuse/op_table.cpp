@@ -1,6 +1,7 @@
 // csrc/fuse/op_table.cpp: the table, by the names of the ops.
 #include "csrc/fuse/op_table.h"
 
+#include <algorithm>
 #include <string>
 #include <unordered_map>
 
@@ -139,6 +140,35 @@ Table make_table() {
 }
 
 }  // namespace
+
+bool gives_same_bits(const OpRule& rule, const run::Node& node) {
+  if (is_reduction(rule.form)) return false;
+  if (rule.form == Form::power && node.args[1].isScalar()) {
+    const double exponent = node.args[1].toScalar().toDouble();
+    constexpr double kProductsAndRoots[] = {-2, -1, -0.5, 0, 0.5, 1, 2, 3};  // see lowering.cpp
+    return std::ranges::find(kProductsAndRoots, exponent) != std::end(kProductsAndRoots);
+  }
+  if (rule.form == Form::binary_scaled || rule.form == Form::reversed) {
+    const size_t alpha = node.args.size() - 1;  // rsub has one, too
+    return node.args[alpha].isScalar() && node.args[alpha].toScalar().equal(1);
+  }
+  switch (rule.opcode) {
+    case Opcode::relu:
+    case Opcode::leaky_relu:
+      return true;
+    case Opcode::pow:
+    case Opcode::lerp:
+    case Opcode::addcmul:
+    case Opcode::addcdiv:
+    case Opcode::tanh_backward:
+    case Opcode::silu_backward:
+    case Opcode::gelu_backward:
+    case Opcode::gelu_tanh_backward:
+      return false;
+    default:
+      return rule.opcode < Opcode::exp || rule.opcode > Opcode::hardsigmoid;
+  }
+}
 
 const OpRule* rule_of(const run::OpInfo& info) {
   static const Table* const table = new Table(make_table());

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "csrc/fuse/tile_kernel.h"
-#include "csrc/run/op_info.h"
+#include "csrc/run/node.h"
 
 namespace lazyeng::fuse {
 
@@ -41,6 +41,11 @@ struct OpRule {
   Form form;
   Opcode opcode;
 };
+
+/// Whether a program gives torch's bits. Of functions torch has several versions: for whole
+/// vectors, for what is left over, for memory with gaps. So it is with a product that is added to
+/// something, which is rounded in between, or is not. And a fold has an order.
+bool gives_same_bits(const OpRule& rule, const run::Node& node);
 
 /// Null: the op never joins a group.
 const OpRule* rule_of(const run::OpInfo& info);

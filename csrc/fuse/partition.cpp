@@ -7,9 +7,10 @@ namespace lazyeng::fuse {
 namespace {
 
 constexpr size_t kMaxMembers = 128;
-/// Fewer elements are folded by torch's own kernel: reading them once more from the cache costs
-/// next to nothing, and the sum is eager's, bit for bit.
-constexpr int64_t kLeastFolded = 1 << 15;
+/// With fewer elements, what a program may round otherwise is left to torch's own kernel: going
+/// over the cache once more costs next to nothing, and small programs give eager's results bit for
+/// bit.
+constexpr int64_t kLeastInexact = 1 << 15;
 
 bool known_look(const run::Geometry& look) {
   Type type;
@@ -38,10 +39,10 @@ bool known_arguments(const run::Node& node, const OpRule& rule) {
   return true;
 }
 
-/// Whether a reduction leaves one element of many, of enough to be folded in a group.
+/// Whether a reduction leaves one element of many.
 bool folds_all(const run::Node& node, const run::Value& result) {
   return result.geometry().numel() == 1 && node.tensors.size() == 1 && node.tensors[0].value &&
-         node.tensors[0].value->geometry().numel() >= kLeastFolded;
+         node.tensors[0].value->geometry().numel() > 1;
 }
 
 run::StorageVar& var_of(const engine::Access& claim) {
@@ -78,6 +79,7 @@ bool Partition::describe_tensors(run::Node& node, Candidate& candidate) {
     if (arg.value ? !known_look(arg.value->geometry()) : !known_number(arg.raw)) return false;
     looks.push_back(arg.value ? &arg.value->geometry() : nullptr);
   }
+  if (elements.numel() < kLeastInexact && !gives_same_bits(*rule_of(node.info), node)) return false;
   if (!iterate(elements, looks, candidate.iteration)) return false;
   for (size_t i = 0; i < looks.size(); ++i) {
     Mapping& mapping = candidate.mappings.emplace_back();

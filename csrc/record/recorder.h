@@ -99,7 +99,7 @@ class Recorder {
   fuse::Partition partition_;
   Batch window_;
   bool window_has_async_ = false;
-  bool window_is_held_ = false;  // its async nodes can all be fused
+  bool window_is_held_ = false;          // its async nodes can all be fused
   std::atomic<uint64_t> held_up_to_{0};  // newest node of a held window, else 0; see append
   std::atomic<size_t> window_size_{0};
   uint64_t last_number_ = 0;
