@@ -6,9 +6,9 @@
 namespace lazyeng::fuse {
 namespace {
 
-// What the registers of a tile take together stays well within the second-level cache, and with
-// few registers within the first; a tile is long enough that calling kernels costs little.
-constexpr size_t kScratchBytes = 64 << 10;
+// What the registers of a tile take together stays within half of the first-level cache, so that
+// the tensors' own tiles fit beside it; a tile is long enough that calling kernels costs little.
+constexpr size_t kScratchBytes = 16 << 10;
 constexpr int64_t kMinTile = 512, kMaxTile = 4096;
 
 }  // namespace
