@@ -9,7 +9,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2 --dist worksteal
 export MAX_JOBS ?= 2
 
 bin := $(VENV)/bin

@@ -164,7 +164,9 @@ def test_frames_of_the_kernel_come_last():
     assert error.creation_stack[-1].name == names[-3]
 
 
-def test_namespace_of_a_module_that_is_gone():
+def test_namespace_of_a_module_that_is_gone(monkeypatch):
+    # (As in a program; without a file it would be a prompt, whose namespace any code may be of.)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/program.py", raising=False)
     scope = {"stack_here": stack_here}
     exec(compile("def f():\n    return stack_here()\n", "/gone/module.py", "exec"), scope)
     tb = build(ValueError(), scope["f"]()[-1:]).__cause__.__traceback__

@@ -498,3 +498,38 @@ def test_failure_of_an_unread_result_does_not_leave_the_block(lazy_mode):
 def test_base_exceptions_pass(error):
     with pytest.raises(error), lazy():
         raise error
+
+
+@pytest.mark.parametrize("setting", [True, False])
+def test_kernels_run_with_the_thread_settings_of_the_call(setting):
+    """Engine threads take them over; what was recorded before a change keeps what it had."""
+    tiny = wrap(torch.tensor([1e-40]))
+    before = [tiny * 1.0 for _ in range(100)]
+    if not torch.set_flush_denormal(setting):
+        pytest.skip("this processor cannot flush denormals")
+    try:
+        after = [tiny * 1.0 for _ in range(100)]
+    finally:
+        torch.set_flush_denormal(False)
+    assert all(x.item() != 0 for x in before)
+    assert {x.item() == 0 for x in after} == {setting}
+
+
+def test_kernels_run_with_the_number_of_threads_of_the_call():
+    seen = []
+
+    @torch.library.custom_op("lazyeng_test_settings::count", mutates_args=())
+    def count(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return x.clone()
+
+    count.register_fake(torch.empty_like)
+    usual = torch.get_num_threads()
+    try:
+        for n in (1, 3, 2):
+            torch.set_num_threads(n)
+            count(wrap(torch.ones(2)))
+    finally:
+        torch.set_num_threads(usual)
+    synchronize()
+    assert seen == [1, 3, 2]

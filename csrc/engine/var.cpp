@@ -5,6 +5,11 @@
 
 namespace lazyeng::engine {
 
+bool Var::idle() const {
+  std::lock_guard lock(mutex_);
+  return !head_ && !granted_write_ && granted_reads_ == 0;
+}
+
 FailurePtr Var::failure() const {
   if (!failed_.load(std::memory_order_acquire)) return nullptr;
   std::lock_guard lock(mutex_);

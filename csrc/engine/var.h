@@ -56,6 +56,9 @@ class Var : public RefCounted {
   /// True while a write that has been appended is not complete. Any thread.
   bool pending() const noexcept { return pending_writes_.load(std::memory_order_acquire) != 0; }
 
+  /// Whether no read and no write of it is granted or queued. Any thread; a hint by its nature.
+  bool idle() const;
+
   /// The failure of the newest complete version, or null. Any thread.
   FailurePtr failure() const;
 

@@ -50,6 +50,7 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   node->discover = discover;
   node->block = thread_mode().block;
   node->writes_plain = call.writes_plain;
+  node->settings = run::ThreadSettings::of_this_thread();
   const run::StorageVarRef generator = call.info.random ? generator_var(call) : nullptr;
   if (discover) {
     node->found.caller = std::this_thread::get_id();

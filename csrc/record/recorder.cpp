@@ -80,6 +80,28 @@ bool is_awaited(const Call& call) {
   });
 }
 
+/// Such an op has no order to keep, and nothing to wait for: `x.item()` once x is there.
+bool reads_what_is_complete(const Call& call, const run::Node& node) {
+  return node.written_vars.empty() && call.info.aten &&
+         std::none_of(call.tensors.begin(), call.tensors.end(), [](const run::TensorArg& arg) {
+           return arg.value && (arg.value->var().awaited() || arg.value->var().failure());
+         });
+}
+
+/// A plain number changed in place, with nothing else pending on it: a counter, as optimizers keep
+/// for their steps and read soon with item(). Behind the ops in the queue it would make that read
+/// wait for all of them; run at once, it costs what it does in eager.
+bool is_counter(const Call& call, const run::Node& node) {
+  if (!call.writes_plain || !node.outputs.empty() || node.queue != engine::QueueId::cpu ||
+      call.info.random)
+    return false;
+  for (const run::TensorArg& arg : node.tensors)
+    if (arg.value && (arg.value->geometry().numel() != 1 || arg.value->var().awaited() ||
+                      (arg.written && !arg.value->var().idle())))
+      return false;
+  return true;
+}
+
 }  // namespace
 
 Recorder* current_recorder() { return current; }
@@ -166,9 +188,30 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
     make_python_objects(made);
     capture_stacks(*node);
   }
-  append(*node);
+  if (thread_mode().mode == Mode::async && is_counter(call, *node))
+    run_in_order(*node);
+  else
+    append(*node);
   complete_eager_effects(call, *node);
   throttle(*node);
+}
+
+/// Pushes the node and runs it on this thread when its turn comes.
+void Recorder::run_in_order(run::Node& node) {
+  const run::NoGil released;
+  const run::RealDispatch below;
+  Batch pushed;
+  std::unique_lock lock(window_mutex_);
+  pushed = flush_locked();
+  const uint64_t number = number_locked(node);
+  engine_->admit(node.cost_bytes);
+  const auto appended = [&] {
+    run::StorageVar::pushed_up_to.store(number, std::memory_order_release);
+    lock.unlock();
+  };
+  wait_until_done([&](const engine::Interrupt& interrupt) {
+    return engine_->push_and_run(Ref<engine::Op>(&node), interrupt, appended);
+  });
 }
 
 void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack* results) {
@@ -180,21 +223,12 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
         *node);  // an interrupted wait leaves the op to the engine, which may keep its failure
   }
   WaitScope waits("its result is needed at the call");
-  if (waits.wanted() && is_awaited(call)) waits.begin(call.info.torch_name);
-  {
-    run::NoGil released;
-    Batch pushed;
-    std::unique_lock lock(window_mutex_);
-    pushed = flush_locked();
-    const uint64_t number = number_locked(*node);
-    engine_->admit(node->cost_bytes);
-    const auto appended = [&] {
-      run::StorageVar::pushed_up_to.store(number, std::memory_order_release);
-      lock.unlock();
-    };
-    wait_until_done([&](const engine::Interrupt& interrupt) {
-      return engine_->push_and_run(node, interrupt, appended);
-    });
+  if (reads_what_is_complete(call, *node)) {
+    const run::NoGil released;
+    node->run();
+  } else {
+    if (waits.wanted() && is_awaited(call)) waits.begin(call.info.torch_name);
+    run_in_order(*node);
   }
   for (run::StorageVar* var : node->written_vars) run::plain_storages().release(*var);
   if (node->found.thrown) std::rethrow_exception(node->found.thrown);

@@ -75,6 +75,7 @@ class Recorder {
   void run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack* results);
   using Batch = std::vector<Ref<engine::Op>>;
   void append(run::Node& node);
+  void run_in_order(run::Node& node);
   uint64_t number_locked(run::Node& node);
   /// Pushes the window. The caller drops what it gets after it has let go of the lock.
   Batch flush_locked();

@@ -102,6 +102,7 @@ void Node::follow_resizes() const {
 }
 
 void Node::execute() {
+  settings.apply();
   keep_overwritten_failures();
   check_plain_reads();
   const WarningsOf warnings(*this);

@@ -13,6 +13,7 @@
 #include "csrc/engine/op.h"
 #include "csrc/run/failure.h"
 #include "csrc/run/op_info.h"
+#include "csrc/run/thread_settings.h"
 #include "csrc/run/value.h"
 #include "csrc/stacks/stack_table.h"
 
@@ -72,6 +73,8 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   c10::SmallVector<PlainRead, 1> plain_reads;
   /// Vars that it writes, which its accesses keep alive.
   c10::SmallVector<StorageVar*, 2> written_vars;
+  /// Of the recording thread.
+  ThreadSettings settings;
   /// A written argument is a plain tensor, which cannot carry a failure.
   bool writes_plain = false;
 
