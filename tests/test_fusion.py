@@ -321,6 +321,24 @@ def test_an_argument_that_does_not_fit_fails_its_own_op():
 # --- threads and the report
 
 
+def test_a_group_takes_over_the_threads_settings():
+    x = torch.full((64,), 1e-30)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush denormals")
+    try:
+        expected = x * 1e-10 * 1e10
+        with lazy("deferred"):
+            flushed = wrap(x) * 1e-10 * 1e10
+            torch.set_flush_denormal(False)
+            kept = wrap(x) * 1e-10 * 1e10
+            results = lazyeng.unwrap([flushed, kept])
+    finally:
+        torch.set_flush_denormal(False)
+    same_bits(results[0], expected)
+    same_bits(results[1], x * 1e-10 * 1e10)
+    assert expected.sum() == 0 and results[1].sum() != 0
+
+
 def test_many_threads():
     x = torch.randn(50, 50)
     expected = chain(x)

@@ -87,6 +87,7 @@ bool Group::can_fuse() const {
 }
 
 bool Group::run_fused(const Plan& plan) {
+  members[0].node->settings.apply();  // all have the same
   try {
     BoundPlan bound(*this, plan);
     if (!bound.valid()) return false;

@@ -132,6 +132,7 @@ bool Partition::fits(size_t open, const Candidate& candidate) {
   const Group& group = *open_[open].group;
   const Dims& shape = candidate.iteration.shape;
   if (group.numel != candidate.iteration.numel || group.members.size() >= kMaxMembers) return false;
+  if (group.members[0].node->settings != candidate.node->settings) return false;
   if (shape.size() > 1 && group.shape.size() > 1 && shape != group.shape) return false;
   for (size_t i = 0; i < candidate.mappings.size(); ++i) {
     const run::TensorArg& arg = candidate.node->tensors[i];
