@@ -10,6 +10,8 @@
 #include <chrono>
 #include <thread>
 
+#include "csrc/fuse/group.h"
+#include "csrc/fuse/plan.h"
 #include "csrc/generator_hooks.h"
 #include "csrc/record/factories.h"
 #include "csrc/record/fork.h"
@@ -20,7 +22,9 @@
 #include "csrc/record/recorder.h"
 #include "csrc/record/slots.h"
 #include "csrc/record/sync_debug.h"
+#include "csrc/run/buffers.h"
 #include "csrc/run/kernel_warnings.h"
+#include "csrc/run/own_writes.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
 #include "csrc/stacks/stack_table.h"
@@ -296,9 +300,14 @@ PyObject* stats(PyObject*, PyObject*) {
   const engine::Counters counters = recorder.engine().counters();
   const record::RecordCounters& recorded = recorder.counters();
   using ull = unsigned long long;
-  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "recorded", ull{recorded.recorded},
-                       "executed", ull{counters.executed}, "syncs", ull{recorded.syncs},
-                       "fallbacks", ull{recorded.fallbacks}, "pending_ops",
+  const fuse::Stats& fused = fuse::stats();
+  const ull groups = fused.groups;
+  const run::BufferStats buffers = run::buffer_stats();
+  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "pool_bytes",
+                       ull{buffers.kept}, "peak_bytes", ull{buffers.peak}, "recorded",
+                       ull{recorded.recorded}, "executed", ull{counters.executed}, "groups", groups,
+                       "launches", ull{counters.executed} + groups - fused.members, "syncs",
+                       ull{recorded.syncs}, "fallbacks", ull{recorded.fallbacks}, "pending_ops",
                        ull{counters.pending_ops}, "pending_bytes", ull{counters.pending_bytes},
                        "stack_table_entries", ull{stacks::table_size()});
 }
@@ -318,6 +327,7 @@ PyObject* stop_engine(PyObject*, PyObject*) {
     if (record::Recorder* recorder = current_recorder()) {
       const run::NoGil released;
       const record::Gate::Inside inside;
+      recorder->stop_holder();
       recorder->flush();
       recorder->engine().stop();
     }
@@ -327,7 +337,10 @@ PyObject* stop_engine(PyObject*, PyObject*) {
 
 PyObject* start_engine(PyObject*, PyObject*) {
   return guarded([&] {
-    if (current_recorder()) current_recorder()->engine().start();
+    if (record::Recorder* recorder = current_recorder()) {
+      recorder->engine().start();
+      recorder->start_holder();
+    }
     return Py_NewRef(Py_None);
   });
 }
@@ -418,7 +431,47 @@ PyObject* adopt_new_ops(PyObject*, PyObject*) {
   });
 }
 
+/// Of a tensor that an op is about to write; outside lazy() an op on plain tensors is not ours.
+PyObject* announce_own_write(PyObject*, PyObject* object) {
+  return guarded([&] {
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    if (record::lazy_impl(tensor) || record::thread_mode().inside())
+      run::announce_own_write(tensor);
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* install_buffer_pool(PyObject*, PyObject* limit) {
+  const unsigned long long bytes = PyLong_AsUnsignedLongLong(limit);
+  if (PyErr_Occurred()) return nullptr;
+  run::install_buffer_pool(bytes);
+  Py_RETURN_NONE;
+}
+
+PyObject* empty_buffer_pool(PyObject*, PyObject*) {
+  run::empty_buffer_pool();
+  Py_RETURN_NONE;
+}
+
+PyObject* set_fusion(PyObject*, PyObject* on) {
+  current_recorder()->set_fusion(on == Py_True);
+  Py_RETURN_NONE;
+}
+
+PyObject* plan_count(PyObject*, PyObject*) { return PyLong_FromSize_t(fuse::plan_count()); }
+
+PyObject* set_fusion_log(PyObject*, PyObject* on) {
+  fuse::set_logging(on == Py_True);
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
+    {"announce_own_write", announce_own_write, METH_O, nullptr},
+    {"install_buffer_pool", install_buffer_pool, METH_O, nullptr},
+    {"empty_buffer_pool", empty_buffer_pool, METH_NOARGS, nullptr},
+    {"set_fusion", set_fusion, METH_O, nullptr},
+    {"plan_count", plan_count, METH_NOARGS, nullptr},
+    {"set_fusion_log", set_fusion_log, METH_O, nullptr},
     {"init", init, METH_VARARGS, nullptr},
     {"wrap_tensor", wrap_tensor, METH_O, nullptr},
     {"is_lazy", is_lazy, METH_O, nullptr},

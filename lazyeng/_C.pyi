@@ -154,6 +154,30 @@ def capture_stack() -> list[tuple[CodeType, int]]:
 def _new_stub_frame(code: CodeType, globals: dict[str, Any], /) -> FrameType:
     """A frame that never ran and never will, without callers and locals, for synthetic tracebacks."""
 
+# ---- fusion
+
+def set_fusion(on: bool, /) -> None:
+    """Says whether windows recorded from now on are partitioned into groups."""
+
+def plan_count() -> int:
+    """How many plans of groups are kept."""
+
+def set_fusion_log(on: bool, /) -> None:
+    """Says whether each group is reported on stderr when it runs."""
+
+# ---- memory
+
+def install_buffer_pool(limit: int, /) -> None:
+    """Sets up the pool that groups take the memory of their results from; it keeps at most `limit` bytes for reuse. Once."""
+
+def empty_buffer_pool() -> None:
+    """Gives the memory that is kept for reuse back to the system."""
+
+# ---- versions
+
+def announce_own_write(tensor: torch.Tensor, /) -> None:
+    """Says that an op is about to bump the tensor's version counter and then to be recorded."""
+
 # ---- numbers
 
 def stats() -> dict[str, int]:

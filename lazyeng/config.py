@@ -11,6 +11,7 @@ T = TypeVar("T")
 
 MODES = ("async", "deferred", "sync")
 STACKS = ("off", "user", "full")
+SWITCH = ("on", "off")
 
 
 def _choice(*allowed: str) -> Callable[[str], str]:
@@ -29,7 +30,7 @@ def _positive(text: str) -> int:
     return value
 
 
-def _default_pending_bytes() -> int:
+def _eighth_of_memory() -> int:
     """An eighth of the machine's memory, at least 256 MiB."""
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -57,6 +58,8 @@ class Config:
     stacks: str
     max_pending_ops: int
     max_pending_bytes: int
+    max_pool_bytes: int
+    fusion: bool
     logs: frozenset[str]
     full_traceback: bool
 
@@ -73,7 +76,9 @@ def read() -> Config:
         num_workers=_read("LAZYENG_NUM_WORKERS", cores or 1, _positive),
         stacks=_read("LAZYENG_STACKS", "user", _choice(*STACKS)),
         max_pending_ops=_read("LAZYENG_MAX_PENDING_OPS", 1 << 16, _positive),
-        max_pending_bytes=_read("LAZYENG_MAX_PENDING_BYTES", _default_pending_bytes(), _positive),
+        max_pending_bytes=_read("LAZYENG_MAX_PENDING_BYTES", _eighth_of_memory(), _positive),
+        max_pool_bytes=_read("LAZYENG_MAX_POOL_BYTES", _eighth_of_memory(), _positive),
+        fusion=_read("LAZYENG_FUSION", True, lambda text: _choice(*SWITCH)(text) == "on"),
         logs=_read("LAZYENG_LOGS", frozenset(), lambda text: frozenset(text.split(","))),
         full_traceback=os.environ.get("LAZYENG_TRACEBACK") == "full",
     )

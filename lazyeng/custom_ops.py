@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.library
+from torch._library import custom_ops as definitions
 
 from lazyeng import _C
 
@@ -19,6 +20,7 @@ def install() -> None:
     """Puts the telling functions in place of torch's own. Once per process, at import."""
     torch.library.Library.impl = _then_adopt(torch.library.Library.impl)
     torch.ops.load_library = _then_adopt(torch.ops.load_library)
+    definitions.increment_version = _announced(definitions.increment_version)
 
 
 def _then_adopt(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,3 +31,17 @@ def _then_adopt(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return register
+
+
+def _announced(increment: Callable[[Any], None]) -> Callable[[Any], None]:
+    """An op made by custom_op moves the version counters of what it writes before its kernel is
+    called (those of aten do so afterwards): see csrc/run/own_writes.h."""
+
+    @functools.wraps(increment)
+    def increment_version(value: Any) -> None:
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, torch.Tensor):
+                _C.announce_own_write(item)
+        increment(value)
+
+    return increment_version

@@ -19,12 +19,13 @@ def engine_stats() -> dict[str, int]:
     """Counters since the last `reset_stats`, and gauges of this moment. Never waits.
 
     Returns:
-        ``recorded``, ``executed``: ops recorded and run; ``groups``: fused groups; ``launches``:
-        device kernels launched; ``syncs``: places where the program waited; ``fallbacks``: ops run
-        at the call because they cannot be recorded; ``pending_ops``, ``pending_bytes``: recorded
-        and not complete, and the bytes that they will allocate; ``pool_bytes``, ``peak_bytes``: of
-        the buffer pool; ``stack_table_entries``: distinct creation stacks kept. What this version
-        does not have (fused groups, launches, a buffer pool) is 0.
+        ``recorded``, ``executed``: ops recorded and run; ``groups``: fused groups run;
+        ``launches``: kernels started, one for each group and each op that ran alone;
+        ``syncs``: places where the program waited; ``fallbacks``: ops run at the call because they
+        cannot be recorded;
+        ``pending_ops``, ``pending_bytes``: recorded and not complete, and the bytes that they will
+        allocate; ``pool_bytes``: kept for reuse by the buffer pool; ``peak_bytes``: the most that
+        was ever in use of its buffers; ``stack_table_entries``: distinct creation stacks kept.
     """
     now = _now()
     return {key: now[key] - (0 if key in _GAUGES else _base.get(key, 0)) for key in _KEYS}

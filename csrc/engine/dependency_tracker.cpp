@@ -73,7 +73,7 @@ FailurePtr DependencyTracker::failed_input(const Op& op) {
 
 void DependencyTracker::complete(Op& op, const FailurePtr& failure, ReadyList& ready) {
   for (Access& access : op.accesses_) {
-    Access* granted = retire(access, failure);
+    Access* granted = retire(access, access.write ? op.failure_of(*access.var, failure) : failure);
     while (granted) {
       Op* waiting = granted->op;
       granted = granted->next;  // read before the count drops: the op may be gone after that

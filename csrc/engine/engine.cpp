@@ -8,9 +8,9 @@ void Engine::admit(uint64_t bytes) noexcept {
   if (bytes) admitted_bytes_.fetch_add(bytes, std::memory_order_relaxed);
 }
 
-void Engine::release(uint64_t bytes) noexcept {
+void Engine::release(uint64_t ops, uint64_t bytes) noexcept {
   if (bytes) released_bytes_.fetch_add(bytes, std::memory_order_release);
-  released_ops_.fetch_add(1, std::memory_order_seq_cst);
+  released_ops_.fetch_add(ops, std::memory_order_seq_cst);
 }
 
 Engine::Pending Engine::pending() const noexcept {

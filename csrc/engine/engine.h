@@ -99,8 +99,8 @@ class Engine {
   std::function<bool()> hungry_;
   std::function<void(QueueId, unsigned)> thread_init_;
 
-  /// An op is complete: takes back what admit() counted.
-  void release(uint64_t bytes) noexcept;
+  /// Ops are complete: takes back what admit() counted.
+  void release(uint64_t ops, uint64_t bytes) noexcept;
   bool within_half_limits() const noexcept;
 
   // Pending is admitted minus released: recording threads and workers write different cache lines.

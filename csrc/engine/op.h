@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <span>
 
 #include "csrc/engine/access_list.h"
 #include "csrc/engine/var.h"
@@ -36,10 +37,29 @@ class Op : public RefCounted {
   void add_read(Ref<Var> var);
   void add_write(Ref<Var> var, bool overwrites = false);
 
+  /// What a var that this op writes gets, `failure` being what run() or skip() returned. Asked once
+  /// per write, before the op completes.
+  virtual const FailurePtr& failure_of(const Var& /*var*/,
+                                       const FailurePtr& failure) const noexcept {
+    return failure;
+  }
+
+  std::span<const Access> claims() const noexcept { return {accesses_.begin(), accesses_.size()}; }
+  /// Before the op is pushed: gives its claims up, because another op that is pushed in its place
+  /// has made them its own.
+  void drop_claims() noexcept { accesses_.clear(); }
+
+  /// Whether the last run() has asked to be called once more.
+  bool asks_again() const noexcept { return again_ == Again::asked; }
+
   QueueId queue = QueueId::cpu;
   int16_t priority = 0;  ///< higher runs first among ready ops of one queue
   uint64_t cost_bytes =
       0;  ///< what it will allocate: counts against the run-ahead bound; fixed from admit on
+  uint32_t weight = 1;  ///< how many admitted ops it stands for
+  /// run() is called also if a version that it would look at has failed: it is made of several
+  /// parts, and sees itself which of them cannot run.
+  bool handles_failures = false;
 
  protected:
   /// To be called from run(), which then returns null and has changed nothing: the engine runs the

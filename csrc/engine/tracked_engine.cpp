@@ -18,7 +18,9 @@ class Mark final : public Op {
 }  // namespace
 
 void TrackedEngine::append(std::span<Ref<Op>> ops, ReadyList& ready) {
-  pushed_.fetch_add(ops.size(), std::memory_order_relaxed);
+  uint64_t weight = 0;
+  for (const Ref<Op>& op : ops) weight += op->weight;
+  pushed_.fetch_add(weight, std::memory_order_relaxed);
   tracker_.push(ops, ready);
   settle(ready);
 }
@@ -30,12 +32,12 @@ void TrackedEngine::push(std::span<Ref<Op>> ops) {
 }
 
 bool TrackedEngine::execute(Op& op, ReadyList& ready) noexcept {
-  FailurePtr failure = DependencyTracker::failed_input(op);
+  FailurePtr failure = op.handles_failures ? nullptr : DependencyTracker::failed_input(op);
   if (failure) {
-    skipped_.fetch_add(1, std::memory_order_relaxed);
+    skipped_.fetch_add(op.weight, std::memory_order_relaxed);
     if (FailurePtr carried = op.skip(failure)) failure = std::move(carried);
   } else if (op.again_ == Op::Again::no) {
-    executed_.fetch_add(1, std::memory_order_relaxed);
+    executed_.fetch_add(op.weight, std::memory_order_relaxed);
     failure = op.run();
     if (op.again_ == Op::Again::asked) {
       want_alone_.fetch_add(1, std::memory_order_relaxed);
@@ -75,7 +77,7 @@ FailurePtr TrackedEngine::run_alone(Op& op) noexcept {
 }
 
 void TrackedEngine::retire(Op* op) noexcept {
-  release(op->cost_bytes);
+  release(op->weight, op->cost_bytes);
   // Dekker with wait_below_limits: we release, then look for waits; it announces itself, then looks
   // at what is pending. One of us sees the other.
   if (limit_waits_.load(std::memory_order_seq_cst) != 0 && within_half_limits()) news_.notify();

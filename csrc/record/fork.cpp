@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "csrc/record/gate.h"
+#include "csrc/run/buffers.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
 
@@ -33,9 +34,11 @@ void hold_leaves() {
   run::Node::hold_pool();
   run::Value::hold_pool();
   run::StorageVar::hold_pool();
+  run::hold_buffers();
 }
 
 void let_go_of_leaves() {
+  run::let_go_of_buffers();
   run::StorageVar::let_go_of_pool();
   run::Value::let_go_of_pool();
   run::Node::let_go_of_pool();
@@ -79,18 +82,21 @@ void before_fork(Recorder& recorder) {
     }
     std::this_thread::sleep_for(milliseconds(1));
   }
+  recorder.stop_holder();
   recorder.engine().stop();
 }
 
 void after_fork_in_parent(Recorder& recorder) {
   if (!Gate::is_closed_by_us()) return;
   recorder.engine().start();
+  recorder.start_holder();
   Gate::open();
 }
 
 bool after_fork_in_child(Recorder& recorder) {
   if (Gate::is_lost()) return false;
   recorder.engine().start();
+  recorder.start_holder();
   return true;
 }
 

@@ -107,7 +107,8 @@ bool is_counter(const Call& call, const run::Node& node) {
 Recorder* current_recorder() { return current; }
 void set_current_recorder(Recorder* recorder) { current = recorder; }
 
-Recorder::Recorder(std::unique_ptr<engine::Engine> engine) : engine_(std::move(engine)) {
+Recorder::Recorder(std::unique_ptr<engine::Engine> engine)
+    : engine_(std::move(engine)), holder_([this] { return held_up_to(); }, [this] { flush(); }) {
   engine_->set_hungry([this] { return hungry(); });
   engine_->set_thread_init([](engine::QueueId, unsigned) {
     run::init_engine_thread();

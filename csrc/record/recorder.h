@@ -8,7 +8,9 @@
 #include <map>
 
 #include "csrc/engine/engine.h"
+#include "csrc/fuse/partition.h"
 #include "csrc/record/call.h"
+#include "csrc/record/holder.h"
 #include "csrc/record/infer.h"
 #include "csrc/record/thread_mode.h"
 
@@ -53,6 +55,14 @@ class Recorder {
   /// Pushes everything recorded so far to the engine.
   void flush();
 
+  /// Whether windows are partitioned into groups from now on; otherwise every node runs alone.
+  void set_fusion(bool on) { fusion_.store(on, std::memory_order_relaxed); }
+
+  /// Starts and ends the thread that pushes windows held back for fusion; while it does not run,
+  /// none is held.
+  void start_holder() { holder_.start(); }
+  void stop_holder() { holder_.stop(); }
+
   engine::Engine& engine() { return *engine_; }
   const RecordCounters& counters() const { return counters_; }
   RecordCounters& counters() { return counters_; }
@@ -70,6 +80,8 @@ class Recorder {
   /// Pushes the window. The caller drops what it gets after it has let go of the lock.
   Batch flush_locked();
   bool hungry();
+  uint64_t held_up_to() const;
+  bool may_wait_for_more(const run::Node& node) const;
   void throttle(const run::Node& node);
   void count_fallback(const run::OpInfo& info);
   void complete_eager_effects(const Call& call, const run::Node& node);
@@ -84,10 +96,15 @@ class Recorder {
   std::mutex fallback_mutex_;
   std::map<std::string, uint64_t> fallback_counts_;
 
+  std::atomic<bool> fusion_{true};
+  fuse::Partition partition_;
   Batch window_;
   bool window_has_async_ = false;
+  bool window_is_held_ = false;          // its async nodes can all be fused
+  std::atomic<uint64_t> held_up_to_{0};  // newest node of a held window, else 0; see append
   std::atomic<size_t> window_size_{0};
   uint64_t last_number_ = 0;
+  Holder holder_;  // last: its thread looks at the others
 };
 
 /// The recorder that the boxed kernels use; owned by the Python module. Null before import ends.

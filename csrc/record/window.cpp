@@ -1,8 +1,11 @@
 // csrc/record/window.cpp: the window of recorded nodes, and when it goes to the engine.
 //
 // In async mode a node waits in the window only while every worker is busy: an idle worker takes
-// the window (hungry), and whoever records while a worker is idle pushes at once. In deferred mode
-// nodes stay until somebody reads, synchronizes, or the run-ahead bound is reached.
+// the window (hungry), and whoever records while a worker is idle pushes at once. But a window of
+// nothing but nodes that can be fused is held while it grows: it goes when a node is recorded that
+// cannot be fused, when somebody reads, when it is full, or when recording pauses (holder.h). In
+// deferred mode nodes stay until somebody reads, synchronizes, or the run-ahead bound is reached.
+#include "csrc/fuse/op_table.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/sync_debug.h"
 #include "csrc/run/python_ref.h"
@@ -45,23 +48,44 @@ void Recorder::append(run::Node& node) {
   Batch pushed;  // let go of after the lock: a node may be the last to hold somebody's memory
   std::lock_guard lock(window_mutex_);
   number_locked(node);
+  if (async) {
+    window_is_held_ = (window_.empty() || window_is_held_) && may_wait_for_more(node);
+    held_up_to_.store(window_is_held_ ? node.number : 0, std::memory_order_relaxed);
+  }
   window_.emplace_back(Ref<engine::Op>(&node));
   window_has_async_ |= async;
   // seq_cst: either the worker that is going to sleep sees this size, or we see the worker idle.
   // (Deferred nodes are none of its business.)
   window_size_.store(window_.size(), async ? std::memory_order_seq_cst : std::memory_order_release);
-  if (async && (window_.size() >= kMaxWindow || engine_->has_idle_worker()))
+  if (!async) return;
+  if (window_.size() >= kMaxWindow || (!window_is_held_ && engine_->has_idle_worker()))
     pushed = flush_locked();
+  else if (window_is_held_)
+    holder_.wake();
+}
+
+bool Recorder::may_wait_for_more(const run::Node& node) const {
+  return fusion_.load(std::memory_order_relaxed) && holder_.runs() && fuse::rule_of(node.info);
+}
+
+/// Number of the newest node of a window that is held, 0 if none is. Without the lock: append
+/// writes held_up_to_ before window_size_.
+uint64_t Recorder::held_up_to() const {
+  if (window_size_.load(std::memory_order_seq_cst) == 0) return 0;
+  return held_up_to_.load(std::memory_order_relaxed);
 }
 
 Recorder::Batch Recorder::flush_locked() {
   if (window_.empty()) return {};
+  if (window_.size() > 1 && fusion_.load(std::memory_order_relaxed))
+    window_ = partition_.run(std::move(window_));
   engine_->push(std::span<Ref<engine::Op>>(window_));
   run::StorageVar::pushed_up_to.store(last_number_, std::memory_order_release);
   Batch pushed = std::move(window_);
   window_ = Batch();
   window_.reserve(kMaxWindow);
-  window_has_async_ = false;
+  window_has_async_ = window_is_held_ = false;
+  held_up_to_.store(0, std::memory_order_relaxed);
   window_size_.store(0, std::memory_order_seq_cst);
   return pushed;
 }
@@ -77,7 +101,7 @@ bool Recorder::hungry() {
   if (window_size_.load(std::memory_order_seq_cst) == 0) return false;
   Batch pushed;
   std::lock_guard lock(window_mutex_);
-  if (!window_has_async_) return false;
+  if (!window_has_async_ || window_is_held_) return false;  // (the holder is awake)
   pushed = flush_locked();
   return true;
 }

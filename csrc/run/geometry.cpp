@@ -1,6 +1,7 @@
 // csrc/run/geometry.cpp: interning of geometries.
 #include "csrc/run/geometry.h"
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
 
@@ -21,6 +22,22 @@ uint64_t hash_of(const GeometryData& g) {
                         static_cast<uint64_t>(static_cast<uint8_t>(g.device.index())) << 8 |
                         g.conj << 2 | g.neg << 1 | static_cast<uint64_t>(g.wrapped_number);
   return mix(hash, bits);
+}
+
+/// Whether the strides, from the smallest on, are those of a contiguous tensor with its dims in
+/// that order.
+bool crosses_evenly(const GeometryData& g) {
+  Dims dims;
+  for (size_t d = 0; d < g.sizes.size(); ++d)
+    if (g.sizes[d] != 1) dims.push_back(static_cast<int64_t>(d));
+  std::sort(dims.begin(), dims.end(),
+            [&](int64_t a, int64_t b) { return g.strides[a] < g.strides[b]; });
+  int64_t expected = 1;
+  for (int64_t d : dims) {
+    if (g.strides[d] != expected) return false;
+    expected *= g.sizes[d];
+  }
+  return true;
 }
 
 /// Strong references, swept when the table has doubled since the last sweep: what only the table
@@ -63,7 +80,7 @@ Geometry::Geometry(GeometryData data) : data_(std::move(data)) {
   }
   const uint64_t item = c10::elementSize(data_.dtype);
   if (numel_ > 0) extent_bytes_ = (data_.offset + last + 1) * item;
-  dense_ = numel_ <= last + 1 && numel_ > 0 && last + 1 == numel_;
+  dense_ = numel_ > 0 && last + 1 == numel_ && crosses_evenly(data_);
 }
 
 GeometryRef intern(GeometryData data) { return table().intern(std::move(data)); }

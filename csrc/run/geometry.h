@@ -40,6 +40,8 @@ class Geometry final : public RefCounted {
   int64_t numel() const { return numel_; }
   /// Bytes of storage from its start to the last element that this tensor touches.
   uint64_t extent_bytes() const { return extent_bytes_; }
+  /// The elements lie side by side, in some order of the dims, none of them twice.
+  bool dense() const { return dense_; }
   /// Every byte of a storage of `nbytes` belongs to an element of this tensor.
   bool covers(uint64_t nbytes) const {
     return dense_ && data_.offset == 0 && extent_bytes_ >= nbytes;
@@ -49,7 +51,7 @@ class Geometry final : public RefCounted {
   const GeometryData data_;
   int64_t numel_ = 1;
   uint64_t extent_bytes_ = 0;
-  bool dense_ = false;  // non-overlapping, without holes
+  bool dense_ = false;
 };
 using GeometryRef = Ref<const Geometry>;
 

@@ -79,6 +79,11 @@ std::string describe(const Geometry& g) {
   return out.str();
 }
 
+std::unique_lock<std::mutex> take_all_cores() {
+  static std::mutex all_cores;
+  return std::unique_lock(all_cores);
+}
+
 std::string Node::label() const { return info.short_name + "#" + std::to_string(number); }
 
 void Node::check_plain_reads() const {
@@ -96,13 +101,11 @@ void Node::keep_overwritten_failures() const {
       failure_log().add(static_cast<const OpFailure&>(*failure).root(), FailureLog::Holder::log);
 }
 
-/// Large ops run on all cores, with torch's own width, so that results are eager's bit for bit; one
-/// at a time, so that inter-op times intra-op threads stay within the cores. (Small ops never fan
-/// out.)
+/// Large ops run on all cores, with torch's own width, so that results are eager's bit for bit.
+/// (Small ops never fan out.)
 std::unique_lock<std::mutex> Node::wait_for_cores() const {
-  static std::mutex all_cores;
   if (discover || queue != engine::QueueId::cpu || cost_bytes < kWideBytes) return {};
-  return std::unique_lock(all_cores);
+  return take_all_cores();
 }
 
 void Node::follow_resizes() const {

@@ -39,6 +39,11 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   /// "mm#7"
   std::string label() const;
 
+  /// Throws if a plain tensor that it reads was changed since it was recorded.
+  void check_plain_reads() const;
+  /// The failure of this op, thrown by it.
+  engine::FailurePtr fail(std::exception_ptr error) const noexcept;
+
   const OpInfo& info;
   uint64_t number = 0;  ///< position in the order of recording
   uint64_t block = 0;   ///< the lazy() block that recorded it; 0 outside
@@ -89,17 +94,19 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
 
  private:
   void execute();
-  void check_plain_reads() const;
   void follow_resizes() const;
   void keep_overwritten_failures() const;
-  /// What allocates this much may run on several threads (at::parallel_for splits from 32,768
-  /// elements).
-  static constexpr uint64_t kWideBytes = 32768;
   std::unique_lock<std::mutex> wait_for_cores() const;
   std::vector<std::string> describe_inputs() const;
   bool retry_for_memory() noexcept;
-  engine::FailurePtr fail(std::exception_ptr error) const noexcept;
 };
+
+/// What allocates this much may run on several threads (at::parallel_for splits from 32,768
+/// elements).
+inline constexpr uint64_t kWideBytes = 32768;
+/// Held by what runs on all cores: one op at a time, so that inter-op times intra-op threads stay
+/// within the cores.
+std::unique_lock<std::mutex> take_all_cores();
 
 /// "float32[2,3]@cpu"
 std::string describe(const Geometry& geometry);

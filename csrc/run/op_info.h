@@ -65,6 +65,8 @@ struct OpInfo {
   /// Set once a run returned something else than was recorded: from then on the op is run to learn
   /// what it returns.
   mutable std::atomic<bool> distrust_plans{false};
+  /// What csrc/fuse/op_table.cpp has found for the op; null: not looked up yet.
+  mutable std::atomic<const void*> fuse_rule{nullptr};
 };
 
 }  // namespace lazyeng::run

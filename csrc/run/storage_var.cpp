@@ -5,6 +5,7 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "csrc/run/own_writes.h"
 #include "csrc/run/plain_storage.h"
 
 namespace lazyeng::run {
@@ -49,6 +50,21 @@ int64_t foreign_writes(const TrackedVersion& tracked) {
 Table& table() {
   static Table* const instance = new Table;
   return *instance;
+}
+
+/// Of the writes announced by this thread and not recorded yet.
+thread_local std::vector<const void*> announced;
+
+/// Whether somebody tracks the tensor's counter.
+bool count_own_write(const at::Tensor& tensor) {
+  const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  if (!counter.enabled()) return false;
+  std::lock_guard lock(table().mutex);
+  auto found = table().versions.find(identity(counter));
+  if (found == table().versions.end()) return false;
+  const auto tracked = found->second.lock();
+  if (tracked) tracked->own_writes.fetch_add(1, std::memory_order_seq_cst);
+  return tracked != nullptr;
 }
 
 }  // namespace
@@ -98,13 +114,17 @@ int64_t StorageVar::foreign_writes_when_run() const {
 
 void note_own_write(const at::Tensor& tensor) {
   if (!table().some.load(std::memory_order_acquire)) return;
-  const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
-  if (!counter.enabled()) return;
-  std::lock_guard lock(table().mutex);
-  auto found = table().versions.find(identity(counter));
-  if (found == table().versions.end()) return;
-  if (auto tracked = found->second.lock())
-    tracked->own_writes.fetch_add(1, std::memory_order_seq_cst);
+  if (!announced.empty()) [[unlikely]] {
+    const void* const counter = identity(tensor.unsafeGetTensorImpl()->version_counter());
+    if (std::erase(announced, counter) != 0) return;
+    announced.clear();  // the op that they were for has raised
+  }
+  count_own_write(tensor);
+}
+
+void announce_own_write(const at::Tensor& tensor) {
+  if (count_own_write(tensor))
+    announced.push_back(identity(tensor.unsafeGetTensorImpl()->version_counter()));
 }
 
 std::mutex& SiblingGroup::mutex() {

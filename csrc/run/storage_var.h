@@ -94,6 +94,9 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
   };
   Writer writer;
 
+  /// Place in a table of csrc/fuse/partition.cpp. Guarded by the window's lock.
+  uint32_t partition_index = 0;
+
  private:
   friend class PlainStorages;
 

@@ -1,0 +1,172 @@
+"""Fused groups on the CPU against eager, torch.compile and a bare copy, in one run.
+
+Method. Each program is run `--rounds` times by each runner in turn (eager, lazy, compiled, copy),
+so that drift of a shared machine hits all alike; a figure is the median of the rounds' ratios to
+the copy (`out.copy_(x)` into memory that is there) or to eager. A round of small tensors repeats
+the program until about a millisecond has passed. Lazy results are waited for within the timed
+region. torch.compile is left out with `--no-compile`, and where it does not run; its compilation is
+not in the figures.
+
+The peak memory of a chain is what the buffer pool has lent out at most, in units of one tensor, the
+input included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+import lazyeng
+
+Program = Callable[..., torch.Tensor]
+
+
+def chain(x: torch.Tensor) -> torch.Tensor:
+    """20 pointwise ops."""
+    for i in range(4):
+        x = (x * 1.01 + 0.5 - i) * 0.25
+        x = x.clamp(-2, 2)
+    return x
+
+
+def difference(x: torch.Tensor) -> torch.Tensor:
+    return (x - x[0]).square().mean()
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return F.softmax(x * 0.5 + 0.1, -1)
+
+
+def norm(x: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(F.gelu(x), x.shape[-1:])
+
+
+PROGRAMS = {
+    "20-op chain": chain,
+    "(x-y).square().mean()": difference,
+    "softmax(x*a+b)": softmax,
+    "layer_norm(gelu(x))": norm,
+}
+COLUMNS = 1024
+
+
+def lazily(program: Program) -> Program:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return lazyeng.unwrap(program(lazyeng.wrap(x)))
+
+    return run
+
+
+def compiled(program: Program) -> Program | None:
+    torch._dynamo.reset()
+    function = torch.compile(program)
+    try:
+        function(torch.ones(2, COLUMNS))
+    except Exception as error:
+        print(f"torch.compile does not run here: {type(error).__name__}")
+        return None
+    return function
+
+
+def seconds(function: Callable[[], object], least: float = 1e-3) -> float:
+    """Of one call, on average over enough calls to be measured."""
+    calls, start = 0, time.perf_counter()
+    while True:
+        function()
+        calls += 1
+        now = time.perf_counter()
+        if now - start >= least:
+            return (now - start) / calls
+
+
+def compare(runners: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in runners}
+    for function in runners.values():
+        function()
+    for _ in range(rounds):
+        for name, function in runners.items():
+            times[name].append(seconds(function))
+    return times
+
+
+def ratio(times: dict[str, list[float]], of: str, to: str) -> float:
+    return statistics.median(a / b for a, b in zip(times[of], times[to], strict=True))
+
+
+def measure(name: str, program: Program, nbytes: int, dtype: torch.dtype, options) -> None:
+    x = torch.rand(nbytes // dtype.itemsize // COLUMNS, COLUMNS).to(dtype)
+    out = torch.empty_like(x)
+    lazy = lazily(program)
+    runners: dict[str, Callable[[], object]] = {
+        "copy": lambda: out.copy_(x),
+        "eager": lambda: program(x),
+        "lazy": lambda: lazy(x),
+    }
+    if options.compile and (fast := compiled(program)):
+        runners["compiled"] = lambda: fast(x)
+    times = compare(runners, options.rounds)
+    figures = [f"{name} {ratio(times, name, 'copy'):8.2f}" for name in runners if name != "copy"]
+    size = f"{nbytes >> 10} KiB" if nbytes < 1 << 20 else f"{nbytes >> 20} MiB"
+    kind = str(dtype).removeprefix("torch.")
+    print(f"{name:24} {kind:9} {size:>8}  copies: {'  '.join(figures)}  "
+          f"lazy/eager {ratio(times, 'lazy', 'eager'):.2f}", flush=True)  # fmt: skip
+
+
+PEAK = """
+import torch, lazyeng
+n = 1 << 24
+with lazyeng.lazy({mode!r}):
+    x = torch.ones(n)
+    y = x * 1.0
+    for i in range(30): y = y * 1.01 if i % 2 else y + 1
+    y.wait()
+print(1 + lazyeng.engine_stats()["peak_bytes"] / (4 * n))
+"""
+
+FIRST = """
+import time, torch, lazyeng
+from benchmarks.fusion import chain
+x = torch.rand(1024, 1024)
+chain(x)
+start = time.perf_counter(); chain(x); eager = time.perf_counter() - start
+start = time.perf_counter(); lazyeng.unwrap(chain(lazyeng.wrap(x)))
+print((time.perf_counter() - start) / eager)
+"""
+
+
+def in_new_process(script: str) -> float:
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    return float(done.stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--largest", type=int, default=64, help="MiB")
+    parser.add_argument("--no-compile", dest="compile", action="store_false")
+    options = parser.parse_args()
+    sizes = [
+        s for s in (4 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20) if s <= options.largest << 20
+    ]
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; ratios to out.copy_(x)")
+    for name, program in PROGRAMS.items():
+        for dtype in (torch.float32, torch.bfloat16):
+            for nbytes in sizes:
+                measure(name, program, nbytes, dtype, options)
+    for mode in ("async", "deferred"):
+        peak = in_new_process(PEAK.format(mode=mode))
+        print(f"peak of a 30-op chain on 64 MiB, {mode}: {peak:.1f} buffers")
+    print(f"first result of the chain, 4 MiB: {in_new_process(FIRST):.2f} of eager's second")
+
+
+if __name__ == "__main__":
+    main()

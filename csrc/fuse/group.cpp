@@ -1,0 +1,179 @@
+// csrc/fuse/group.cpp: running a group as a program, or its members one by one.
+#include "csrc/fuse/group.h"
+
+#include <cstdio>
+
+#include "csrc/engine/dependency_tracker.h"
+#include "csrc/fuse/binding.h"
+#include "csrc/fuse/plan.h"
+
+namespace lazyeng::fuse {
+namespace {
+
+std::atomic<bool> log_groups{false};
+
+bool overwrites(const run::TensorArg& arg) {
+  return arg.overwritten && arg.value->geometry().covers(arg.value->var().nbytes());
+}
+
+/// Whether anybody but the group can still ask for the var's newest version.
+bool is_needed(const Group& group, uint16_t index) {
+  const GroupVar& var = group.vars[index];
+  if (!var.fresh) return true;
+  // (The group's claim holds one reference, each value another.)
+  if (var.var->use_count() != 1u + var.values) return true;
+  for (const GroupValue& value : group.values)
+    if (value.var == index && value.value->use_count() != value.references) return true;
+  return false;
+}
+
+std::vector<bool> needed_vars(const Group& group) {
+  std::vector<bool> needed(group.vars.size());
+  for (size_t v = 0; v < needed.size(); ++v) needed[v] = is_needed(group, static_cast<uint16_t>(v));
+  return needed;
+}
+
+void report(const Group& group, const Plan& plan) {
+  std::string names;
+  for (const Member& member : group.members) {
+    if (!names.empty()) names += ' ';
+    names += member.node->label();
+  }
+  std::fprintf(stderr, "lazyeng fusion: %zu ops, %lld elements, %llu bytes not written, %s: %s\n",
+               group.members.size(), static_cast<long long>(group.numel),
+               static_cast<unsigned long long>(plan.bytes_saved),
+               plan.possible ? best_kernels().name : "unfused", names.c_str());
+}
+
+}  // namespace
+
+Stats& stats() {
+  static Stats instance;
+  return instance;
+}
+
+void set_logging(bool on) { log_groups.store(on, std::memory_order_relaxed); }
+bool logging() { return log_groups.load(std::memory_order_relaxed); }
+
+void Group::claim() {
+  handles_failures = true;
+  weight = 0;
+  for (const Member& member : members) {
+    weight += member.node->weight;
+    cost_bytes += member.node->cost_bytes;
+    member.node->drop_claims();
+  }
+  for (const GroupVar& var : vars) {
+    if (var.written)
+      add_write(run::StorageVarRef(var.var), var.overwrites);
+    else
+      add_read(run::StorageVarRef(var.var));
+  }
+}
+
+/// Whether every member may run. (A failure that is about to be overwritten is for the member that
+/// overwrites it to note.)
+bool Group::can_fuse() const {
+  for (const GroupVar& var : vars)
+    if (var.var->failure()) return false;
+  for (const Member& member : members) {
+    try {
+      member.node->check_plain_reads();
+    } catch (...) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Group::run_fused(const Plan& plan) {
+  members[0].node->settings.apply();  // all have the same
+  try {
+    BoundPlan bound(*this, plan);
+    if (!bound.valid()) return false;
+    const bool wide = static_cast<uint64_t>(numel) * sizeof(float) >= run::kWideBytes;
+    const std::unique_lock<std::mutex> cores =
+        wide ? run::take_all_cores() : std::unique_lock<std::mutex>();
+    bound.run(wide);
+    bound.install();
+  } catch (...) {
+    return false;  // no memory, or a number that does not fit: the member itself will tell
+  }
+  return true;
+}
+
+engine::FailurePtr Group::run() noexcept {
+  if (can_fuse()) {
+    const PlanRef plan = find_plan(*this, needed_vars(*this));
+    if (logging()) report(*this, *plan);
+    if (plan->possible && run_fused(*plan)) {
+      stats().groups.fetch_add(1, std::memory_order_relaxed);
+      stats().members.fetch_add(members.size(), std::memory_order_relaxed);
+      stats().bytes_saved.fetch_add(plan->bytes_saved, std::memory_order_relaxed);
+      report_changed_inputs();
+      return nullptr;
+    }
+  }
+  stats().unfused.fetch_add(1, std::memory_order_relaxed);
+  run_members();
+  return nullptr;
+}
+
+/// A plain tensor may have been changed while the program read it: once more, as Node::execute.
+void Group::report_changed_inputs() {
+  for (const Member& member : members) {
+    run::Node& node = *member.node;
+    engine::FailurePtr failure = failed_input(node);
+    if (failure) {
+      failure = node.skip(failure);
+    } else {
+      try {
+        node.check_plain_reads();
+      } catch (...) {
+        failure = node.fail(std::current_exception());
+      }
+    }
+    if (failure) settle(node, failure);
+  }
+}
+
+void Group::run_members() noexcept {
+  for (const Member& member : members) {
+    run::Node& node = *member.node;
+    const engine::FailurePtr cause = failed_input(node);
+    engine::FailurePtr failure = cause ? node.skip(cause) : node.run();
+    if (!cause && node.asks_again()) failure = node.run();  // (the group cannot wait for others)
+    settle(node, failure);
+  }
+}
+
+engine::FailurePtr Group::current_failure(const run::StorageVar& var) const {
+  for (size_t i = outcomes_.size(); i-- > 0;)
+    if (outcomes_[i].first == &var) return outcomes_[i].second;
+  return var.failure();
+}
+
+/// What keeps a member from running, as DependencyTracker::failed_input.
+engine::FailurePtr Group::failed_input(const run::Node& node) const {
+  for (const run::TensorArg& arg : node.tensors) {
+    if (!arg.value || (arg.written && overwrites(arg))) continue;
+    if (engine::FailurePtr failure = current_failure(arg.value->var())) return failure;
+  }
+  return nullptr;
+}
+
+/// The member is over: its versions are ready, or carry the failure.
+void Group::settle(run::Node& node, const engine::FailurePtr& failure) {
+  node.finish(failure);
+  for (run::StorageVar* var : node.written_vars)
+    if (failure || current_failure(*var)) outcomes_.emplace_back(var, failure);
+}
+
+const engine::FailurePtr& Group::failure_of(const engine::Var& var,
+                                            const engine::FailurePtr& failure) const noexcept {
+  for (size_t i = outcomes_.size(); i-- > 0;)
+    if (outcomes_[i].first == &var) return outcomes_[i].second;
+  return failure;
+}
+
+}  // namespace lazyeng::fuse

@@ -1,0 +1,84 @@
+// csrc/fuse/group.h: several recorded calls that run as one op of the engine.
+//
+// A group claims what its members claim. It runs as a tile program if it can: results that nobody
+// holds any more when it runs are not written to memory. Otherwise (an input has failed, a plain
+// tensor was changed behind a read, no kernel for a dtype, no memory) its members run one by one in
+// the order of recording, each with its own outcome: a failure is that of the member that failed,
+// and of those that read what it should have made.
+//
+// Built under the window's lock, immutable once pushed, run by one engine thread.
+#pragma once
+
+#include <atomic>
+
+#include "csrc/fuse/tile_program.h"
+#include "csrc/run/node.h"
+
+namespace lazyeng::fuse {
+
+struct Member {
+  Ref<run::Node> node;
+  /// The value of each tensor argument; kNone for numbers and undefined tensors.
+  c10::SmallVector<int16_t, 4> operands;
+  int16_t result = 0;  ///< the value that it makes, or writes
+};
+inline constexpr int16_t kNone = -1;
+
+/// A tensor that members read or write, over one of the group's vars. The members keep it alive.
+struct GroupValue {
+  run::Value* value;
+  uint16_t var;
+  uint32_t references;  ///< held by members
+};
+
+struct GroupVar {
+  run::StorageVar* var;
+  bool fresh = false;       ///< made by a member
+  bool written = false;     ///< by a member
+  bool overwrites = false;  ///< the first claim on it, as Access::overwrites
+  uint16_t values = 0;
+};
+
+struct Plan;
+
+class Group final : public engine::Op, public engine::Pooled<Group> {
+ public:
+  engine::FailurePtr run() noexcept override;
+  const engine::FailurePtr& failure_of(const engine::Var& var,
+                                       const engine::FailurePtr&) const noexcept override;
+
+  /// To be called once all members are there, before the group is pushed.
+  void claim();
+
+  std::vector<Member> members;
+  std::vector<GroupValue> values;
+  std::vector<GroupVar> vars;
+  int64_t numel = 0;
+  Dims shape;
+
+ private:
+  bool can_fuse() const;
+  bool run_fused(const Plan& plan);
+  void report_changed_inputs();
+  void run_members() noexcept;
+  engine::FailurePtr failed_input(const run::Node& node) const;
+  engine::FailurePtr current_failure(const run::StorageVar& var) const;
+  void settle(run::Node& node, const engine::FailurePtr& failure);
+
+  /// What members that ran one by one made of the vars, the newest last.
+  std::vector<std::pair<const engine::Var*, engine::FailurePtr>> outcomes_;
+};
+
+struct Stats {
+  std::atomic<uint64_t> groups{0};       ///< run as programs
+  std::atomic<uint64_t> members{0};      ///< ops in them
+  std::atomic<uint64_t> unfused{0};      ///< groups whose members ran one by one
+  std::atomic<uint64_t> bytes_saved{0};  ///< results never written
+};
+Stats& stats();
+
+/// Whether each group is reported on stderr.
+void set_logging(bool on);
+bool logging();
+
+}  // namespace lazyeng::fuse

@@ -1,0 +1,140 @@
+// csrc/fuse/iteration.cpp: the order of dims, broadcasting, merging.
+#include "csrc/fuse/iteration.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace lazyeng::fuse {
+namespace {
+
+/// The dims of the result that have more than one element, outermost in memory first.
+Dims order_of(const run::Geometry& result) {
+  Dims order;
+  for (size_t d = 0; d < result.sizes().size(); ++d)
+    if (result.sizes()[d] != 1) order.push_back(static_cast<int64_t>(d));
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return result.strides()[a] > result.strides()[b]; });
+  return order;
+}
+
+/// Strides of an operand over the result's dims in that order; 0 where it is broadcast.
+bool strides_over(const run::Geometry& result, const Dims& order, const run::Geometry& operand,
+                  Dims& strides) {
+  const auto missing =
+      static_cast<int64_t>(result.sizes().size()) - static_cast<int64_t>(operand.sizes().size());
+  if (missing < 0) return false;
+  for (size_t d = 0; d < operand.sizes().size(); ++d)
+    if (operand.sizes()[d] != 1 && operand.sizes()[d] != result.sizes()[d + missing]) return false;
+  for (int64_t d : order) {
+    const bool broadcast = d < missing || operand.sizes()[d - missing] == 1;
+    strides.push_back(broadcast ? 0 : operand.strides()[d - missing]);
+  }
+  return true;
+}
+
+bool overlaps(const Dims& shape, const Dims& strides) {
+  for (size_t d = 0; d < shape.size(); ++d) {
+    const int64_t below = d + 1 < shape.size() ? strides[d + 1] * shape[d + 1] : 1;
+    if (strides[d] < below) return true;
+  }
+  return false;
+}
+
+/// Merges dim d + 1 into dim d where every operand crosses the two evenly.
+void merge(Dims& shape, c10::SmallVector<Dims, 6>& all) {
+  size_t last = 0;
+  for (size_t d = 1; d < shape.size(); ++d) {
+    const bool even = std::all_of(all.begin(), all.end(), [&](const Dims& strides) {
+      return strides.empty() || strides[last] == strides[d] * shape[d];
+    });
+    if (!even) ++last;
+    shape[last] = even ? shape[last] * shape[d] : shape[d];
+    for (Dims& strides : all)
+      if (!strides.empty()) strides[last] = strides[d];
+  }
+  shape.resize(shape.empty() ? 0 : last + 1);
+  for (Dims& strides : all)
+    if (!strides.empty()) strides.resize(shape.size());
+}
+
+bool is_linear(const Dims& shape, const Dims& strides) {
+  int64_t expected = 1;
+  for (size_t d = shape.size(); d-- > 0; expected *= shape[d])
+    if (strides[d] != expected) return false;
+  return true;
+}
+
+/// The common case, without any arithmetic: everything looks the same.
+bool all_alike(const run::Geometry& result, c10::ArrayRef<const run::Geometry*> operands) {
+  if (!result.dense()) return false;
+  return std::all_of(operands.begin(), operands.end(), [&](const run::Geometry* operand) {
+    return !operand || operand == &result || (operand->numel() == 1 && result.numel() != 1) ||
+           (operand->sizes() == result.sizes() && operand->strides() == result.strides());
+  });
+}
+
+}  // namespace
+
+bool iterate(const run::Geometry& result, c10::ArrayRef<const run::Geometry*> operands,
+             Iteration& iteration) {
+  iteration.numel = result.numel();
+  iteration.strides.assign(operands.size(), Dims());
+  if (all_alike(result, operands)) {
+    iteration.shape.assign(1, iteration.numel);
+    return true;
+  }
+  const Dims order = order_of(result);
+  c10::SmallVector<Dims, 6> all(operands.size() + 1);
+  for (int64_t d : order) iteration.shape.push_back(result.sizes()[d]);
+  if (!strides_over(result, order, result, all[0])) return false;
+  if (overlaps(iteration.shape, all[0])) return false;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    if (!operands[i] || (operands[i]->numel() == 1 && iteration.numel != 1)) continue;
+    if (!strides_over(result, order, *operands[i], all[i + 1])) return false;
+  }
+  merge(iteration.shape, all);
+  if (iteration.shape.empty()) iteration.shape.push_back(iteration.numel);
+  for (size_t i = 0; i < operands.size(); ++i)
+    if (!all[i + 1].empty() && !is_linear(iteration.shape, all[i + 1]))
+      iteration.strides[i] = std::move(all[i + 1]);
+  return true;
+}
+
+bool register_dtype(c10::ScalarType dtype, Type& type) {
+  switch (dtype) {
+    case c10::kBool:
+      type = Type::b8;
+      return true;
+    case c10::kByte:
+      type = Type::u8;
+      return true;
+    case c10::kChar:
+      type = Type::i8;
+      return true;
+    case c10::kShort:
+      type = Type::i16;
+      return true;
+    case c10::kInt:
+      type = Type::i32;
+      return true;
+    case c10::kLong:
+      type = Type::i64;
+      return true;
+    case c10::kFloat:
+      type = Type::f32;
+      return true;
+    case c10::kDouble:
+      type = Type::f64;
+      return true;
+    case c10::kHalf:
+      type = Type::f16;
+      return true;
+    case c10::kBFloat16:
+      type = Type::bf16;
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace lazyeng::fuse

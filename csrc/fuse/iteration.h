@@ -1,0 +1,29 @@
+// csrc/fuse/iteration.h: how one op goes over the elements of its tensors.
+//
+// The dims of the result are taken in the order of its memory, dims of size 1 are dropped, and
+// neighbours that every tensor crosses evenly are merged. What is linear for every tensor ends up
+// with one dim.
+#pragma once
+
+#include "csrc/fuse/tile_program.h"
+#include "csrc/run/geometry.h"
+
+namespace lazyeng::fuse {
+
+struct Iteration {
+  int64_t numel = 0;
+  Dims shape;
+  /// Of each operand over the shape; empty: linear.
+  c10::SmallVector<Dims, 5> strides;
+};
+
+/// The iteration over `result` and the operands, which broadcast to its sizes. A null operand is
+/// skipped, and so is one of a single element if the result has more. False if the result overlaps
+/// itself or an operand does not broadcast.
+bool iterate(const run::Geometry& result, c10::ArrayRef<const run::Geometry*> operands,
+             Iteration& iteration);
+
+/// float32 for torch's float, and so on; false for a dtype that programs do not know.
+bool register_dtype(c10::ScalarType dtype, Type& type);
+
+}  // namespace lazyeng::fuse

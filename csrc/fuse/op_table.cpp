@@ -1,0 +1,185 @@
+// csrc/fuse/op_table.cpp: the table, by the names of the ops.
+#include "csrc/fuse/op_table.h"
+
+#include <algorithm>
+#include <string>
+#include <unordered_map>
+
+namespace lazyeng::fuse {
+namespace {
+
+using Table = std::unordered_map<std::string, OpRule>;
+
+struct Row {
+  const char* name;
+  OpRule rule;
+};
+
+constexpr Row kRows[] = {
+    {"abs", {Form::unary, Opcode::abs}},
+    {"neg", {Form::unary, Opcode::neg}},
+    {"sign", {Form::unary, Opcode::sign}},
+    {"floor", {Form::unary, Opcode::floor}},
+    {"ceil", {Form::unary, Opcode::ceil}},
+    {"trunc", {Form::unary, Opcode::trunc}},
+    {"round", {Form::unary, Opcode::round}},
+    {"relu", {Form::unary, Opcode::relu}},
+    {"bitwise_not", {Form::unary, Opcode::bit_not}},
+    {"silu", {Form::unary_float, Opcode::silu}},
+    {"hardswish", {Form::unary_float, Opcode::hardswish}},
+    {"hardsigmoid", {Form::unary_float, Opcode::hardsigmoid}},
+    {"reciprocal", {Form::unary_float, Opcode::reciprocal}},
+    {"sqrt", {Form::unary_float, Opcode::sqrt}},
+    {"rsqrt", {Form::unary_float, Opcode::rsqrt}},
+    {"exp", {Form::unary_float, Opcode::exp}},
+    {"exp2", {Form::unary_float, Opcode::exp2}},
+    {"expm1", {Form::unary_float, Opcode::expm1}},
+    {"log", {Form::unary_float, Opcode::log}},
+    {"log2", {Form::unary_float, Opcode::log2}},
+    {"log10", {Form::unary_float, Opcode::log10}},
+    {"log1p", {Form::unary_float, Opcode::log1p}},
+    {"sin", {Form::unary_float, Opcode::sin}},
+    {"cos", {Form::unary_float, Opcode::cos}},
+    {"tan", {Form::unary_float, Opcode::tan}},
+    {"tanh", {Form::unary_float, Opcode::tanh}},
+    {"sinh", {Form::unary_float, Opcode::sinh}},
+    {"cosh", {Form::unary_float, Opcode::cosh}},
+    {"erf", {Form::unary_float, Opcode::erf}},
+    {"erfc", {Form::unary_float, Opcode::erfc}},
+    {"sigmoid", {Form::unary_float, Opcode::sigmoid}},
+    {"add.Tensor", {Form::binary_scaled, Opcode::add}},
+    {"add.Scalar", {Form::binary_scaled, Opcode::add}},
+    {"sub.Tensor", {Form::binary_scaled, Opcode::sub}},
+    {"sub.Scalar", {Form::binary_scaled, Opcode::sub}},
+    {"rsub.Tensor", {Form::reversed, Opcode::sub}},
+    {"rsub.Scalar", {Form::reversed, Opcode::sub}},
+    {"mul.Tensor", {Form::binary, Opcode::mul}},
+    {"mul.Scalar", {Form::binary, Opcode::mul}},
+    {"div.Tensor", {Form::divide, Opcode::div}},
+    {"div.Scalar", {Form::divide, Opcode::div}},
+    {"maximum", {Form::binary, Opcode::maximum}},
+    {"minimum", {Form::binary, Opcode::minimum}},
+    {"bitwise_and.Tensor", {Form::binary, Opcode::bit_and}},
+    {"bitwise_and.Scalar", {Form::binary, Opcode::bit_and}},
+    {"bitwise_or.Tensor", {Form::binary, Opcode::bit_or}},
+    {"bitwise_or.Scalar", {Form::binary, Opcode::bit_or}},
+    {"bitwise_xor.Tensor", {Form::binary, Opcode::bit_xor}},
+    {"bitwise_xor.Scalar", {Form::binary, Opcode::bit_xor}},
+    {"eq.Tensor", {Form::compare, Opcode::eq}},
+    {"eq.Scalar", {Form::compare, Opcode::eq}},
+    {"ne.Tensor", {Form::compare, Opcode::ne}},
+    {"ne.Scalar", {Form::compare, Opcode::ne}},
+    {"lt.Tensor", {Form::compare, Opcode::lt}},
+    {"lt.Scalar", {Form::compare, Opcode::lt}},
+    {"le.Tensor", {Form::compare, Opcode::le}},
+    {"le.Scalar", {Form::compare, Opcode::le}},
+    {"gt.Tensor", {Form::compare, Opcode::gt}},
+    {"gt.Scalar", {Form::compare, Opcode::gt}},
+    {"ge.Tensor", {Form::compare, Opcode::ge}},
+    {"ge.Scalar", {Form::compare, Opcode::ge}},
+    {"logical_and", {Form::compare, Opcode::logical_and}},
+    {"logical_or", {Form::compare, Opcode::logical_or}},
+    {"logical_xor", {Form::compare, Opcode::logical_xor}},
+    {"logical_not", {Form::logical_not, Opcode::logical_not}},
+    {"isnan", {Form::is_nan, Opcode::ne}},
+    {"where.self", {Form::where, Opcode::select}},
+    {"masked_fill.Scalar", {Form::masked_fill, Opcode::select}},
+    {"masked_fill.Tensor", {Form::masked_fill, Opcode::select}},
+    {"clamp", {Form::clamp, Opcode::clamp}},
+    {"clamp_min", {Form::clamp, Opcode::maximum}},
+    {"clamp_max", {Form::clamp, Opcode::minimum}},
+    {"hardtanh", {Form::clamp, Opcode::clamp}},
+    {"leaky_relu", {Form::with_numbers, Opcode::leaky_relu}},
+    {"elu", {Form::with_numbers, Opcode::elu}},
+    {"softplus", {Form::with_numbers, Opcode::softplus}},
+    {"addcmul", {Form::with_numbers, Opcode::addcmul}},
+    {"addcdiv", {Form::with_numbers, Opcode::addcdiv}},
+    {"lerp.Scalar", {Form::with_numbers, Opcode::lerp}},
+    {"lerp.Tensor", {Form::with_numbers, Opcode::lerp}},
+    {"pow.Tensor_Tensor", {Form::with_numbers, Opcode::pow}},
+    {"threshold_backward", {Form::with_numbers, Opcode::threshold_backward}},
+    {"tanh_backward", {Form::with_numbers, Opcode::tanh_backward}},
+    {"sigmoid_backward", {Form::with_numbers, Opcode::sigmoid_backward}},
+    {"silu_backward", {Form::with_numbers, Opcode::silu_backward}},
+    {"leaky_relu_backward", {Form::with_numbers, Opcode::leaky_relu_backward}},
+    {"gelu_backward", {Form::gelu_backward, Opcode::gelu_backward}},
+    {"gelu", {Form::gelu, Opcode::gelu}},
+    {"pow.Tensor_Scalar", {Form::power, Opcode::pow}},
+    {"_to_copy", {Form::cast, Opcode::copy}},
+    {"clone", {Form::cast, Opcode::copy}},
+    {"copy", {Form::cast, Opcode::copy}},
+    {"fill.Scalar", {Form::fill, Opcode::copy}},
+    {"full_like", {Form::fill, Opcode::copy}},
+    {"zero", {Form::zero, Opcode::copy}},
+    {"zeros_like", {Form::zero, Opcode::copy}},
+    {"sum", {Form::sum, Opcode::copy}},
+    {"sum.dim_IntList", {Form::sum, Opcode::copy}},
+    {"mean", {Form::mean, Opcode::copy}},
+    {"mean.dim", {Form::mean, Opcode::copy}},
+    {"amax", {Form::maximum, Opcode::copy}},
+    {"max", {Form::maximum, Opcode::copy}},
+    {"amin", {Form::minimum, Opcode::copy}},
+    {"min", {Form::minimum, Opcode::copy}},
+    {"ones_like", {Form::one, Opcode::copy}},
+};
+
+/// "aten::add_.Tensor", the op that writes its first argument.
+std::string in_place_name(const std::string& name) {
+  const size_t dot = name.find('.');
+  return dot == std::string::npos ? name + "_" : name.substr(0, dot) + "_" + name.substr(dot);
+}
+
+Table make_table() {
+  Table table;
+  for (const Row& row : kRows) {
+    const std::string name = std::string("aten::") + row.name;
+    table.emplace(name, row.rule);
+    table.emplace(in_place_name(name), row.rule);
+  }
+  return table;
+}
+
+}  // namespace
+
+bool gives_same_bits(const OpRule& rule, const run::Node& node) {
+  if (is_reduction(rule.form)) return false;
+  if (rule.form == Form::power && node.args[1].isScalar()) {
+    const double exponent = node.args[1].toScalar().toDouble();
+    constexpr double kProductsAndRoots[] = {-2, -1, -0.5, 0, 0.5, 1, 2, 3};  // see lowering.cpp
+    return std::ranges::find(kProductsAndRoots, exponent) != std::end(kProductsAndRoots);
+  }
+  if (rule.form == Form::binary_scaled || rule.form == Form::reversed) {
+    const size_t alpha = node.args.size() - 1;  // rsub has one, too
+    return node.args[alpha].isScalar() && node.args[alpha].toScalar().equal(1);
+  }
+  switch (rule.opcode) {
+    case Opcode::relu:
+    case Opcode::leaky_relu:
+      return true;
+    case Opcode::pow:
+    case Opcode::lerp:
+    case Opcode::addcmul:
+    case Opcode::addcdiv:
+    case Opcode::tanh_backward:
+    case Opcode::silu_backward:
+    case Opcode::gelu_backward:
+    case Opcode::gelu_tanh_backward:
+      return false;
+    default:
+      return rule.opcode < Opcode::exp || rule.opcode > Opcode::hardsigmoid;
+  }
+}
+
+const OpRule* rule_of(const run::OpInfo& info) {
+  static const Table* const table = new Table(make_table());
+  const void* known = info.fuse_rule.load(std::memory_order_acquire);
+  if (!known) {
+    const auto found = table->find(info.name);
+    // (The table itself stands for "looked up, and not there".)
+    known = found == table->end() ? static_cast<const void*>(table) : &found->second;
+    info.fuse_rule.store(known, std::memory_order_release);
+  }
+  return known == table ? nullptr : static_cast<const OpRule*>(known);
+}
+
+}  // namespace lazyeng::fuse

@@ -1,0 +1,53 @@
+// csrc/fuse/op_table.h: which ops a tile program can do, and in what form each takes its arguments.
+#pragma once
+
+#include "csrc/fuse/tile_kernel.h"
+#include "csrc/run/node.h"
+
+namespace lazyeng::fuse {
+
+/// How the arguments of an op become registers. "number": a Scalar argument.
+enum class Form : uint8_t {
+  unary,          ///< of one tensor, in its own dtype
+  unary_float,    ///< the same; integers become the default dtype
+  binary,         ///< (tensor, tensor or number), in their common dtype
+  binary_scaled,  ///< the same, and alpha
+  reversed,       ///< rsub: the second minus alpha times the first
+  divide,         ///< true division
+  compare,        ///< binary, to bool
+  logical_not,
+  is_nan,
+  where,          ///< (condition, tensor, tensor)
+  masked_fill,    ///< (tensor, mask, number or tensor of one element)
+  clamp,          ///< (tensor, number?, number?)
+  with_numbers,   ///< tensors, in their common dtype, and numbers, in the order of the kernel's
+  power,          ///< (tensor, number)
+  gelu,           ///< (tensor, approximate)
+  gelu_backward,  ///< (grad, tensor, approximate)
+  cast,           ///< _to_copy, clone, copy_: the last tensor, in the dtype of the result
+  fill,           ///< (tensor that is not read, number)
+  zero,
+  one,
+  sum,  ///< (tensor, ...) to a single element; which dims it names does not matter then
+  mean,
+  maximum,
+  minimum,
+};
+
+/// Whether the op folds a tensor.
+constexpr bool is_reduction(Form form) { return form >= Form::sum; }
+
+struct OpRule {
+  Form form;
+  Opcode opcode;
+};
+
+/// Whether a program gives torch's bits. Of functions torch has several versions: for whole
+/// vectors, for what is left over, for memory with gaps. So it is with a product that is added to
+/// something, which is rounded in between, or is not. And a fold has an order.
+bool gives_same_bits(const OpRule& rule, const run::Node& node);
+
+/// Null: the op never joins a group.
+const OpRule* rule_of(const run::OpInfo& info);
+
+}  // namespace lazyeng::fuse

@@ -1,0 +1,122 @@
+// csrc/fuse/plan.cpp: what decides a plan, and the table of plans.
+#include "csrc/fuse/plan.h"
+
+#include <bit>
+#include <mutex>
+#include <unordered_map>
+
+#include "csrc/fuse/op_table.h"
+
+namespace lazyeng::fuse {
+namespace {
+
+using Key = std::vector<uint64_t>;
+constexpr size_t kMaxPlans = 1 << 12;
+
+struct HashKey {
+  size_t operator()(const Key& key) const {
+    uint64_t hash = key.size();
+    for (uint64_t word : key) {
+      hash = (hash ^ word) * 0x9E3779B97F4A7C15ull;
+      hash ^= hash >> 29;
+    }
+    return hash;
+  }
+};
+
+/// Of a number only its kind counts, unless it decides which step is taken.
+void add_number(const OpRule& rule, const c10::IValue& number, Key& key) {
+  const c10::Scalar scalar = number.toScalar();
+  key.push_back(static_cast<uint64_t>(scalar.type()) << 8 | 1);
+  if (rule.form == Form::power) key.push_back(std::bit_cast<uint64_t>(scalar.toDouble()));
+  if (rule.form == Form::binary_scaled || rule.form == Form::reversed)
+    key.push_back(scalar.equal(1));
+}
+
+void add_argument(const OpRule& rule, const run::ArgInfo& info, const c10::IValue& value,
+                  Key& key) {
+  if (info.kind == run::ArgKind::scalar && value.isScalar()) return add_number(rule, value, key);
+  key.push_back(static_cast<uint64_t>(value.isNone()));
+  if (value.isInt()) key.push_back(static_cast<uint64_t>(value.toInt()));
+  if (value.isBool()) key.push_back(value.toBool());
+  if (value.isDouble()) key.push_back(std::bit_cast<uint64_t>(value.toDouble()));
+  if (value.isString()) key.push_back(std::hash<std::string_view>()(value.toStringView()));
+}
+
+void add_member(const Member& member, Key& key) {
+  const run::Node& node = *member.node;
+  const OpRule& rule = *rule_of(node.info);
+  key.push_back(reinterpret_cast<uint64_t>(&node.info));
+  for (size_t i = 0; i < node.args.size(); ++i)
+    if (node.info.args[i].kind != run::ArgKind::tensor)
+      add_argument(rule, node.info.args[i], node.args[i], key);
+  for (size_t t = 0; t < member.operands.size(); ++t) {
+    key.push_back(static_cast<uint64_t>(member.operands[t]));
+    const at::Tensor& raw = node.tensors[t].raw;
+    if (member.operands[t] == kNone && raw.defined())
+      key.push_back(static_cast<uint64_t>(raw.scalar_type()) << 9 | raw.dim() << 1 |
+                    raw.unsafeGetTensorImpl()->is_wrapped_number());
+  }
+  key.push_back(static_cast<uint64_t>(member.result));
+}
+
+Key key_of(const Group& group, const std::vector<bool>& needed) {
+  Key key;
+  key.reserve(8 * group.members.size());
+  key.push_back(reinterpret_cast<uint64_t>(&best_kernels()));
+  key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
+  for (const Member& member : group.members) add_member(member, key);
+  for (const GroupValue& value : group.values) {
+    key.push_back(reinterpret_cast<uint64_t>(&value.value->geometry()));
+    key.push_back(value.var);
+  }
+  for (size_t v = 0; v < group.vars.size(); ++v)
+    key.push_back(static_cast<uint64_t>(group.vars[v].fresh) << 1 | needed[v]);
+  return key;
+}
+
+struct Entry {
+  std::vector<run::GeometryRef> looks;  // the key holds their addresses
+  PlanRef plan;
+};
+
+struct Table {
+  std::mutex mutex;
+  std::unordered_map<Key, Entry, HashKey> plans;
+};
+
+Table& table() {
+  static Table* const instance = new Table;  // engine threads may outlive statics
+  return *instance;
+}
+
+}  // namespace
+
+PlanRef find_plan(const Group& group, const std::vector<bool>& needed) {
+  Key key = key_of(group, needed);
+  {
+    std::lock_guard lock(table().mutex);
+    const auto found = table().plans.find(key);
+    if (found != table().plans.end()) return found->second.plan;
+  }
+  Entry entry;
+  for (const GroupValue& value : group.values) entry.looks.push_back(value.value->geometry_ref());
+  entry.plan = std::make_shared<const Plan>(lower(group, needed));
+  PlanRef plan = entry.plan;
+  std::lock_guard lock(table().mutex);
+  if (table().plans.size() >= kMaxPlans) table().plans.clear();
+  table().plans.emplace(std::move(key), std::move(entry));
+  return plan;
+}
+
+void clear_plans() {
+  std::lock_guard lock(table().mutex);
+  table().plans.clear();
+}
+
+size_t plan_count() {
+  std::lock_guard lock(table().mutex);
+  return table().plans.size();
+}
+
+}  // namespace lazyeng::fuse

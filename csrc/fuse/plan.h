@@ -1,0 +1,55 @@
+// csrc/fuse/plan.h: the tile program of a group, and where its tensors and numbers come from.
+//
+// Plans are found by hash in a table. The key is what decides the program: the ops, the looks of
+// their tensors, which tensors are the same, which results are needed, and arguments that are not
+// numbers. Numbers are read when the program runs.
+#pragma once
+
+#include <memory>
+
+#include "csrc/fuse/group.h"
+
+namespace lazyeng::fuse {
+
+/// A number that a program takes.
+struct ParameterSource {
+  enum class Kind : uint8_t {
+    constant,
+    number,    ///< a tensor argument without a value: a Python number or a copy of a tensor
+    value,     ///< a tensor of one element
+    argument,  ///< a Scalar
+  };
+  Kind kind = Kind::constant;
+  uint16_t member = 0;
+  uint16_t index = 0;  ///< of the tensor argument, the value or the argument
+  double constant = 0;
+  c10::ScalarType as = c10::kFloat;  ///< rounded to it
+  bool negate = false;
+  bool no_nan = false;  ///< the op treats NaN specially: not for a program
+};
+
+struct TensorSource {
+  uint16_t value;
+  bool fresh;  ///< memory is to be made for it
+};
+
+struct Plan {
+  bool possible = false;
+  Program program;
+  std::vector<ParameterSource> parameters;
+  std::vector<TensorSource> tensors;  ///< of each of the program's
+  uint64_t bytes_saved = 0;
+};
+
+/// Whether each var's memory must be written: `needed` has one flag a var.
+using PlanRef = std::shared_ptr<const Plan>;
+PlanRef find_plan(const Group& group, const std::vector<bool>& needed);
+
+/// Makes the plan (csrc/fuse/lowering.cpp).
+Plan lower(const Group& group, const std::vector<bool>& needed);
+
+/// Forgets all plans.
+void clear_plans();
+size_t plan_count();
+
+}  // namespace lazyeng::fuse

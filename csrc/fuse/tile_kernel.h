@@ -1,0 +1,92 @@
+// csrc/fuse/tile_kernel.h: the kernels that a tile program is made of.
+//
+// A kernel does one step for one tile: it reads up to kMaxInputs registers and writes one. A
+// register is a run of elements in memory (scratch, or the memory of a tensor itself), or one
+// element repeated kLanes times (a *splat*), which stands for a tensor of any length.
+//
+// Registers never hold float16 or bfloat16: those are widened to float32 when loaded, and after
+// each op rounded as torch rounds them (Opcode::round_f16, round_bf16), so that the float32 value
+// is always one that the narrow type can hold, and the final narrowing is exact.
+//
+// The file tile_kernels.inc is compiled once for each instruction set, as torch compiles its own
+// kernels, from the same at::vec; best_kernels() chooses at run time as torch does.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace lazyeng::fuse {
+
+/// Elements that a kernel handles at once; the last ones of a tile are copied to a buffer of that
+/// length.
+inline constexpr int64_t kLanes = 32;
+inline constexpr int kMaxInputs = 4;
+
+/// What a register holds, in the order of torch's promotion; the two last stand in memory only.
+enum class Type : uint8_t { b8, u8, i8, i16, i32, i64, f32, f64, f16, bf16 };
+inline constexpr int kRegisterTypes = 8;
+
+constexpr size_t size_of(Type type) {
+  constexpr size_t sizes[] = {1, 1, 1, 2, 4, 8, 4, 8, 2, 2};
+  return sizes[static_cast<int>(type)];
+}
+
+// clang-format off
+enum class Opcode : uint8_t {
+  copy,
+  // arithmetic
+  add, sub, mul, div, add_scaled,  ///< a + b * c
+  neg, abs, square, reciprocal, sqrt, rsqrt, maximum, minimum, clamp, sign, pow,
+  floor, ceil, trunc, round, addcmul, addcdiv, lerp,
+  // functions
+  exp, exp2, expm1, log, log2, log10, log1p, sin, cos, tan, tanh, sinh, cosh, erf, erfc,
+  sigmoid, relu, gelu, gelu_tanh, silu, leaky_relu, elu, softplus, hardswish, hardsigmoid,
+  // their derivatives: of the gradient and, as torch saves it, the input or the result
+  threshold_backward, tanh_backward, sigmoid_backward, silu_backward, gelu_backward,
+  gelu_tanh_backward, leaky_relu_backward,
+  // to bool; select takes a bool first
+  eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor, logical_not, select,
+  bit_and, bit_or, bit_xor, bit_not,
+  // to the nearest value that the narrow type can hold
+  round_f16, round_bf16,
+};
+// clang-format on
+
+struct KernelArgs {
+  char* out;
+  const char* in[kMaxInputs];
+  int64_t step[kMaxInputs];  ///< 1, or 0 for a splat
+  int64_t n;                 ///< elements
+};
+using Kernel = void (*)(const KernelArgs& args);
+
+/// All elements into one. Integers and bool are folded in int64, floats in double from tile to tile
+/// and within a tile in kLanes sums side by side, of the type of the register.
+enum class Fold : uint8_t { sum, maximum, minimum };
+struct Total {
+  double real;
+  int64_t integer;
+};
+/// What nothing folds to.
+Total empty_total(Fold fold);
+/// Adds the n elements to the total. NaN wins over any maximum and minimum.
+using FoldKernel = void (*)(const char* in, int64_t n, Total& total);
+
+/// The kernels of one instruction set. A null kernel: there is none for the type.
+struct KernelSet {
+  const char* name;
+  Kernel (*kernel)(Opcode opcode, Type type);
+  Kernel (*cast)(Type from, Type to);
+  FoldKernel (*fold)(Fold fold, Type type);
+};
+
+namespace isa {
+const KernelSet& generic();
+const KernelSet* avx2();  ///< null if this build has none
+const KernelSet* avx512();
+}  // namespace isa
+
+/// What torch uses on this machine (ATEN_CPU_CAPABILITY included).
+const KernelSet& best_kernels();
+
+}  // namespace lazyeng::fuse

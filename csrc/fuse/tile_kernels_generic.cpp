@@ -1,0 +1,25 @@
+// csrc/fuse/tile_kernels_generic.cpp: the kernels for any processor, and the choice among the sets.
+#include <ATen/Version.h>
+
+#include "csrc/fuse/tile_kernels.inc"
+
+namespace lazyeng::fuse {
+
+const KernelSet& isa::generic() {
+  static const KernelSet set{"generic", find_kernel, find_cast, find_fold};
+  return set;
+}
+
+const KernelSet& best_kernels() {
+  static const KernelSet* const best = [] {
+    const std::string capability = at::get_cpu_capability();
+    if (capability == "AVX512" && isa::avx512()) return isa::avx512();
+    if ((capability == "AVX512" || capability == "AVX2") && isa::avx2()) return isa::avx2();
+    return &isa::generic();
+  }();
+  return *best;
+}
+
+}  // namespace lazyeng::fuse
+
+#pragma GCC pop_options

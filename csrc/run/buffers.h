@@ -1,0 +1,38 @@
+// csrc/run/buffers.h: the pool that results of fused groups take their memory from.
+//
+// A freed buffer of at least 32 KiB is kept, by size class, for the next result of about its size:
+// its pages are there already, while memory fresh from the system costs a page fault every 4 KiB,
+// which is most of the time of a large pointwise op. torch's own allocator stays as it is: kernels
+// of torch allocate as they do in eager.
+//
+// Any thread may free a buffer, so the pool's lock is a leaf (record/fork.cpp). What is kept is
+// bounded; when the system has no memory left, all of it is given back and the allocation is tried
+// once more.
+#pragma once
+
+#include <c10/core/Allocator.h>
+
+#include <cstdint>
+
+namespace lazyeng::run {
+
+/// Sets the pool up; at most `limit` bytes are kept. Once.
+void install_buffer_pool(uint64_t limit);
+/// Memory for a result, from the pool if it is large and one of its class is kept. Throws as
+/// torch's CPU allocator does.
+at::DataPtr allocate_buffer(uint64_t nbytes);
+/// Gives everything that is kept back to the system.
+void empty_buffer_pool();
+
+/// Takes and releases the pool's lock around a fork.
+void hold_buffers();
+void let_go_of_buffers();
+
+struct BufferStats {
+  uint64_t kept;  ///< bytes kept for reuse
+  uint64_t used;  ///< bytes in use
+  uint64_t peak;  ///< most bytes ever in use at a time
+};
+BufferStats buffer_stats();
+
+}  // namespace lazyeng::run

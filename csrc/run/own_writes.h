@@ -1,0 +1,17 @@
+// csrc/run/own_writes.h: writes whose version counters move before our kernel is called.
+//
+// A write is told from interference by being counted before its version counter is bumped
+// (storage_var.h). Ops of aten bump after our kernel has returned. Those made by
+// torch.library.custom_op bump first, and may be recorded much later: without an announcement, a
+// pending read that runs meanwhile would take the bump for interference.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace lazyeng::run {
+
+/// Counts a write of the tensor, which the calling thread is about to bump and then to record;
+/// note_own_write does not count it again.
+void announce_own_write(const at::Tensor& tensor);
+
+}  // namespace lazyeng::run

@@ -1,0 +1,200 @@
+"""Random expression DAGs of ops that can be fused: the same Python code over eager or lazy tensors.
+
+A program is a seed. Its results depend on nothing else, so eager, unfused and fused runs of one
+seed can be compared. `exact` programs use only ops whose fused results are eager's bit for bit;
+others are kept within [-1, 1] now and then, so that a difference in the last bit stays one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import torch
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+COLUMNS = 70  # more than a tile's lanes, and no multiple of them
+
+Tensor = torch.Tensor
+Maker = Callable[["Dag"], Tensor]
+
+
+class Dag:
+    """One run of a program: the tensors made so far, and the choices still to be made."""
+
+    def __init__(
+        self,
+        seed: int,
+        exact: bool,
+        wrap: Callable[[Tensor], Tensor],
+        floats: tuple[torch.dtype, ...] = FLOATS,
+    ) -> None:
+        self.choice = random.Random(seed)
+        self.exact = exact
+        self.floats = floats
+        self.rows = 6 if exact else 470  # functions are fused for many elements only
+        generator = torch.Generator().manual_seed(seed)
+        self.pool: list[Tensor] = []
+        for _ in range(5):
+            self.pool.append(wrap(self._leaf(generator)))
+
+    def _leaf(self, generator: torch.Generator) -> Tensor:
+        shape = self.choice.choice(
+            [*[(self.rows, COLUMNS)] * 2, (COLUMNS,), (self.rows, 1), (1, COLUMNS), ()]
+        )
+        dtype = self.choice.choice(self.floats[:1] * 4 + self.floats + INTS + (torch.bool,))
+        x = torch.randn(shape, generator=generator, dtype=torch.float64) * 4
+        layout = self.choice.randrange(4)
+        if layout == 0 and len(shape) == 2:
+            x = x.t().contiguous().t()
+        elif layout == 1 and shape == (self.rows, COLUMNS):
+            x = torch.cat([x, x], 1)[:, ::2]
+        return x.abs().to(dtype) if dtype == torch.uint8 else x.to(dtype)
+
+    def any(self) -> Tensor:
+        return self.choice.choice(self.pool[-8:])
+
+    def float(self) -> Tensor:
+        x = self.any()
+        return x if x.is_floating_point() else x.to(self.choice.choice(self.floats))
+
+    def number(self) -> float | int:
+        return self.choice.choice([2, 3, -1, 0.5, 1.25, -0.75, 0.1])
+
+    def step(self) -> None:
+        makers = EXACT if self.exact else EXACT[:N_ARITHMETIC] + SMOOTH
+        x = self.choice.choice(makers)(self)
+        if not self.exact and x.is_floating_point():
+            x = x.clamp(-1, 1)
+        if x.numel() <= self.rows * COLUMNS:
+            self.pool.append(x)
+
+    def run(self, steps: int) -> list[Tensor]:
+        for _ in range(steps):
+            self.step()
+            if len(self.pool) > 12 and self.choice.random() < 0.7:
+                del self.pool[self.choice.randrange(len(self.pool) - 4)]
+        return self.pool
+
+
+def _arithmetic(dag: Dag) -> Tensor:
+    op = dag.choice.choice([torch.add, torch.sub, torch.mul])
+    x = dag.any()
+    y = dag.number() if dag.choice.random() < 0.4 else dag.any()
+    if x.dtype == torch.bool and (op is torch.sub or not torch.is_tensor(y)):
+        x = x.to(torch.int32)
+    if op is torch.sub and torch.is_tensor(y) and y.dtype == torch.bool:
+        y = y.to(torch.int16)
+    return op(x, y)
+
+
+def _divide(dag: Dag) -> Tensor:
+    return dag.float() / (dag.any() if dag.choice.random() < 0.6 else dag.number())
+
+
+def _sign(dag: Dag) -> Tensor:
+    x = dag.any()
+    if x.dtype == torch.bool:
+        return x.logical_not()
+    return dag.choice.choice([torch.neg, torch.abs, torch.sign, torch.relu])(x)
+
+
+def _widest(dag: Dag) -> Tensor:
+    return dag.choice.choice([torch.maximum, torch.minimum])(dag.any(), dag.any())
+
+
+def _compare(dag: Dag) -> Tensor:
+    op = dag.choice.choice([torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge])
+    return op(dag.any(), dag.number() if dag.choice.random() < 0.5 else dag.any())
+
+
+def _where(dag: Dag) -> Tensor:
+    return torch.where(_compare(dag), dag.any(), dag.any())
+
+
+def _cast(dag: Dag) -> Tensor:
+    x = dag.any()
+    if x.is_floating_point() and dag.choice.random() < 0.5:
+        small = torch.where(x.abs() < 100, x, 1.0)  # what no integer can hold is undefined
+        return small.abs().to(dag.choice.choice(INTS))
+    return x.to(dag.choice.choice((*FLOATS, torch.bool)))
+
+
+def _bits(dag: Dag) -> Tensor:
+    x, y = (t if not t.is_floating_point() else t > 0 for t in (dag.any(), dag.any()))
+    return dag.choice.choice([torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor])(x, y)
+
+
+def _in_place(dag: Dag) -> Tensor:
+    x = dag.any().clone() if dag.choice.random() < 0.7 else dag.any() * 1
+    part = x
+    if x.dim() == 2 and dag.choice.random() < 0.5:
+        part = dag.choice.choice([x[1:], x[:, ::2], x.t(), x[:, :3], x.view(x.shape)])
+    if x.dtype == torch.bool:
+        part.fill_(dag.choice.random() < 0.5)
+    elif x.is_floating_point():
+        dag.choice.choice([part.add_, part.mul_, part.div_])(dag.number())
+    else:
+        part.mul_(3)
+    return x
+
+
+def _view(dag: Dag) -> Tensor:
+    x = dag.any()
+    if x.dim() < 2:
+        return x + 0 if x.dtype != torch.bool else x.clone()
+    return dag.choice.choice(
+        [x.t().t(), x[:1], x[:, :1], x.reshape(-1).view(x.shape), x.expand_as(x)]
+    )
+
+
+def _bound(dag: Dag) -> Tensor:
+    x = dag.float()
+    return dag.choice.choice(
+        [lambda: x.clamp(-0.5, 2), lambda: x.clamp_min(0.25), lambda: x.clamp(max=1.5)]
+    )()
+
+
+def _fill(dag: Dag) -> Tensor:
+    x = dag.any()
+    return dag.choice.choice(
+        [torch.zeros_like, torch.ones_like, lambda t: t.masked_fill(t > 1, 1), torch.clone]
+    )(x)
+
+
+def _function(dag: Dag) -> Tensor:
+    x = dag.float()
+    return dag.choice.choice(
+        [
+            torch.exp, torch.tanh, torch.sigmoid, torch.sin, torch.cos, torch.erf, torch.expm1,
+            torch.nn.functional.gelu, torch.nn.functional.silu, torch.nn.functional.softplus,
+            torch.nn.functional.elu, lambda t: torch.nn.functional.leaky_relu(t, 0.1),
+            lambda t: torch.nn.functional.gelu(t, approximate="tanh"),
+            torch.nn.functional.hardswish, torch.nn.functional.hardsigmoid,
+            lambda t: t.abs().sqrt(), lambda t: (t.abs() + 0.5).log(),
+            lambda t: (t.abs() + 0.5).rsqrt(), lambda t: t**2, lambda t: t**3,
+            lambda t: (t.abs() + 0.5) ** 1.5, lambda t: (t.abs() + 0.5).reciprocal(),
+        ]
+    )(x)  # fmt: skip
+
+
+def _combined(dag: Dag) -> Tensor:
+    x = dag.float()
+    y, z = x.tanh(), x * 0.5
+    return dag.choice.choice(
+        [
+            lambda: torch.addcmul(x, y, z, value=0.5),
+            lambda: torch.lerp(x, y, 0.25),
+            lambda: torch.add(x, z, alpha=0.3),
+            lambda: 1.5 - x,
+        ]
+    )()
+
+
+N_ARITHMETIC = 2  # of EXACT: those that smooth programs have too
+EXACT: list[Maker] = [
+    _arithmetic, _divide, _sign, _widest, _compare, _where, _cast, _bits, _in_place, _view, _bound,
+    _fill,
+]  # fmt: skip
+SMOOTH: list[Maker] = [_function, _function, _combined, _in_place, _view]
