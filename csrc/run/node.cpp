@@ -55,15 +55,33 @@ bool nobody_holds(const Node& node) {
   return !node.outputs.empty();
 }
 
+/// torch.OutOfMemoryError (libtorch_python does not export it); borrowed. GIL.
+PyObject* out_of_memory_type() {
+  static PyObject* const type = [] {
+    PyObject* torch = PyImport_ImportModule("torch");
+    PyObject* found = torch ? PyObject_GetAttrString(torch, "OutOfMemoryError") : nullptr;
+    Py_XDECREF(torch);
+    if (!found) PyErr_Clear();
+    return found;
+  }();
+  return type;
+}
+
 /// Whether the exception that is being handled says so, thrown by a kernel of torch or in Python.
 bool is_out_of_memory() noexcept {
   try {
     throw;
   } catch (const c10::OutOfMemoryError&) {
     return true;
-  } catch (const python_error& error) {
+  } catch (python_error& error) {
     const Gil gil;
-    return PyErr_GivenExceptionMatches(error.type, THPException_OutOfMemoryError) != 0;
+    error.persist();  // (it may still be the thread's pending Python error)
+    PyObject* const type = out_of_memory_type();
+    return type && PyErr_GivenExceptionMatches(error.type, type) != 0;
+  } catch (const pybind11::error_already_set& error) {
+    const Gil gil;
+    PyObject* const type = out_of_memory_type();
+    return type && error.matches(type);
   } catch (...) {
     return false;
   }
