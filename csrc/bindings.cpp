@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "csrc/fuse/group.h"
+#include "csrc/fuse/partition.h"
 #include "csrc/fuse/plan.h"
 #include "csrc/generator_hooks.h"
 #include "csrc/record/factories.h"
@@ -458,6 +459,11 @@ PyObject* set_fusion(PyObject*, PyObject* on) {
   Py_RETURN_NONE;
 }
 
+PyObject* set_inexact_fusion(PyObject*, PyObject* on) {
+  fuse::set_inexact(on == Py_True);
+  Py_RETURN_NONE;
+}
+
 PyObject* plan_count(PyObject*, PyObject*) { return PyLong_FromSize_t(fuse::plan_count()); }
 
 PyObject* set_fusion_log(PyObject*, PyObject* on) {
@@ -471,6 +477,7 @@ PyMethodDef methods[] = {
     {"empty_buffer_pool", empty_buffer_pool, METH_NOARGS, nullptr},
     {"set_fusion", set_fusion, METH_O, nullptr},
     {"plan_count", plan_count, METH_NOARGS, nullptr},
+    {"set_inexact_fusion", set_inexact_fusion, METH_O, nullptr},
     {"set_fusion_log", set_fusion_log, METH_O, nullptr},
     {"init", init, METH_VARARGS, nullptr},
     {"wrap_tensor", wrap_tensor, METH_O, nullptr},

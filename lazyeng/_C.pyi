@@ -159,6 +159,9 @@ def _new_stub_frame(code: CodeType, globals: dict[str, Any], /) -> FrameType:
 def set_fusion(on: bool, /) -> None:
     """Says whether windows recorded from now on are partitioned into groups."""
 
+def set_inexact_fusion(on: bool, /) -> None:
+    """Says whether groups may hold what they round otherwise than eager, within the tolerance of assert_close."""
+
 def plan_count() -> int:
     """How many plans of groups are kept."""
 

@@ -11,7 +11,6 @@ T = TypeVar("T")
 
 MODES = ("async", "deferred", "sync")
 STACKS = ("off", "user", "full")
-SWITCH = ("on", "off")
 
 
 def _choice(*allowed: str) -> Callable[[str], str]:
@@ -59,7 +58,7 @@ class Config:
     max_pending_ops: int
     max_pending_bytes: int
     max_pool_bytes: int
-    fusion: bool
+    fusion: str
     logs: frozenset[str]
     full_traceback: bool
 
@@ -78,7 +77,7 @@ def read() -> Config:
         max_pending_ops=_read("LAZYENG_MAX_PENDING_OPS", 1 << 16, _positive),
         max_pending_bytes=_read("LAZYENG_MAX_PENDING_BYTES", _eighth_of_memory(), _positive),
         max_pool_bytes=_read("LAZYENG_MAX_POOL_BYTES", _eighth_of_memory(), _positive),
-        fusion=_read("LAZYENG_FUSION", True, lambda text: _choice(*SWITCH)(text) == "on"),
+        fusion=_read("LAZYENG_FUSION", "exact", _choice("exact", "on", "off")),
         logs=_read("LAZYENG_LOGS", frozenset(), lambda text: frozenset(text.split(","))),
         full_traceback=os.environ.get("LAZYENG_TRACEBACK") == "full",
     )

@@ -32,6 +32,14 @@ def groups():
     return count
 
 
+@pytest.fixture(autouse=True)
+def inexact():
+    """All that can be fused is, as with LAZYENG_FUSION=on."""
+    _C.set_inexact_fusion(True)
+    yield
+    _C.set_inexact_fusion(False)
+
+
 @pytest.fixture
 def unfused():
     _C.set_fusion(False)
@@ -81,6 +89,35 @@ def test_random_programs_of_functions(floats, most, groups):
         for a, b in zip(eager, evaluate(seed, steps, False, floats), strict=True):
             torch.testing.assert_close(b, a, equal_nan=True)
     assert groups() > SEEDS // 6
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+def test_exact_fusion_trains_with_the_bits_of_eager(mode, groups):
+    """What is fused by default leaves no trace in the parameters, whatever their size."""
+    _C.set_inexact_fusion(False)
+    start, grad = torch.randn(256, 256), torch.randn(256, 256)
+
+    def train():
+        weights = [torch.nn.Parameter(start.clone()) for _ in range(2)]
+        optimizer = torch.optim.AdamW(weights, lr=1e-2)
+        for i in range(4):
+            for weight in weights:
+                weight.grad = grad * (i + 1)
+            optimizer.step()
+        return weights[0].detach()
+
+    expected = train()
+    with lazy(mode):
+        result = train()
+    same_bits(lazyeng.unwrap(result), expected)
+    assert groups() > 0
+
+
+def test_roots_are_eagers():
+    _C.set_inexact_fusion(False)
+    x = torch.rand(1 << 18)
+    for root in (torch.sqrt, torch.rsqrt, lambda x: x**0.5, lambda x: x**-0.5):
+        same_bits(fused(lambda x, root=root: root(x * 3) * 2, x), root(x * 3) * 2)
 
 
 # --- what is fused

@@ -1,16 +1,23 @@
 // csrc/fuse/partition.cpp: one pass over a window.
 #include "csrc/fuse/partition.h"
 
+#include <atomic>
+
 #include "csrc/fuse/op_table.h"
 
 namespace lazyeng::fuse {
 namespace {
 
 constexpr size_t kMaxMembers = 128;
-/// With fewer elements, what a program may round otherwise is left to torch's own kernel: going
-/// over the cache once more costs next to nothing, and small programs give eager's results bit for
-/// bit.
+/// With fewer elements, what a program may round otherwise is left to torch's own kernel in any
+/// case: going over the cache once more costs next to nothing.
 constexpr int64_t kLeastInexact = 1 << 15;
+
+std::atomic<bool> inexact{false};
+
+bool may_round_otherwise(int64_t numel) {
+  return numel >= kLeastInexact && inexact.load(std::memory_order_relaxed);
+}
 
 bool known_look(const run::Geometry& look) {
   Type type;
@@ -51,6 +58,8 @@ run::StorageVar& var_of(const engine::Access& claim) {
 
 }  // namespace
 
+void set_inexact(bool on) { inexact.store(on, std::memory_order_relaxed); }
+
 bool Partition::describe(run::Node& node, Candidate& candidate) {
   const OpRule* rule = rule_of(node.info);
   if (!rule || node.queue != engine::QueueId::cpu || !node.rewrites.empty() ||
@@ -79,7 +88,8 @@ bool Partition::describe_tensors(run::Node& node, Candidate& candidate) {
     if (arg.value ? !known_look(arg.value->geometry()) : !known_number(arg.raw)) return false;
     looks.push_back(arg.value ? &arg.value->geometry() : nullptr);
   }
-  if (elements.numel() < kLeastInexact && !gives_same_bits(*rule_of(node.info), node)) return false;
+  if (!may_round_otherwise(elements.numel()) && !gives_same_bits(*rule_of(node.info), node))
+    return false;
   if (!iterate(elements, looks, candidate.iteration)) return false;
   for (size_t i = 0; i < looks.size(); ++i) {
     Mapping& mapping = candidate.mappings.emplace_back();

@@ -20,6 +20,9 @@
 
 namespace lazyeng::fuse {
 
+/// Whether groups may hold what they round otherwise than torch's own kernels do. Any thread.
+void set_inexact(bool on);
+
 class Partition {
  public:
   using Batch = std::vector<Ref<engine::Op>>;
