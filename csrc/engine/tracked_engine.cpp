@@ -52,26 +52,27 @@ bool TrackedEngine::execute(Op& op, ReadyList& ready) noexcept {
   return true;
 }
 
-// Ops that run now need nothing of this one, so they come to an end. One that lasts must not hold
-// it up for ever, and new ones may begin meanwhile: "alone" is the best effort, not a promise.
+// Ops that run now need nothing of this one, so they come to an end; except a kernel in Python that
+// waits for this very op, or one that lasts. Neither may hold it up for ever, and new ops may begin
+// meanwhile: "alone" is the best effort, not a promise.
 FailurePtr TrackedEngine::run_alone(Op& op) noexcept {
   constexpr auto kPatience = std::chrono::seconds(10);
   constexpr auto kLookEvery = std::chrono::microseconds(100);
   op.again_ = Op::Again::granted;
-  FailurePtr failure;
-  {
-    std::lock_guard lock(alone_);
-    const auto until = std::chrono::steady_clock::now() + kPatience;
-    // What has begun and is not gone: these ops themselves, and those that run.
-    const auto others_run = [this] {
-      const uint64_t gone = released_ops_.load(std::memory_order_acquire);
-      return executed_.load(std::memory_order_relaxed) + skipped_.load(std::memory_order_relaxed) >
-             gone + want_alone_.load(std::memory_order_relaxed);
-    };
-    while (others_run() && std::chrono::steady_clock::now() < until)
-      std::this_thread::sleep_for(kLookEvery);
-    failure = op.run();
+  // What has begun and is not gone: these ops themselves, and those that run.
+  const auto others_run = [this] {
+    const uint64_t gone = released_ops_.load(std::memory_order_acquire);
+    return executed_.load(std::memory_order_relaxed) + skipped_.load(std::memory_order_relaxed) >
+           gone + want_alone_.load(std::memory_order_relaxed);
+  };
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  bool alone = false;
+  while (!alone && std::chrono::steady_clock::now() < until) {
+    alone = !others_run() && !one_is_alone_.exchange(true, std::memory_order_acquire);
+    if (!alone) std::this_thread::sleep_for(kLookEvery);
   }
+  const FailurePtr failure = op.run();
+  if (alone) one_is_alone_.store(false, std::memory_order_release);
   want_alone_.fetch_sub(1, std::memory_order_relaxed);
   return failure;
 }

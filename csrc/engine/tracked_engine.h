@@ -2,8 +2,6 @@
 // and the waits. They differ in where a ready op runs (dispatch).
 #pragma once
 
-#include <mutex>
-
 #include "csrc/engine/dependency_tracker.h"
 #include "csrc/engine/engine.h"
 
@@ -45,8 +43,8 @@ class TrackedEngine : public Engine {
   DependencyTracker tracker_;
   EventCount news_;  // an epoch is complete; pending has fallen enough for wait_below_limits
   std::atomic<uint32_t> limit_waits_{0};
-  std::mutex alone_;                     // held by the op that runs alone; outermost of all locks
-  std::atomic<uint32_t> want_alone_{0};  // ops that have been run once, and hold it or wait for it
+  std::atomic<uint32_t> want_alone_{0};  // ops that have been run once, and have asked to again
+  std::atomic<bool> one_is_alone_{false};
 };
 
 }  // namespace lazyeng::engine
