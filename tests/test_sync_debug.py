@@ -124,6 +124,27 @@ def test_other_places_that_wait():
         assert {os.path.basename(wait.filename) for wait in found} == {HERE}
 
 
+@pytest.mark.parametrize("lazy_counter", [False, True])
+def test_a_counter_that_is_read_each_step_waits_for_nothing_else(lazy_counter):
+    x = torch.ones(300, 300) / 300
+    count = torch.zeros(())
+    with lazy():
+        count = wrap(count) if lazy_counter else count
+        count += 1
+        assert count.item() == 1
+        for _ in range(30):
+            x = x @ x
+        set_sync_debug_mode("error")
+        try:
+            count += 1
+            assert count.item() == 2
+            count += x.sum() * 0  # not a counter's step: follows the products
+            with pytest.raises(SyncError):
+                count.item()
+        finally:
+            set_sync_debug_mode("off")
+
+
 def test_microseconds_are_those_of_the_wait():
     @torch.library.custom_op("lazyeng_sync::sleeps", mutates_args=())
     def sleeps(x: torch.Tensor) -> torch.Tensor:

@@ -305,7 +305,7 @@ bool Recorder::record_direct(Call& call, bool view, at::Tensor& result) {
   if (!values.empty()) result = make_lazy(std::move(values[0]));
   node->stack = stacks::capture();
   node->forward_stack = forward_stack();
-  append(*node);
+  schedule(*node);
   throttle(*node);
   return true;
 }

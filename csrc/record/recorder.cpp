@@ -88,18 +88,26 @@ bool reads_what_is_complete(const Call& call, const run::Node& node) {
          });
 }
 
-/// A plain number changed in place, with nothing else pending on it: a counter, as optimizers keep
-/// for their steps and read soon with item(). Behind the ops in the queue it would make that read
-/// wait for all of them; run at once, it costs what it does in eager.
-bool is_counter(const Call& call, const run::Node& node) {
-  if (!call.writes_plain || !node.outputs.empty() || node.queue != engine::QueueId::cpu ||
-      call.info.random)
-    return false;
-  for (const run::TensorArg& arg : node.tensors)
-    if (arg.value && (arg.value->geometry().numel() != 1 || arg.value->var().awaited() ||
-                      (arg.written && !arg.value->var().idle())))
+/// A number changed in place, with nothing else pending on it: a counter, as optimizers keep for
+/// their steps and read soon with item(). Behind the ops in the queue it would make that read wait
+/// for all of them; run at once, it costs what it does in eager.
+bool is_counter(const run::Node& node) {
+  if (!node.outputs.empty() || node.queue != engine::QueueId::cpu || node.info.random) return false;
+  bool read = node.writes_plain;  // (what is known of a plain tensor's storage does not live long)
+  for (const run::TensorArg& arg : node.tensors) {
+    if (!arg.value) continue;
+    const run::StorageVar& var = arg.value->var();
+    if (arg.value->geometry().numel() != 1 || var.awaited() || (arg.written && !var.idle()))
       return false;
-  return true;
+    read |= arg.written && var.values_read.load(std::memory_order_relaxed);
+  }
+  return read;
+}
+
+/// x.item()
+void note_values_read(const Call& call) {
+  if (!call.info.returns_plain || call.tensors.size() != 1 || !call.tensors[0].value) return;
+  call.tensors[0].value->var().values_read.store(true, std::memory_order_relaxed);
 }
 
 }  // namespace
@@ -188,25 +196,32 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
     make_python_objects(made);
     capture_stacks(*node);
   }
-  if (thread_mode().mode == Mode::async && is_counter(call, *node))
-    run_in_order(*node);
-  else
-    append(*node);
+  schedule(*node);
   complete_eager_effects(call, *node);
   throttle(*node);
 }
 
+void Recorder::schedule(run::Node& node) {
+  if (thread_mode().mode == Mode::async && is_counter(node))
+    run_in_order(node, Before::needed);
+  else
+    append(node);
+}
+
 /// Pushes the node and runs it on this thread when its turn comes.
-void Recorder::run_in_order(run::Node& node) {
+void Recorder::run_in_order(run::Node& node, Before before) {
   const run::NoGil released;
   const run::RealDispatch below;
   Batch pushed;
   std::unique_lock lock(window_mutex_);
-  pushed = flush_locked();
-  const uint64_t number = number_locked(node);
+  const bool push_window = before == Before::all || meets_window_locked(node);
+  if (push_window) pushed = flush_locked();
+  // The engine counts its writes as pending from now on: they never stand in the window.
+  number_locked(node);
+  const uint64_t number = push_window ? node.number : 0;
   engine_->admit(node.cost_bytes);
   const auto appended = [&] {
-    run::StorageVar::pushed_up_to.store(number, std::memory_order_release);
+    if (number != 0) run::StorageVar::pushed_up_to.store(number, std::memory_order_release);
     lock.unlock();
   };
   wait_until_done([&](const engine::Interrupt& interrupt) {
@@ -216,6 +231,7 @@ void Recorder::run_in_order(run::Node& node) {
 
 void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack* results) {
   if (thread_mode().mode != Mode::sync) count_fallback(call.info);
+  note_values_read(call);
   Ref<run::Node> node = build_node(call, true);
   {
     run::Gil gil;
@@ -228,7 +244,7 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
     node->run();
   } else {
     if (waits.wanted() && is_awaited(call)) waits.begin(call.info.torch_name);
-    run_in_order(*node);
+    run_in_order(*node, Before::all);
   }
   for (run::StorageVar* var : node->written_vars) run::plain_storages().release(*var);
   if (node->found.thrown) std::rethrow_exception(node->found.thrown);

@@ -74,9 +74,14 @@ class Recorder {
   void record_plan(Call& call, const Plan& plan, torch::jit::Stack* results);
   void run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack* results);
   using Batch = std::vector<Ref<engine::Op>>;
+  void schedule(run::Node& node);
   void append(run::Node& node);
-  void run_in_order(run::Node& node);
-  uint64_t number_locked(run::Node& node);
+  /// Whether what was recorded before is pushed first: always, or only what the node must follow.
+  enum class Before : uint8_t { all, needed };
+  void run_in_order(run::Node& node, Before before);
+  void number_locked(run::Node& node);
+  void enter_window_locked(run::Node& node);
+  bool meets_window_locked(const run::Node& node) const;
   /// Pushes the window. The caller drops what it gets after it has let go of the lock.
   Batch flush_locked();
   bool hungry();

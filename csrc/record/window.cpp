@@ -19,16 +19,35 @@ constexpr uint64_t kLookAtBytes = 1 << 12;
 
 }  // namespace
 
-uint64_t Recorder::number_locked(run::Node& node) {
+void Recorder::number_locked(run::Node& node) {
   node.number = ++last_number_;
   // Only the lock's holder writes it: no locked instruction.
   counters_.recorded.store(counters_.recorded.load(std::memory_order_relaxed) + 1,
                            std::memory_order_relaxed);
+  for (run::StorageVar* var : node.written_vars) var->writer = {&node.info, node.stack};
+}
+
+void Recorder::enter_window_locked(run::Node& node) {
+  for (const run::TensorArg& arg : node.tensors)
+    if (arg.value) arg.value->var().last_access = node.number;
   for (run::StorageVar* var : node.written_vars) {
+    var->last_access = node.number;
     var->note_recorded_write(node.number);
-    var->writer = {&node.info, node.stack};
   }
-  return node.number;
+  window_.emplace_back(Ref<engine::Op>(&node));
+}
+
+/// Whether a node in the window reads or writes what the node does.
+bool Recorder::meets_window_locked(const run::Node& node) const {
+  if (window_.empty()) return false;
+  const uint64_t pushed = run::StorageVar::pushed_up_to.load(std::memory_order_relaxed);
+  const auto waits = [&](const run::StorageVar& var) { return var.last_access > pushed; };
+  return std::any_of(node.tensors.begin(), node.tensors.end(),
+                     [&](const run::TensorArg& arg) {
+                       return arg.value && waits(arg.value->var());
+                     }) ||
+         std::any_of(node.written_vars.begin(), node.written_vars.end(),
+                     [&](const run::StorageVar* var) { return waits(*var); });
 }
 
 std::string Recorder::describe_writer(const run::StorageVar& var) {
@@ -52,7 +71,7 @@ void Recorder::append(run::Node& node) {
     window_is_held_ = (window_.empty() || window_is_held_) && may_wait_for_more(node);
     held_up_to_.store(window_is_held_ ? node.number : 0, std::memory_order_relaxed);
   }
-  window_.emplace_back(Ref<engine::Op>(&node));
+  enter_window_locked(node);
   window_has_async_ |= async;
   // seq_cst: either the worker that is going to sleep sees this size, or we see the worker idle.
   // (Deferred nodes are none of its business.)

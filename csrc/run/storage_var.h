@@ -94,8 +94,15 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
   };
   Writer writer;
 
+  /// Number of the newest node put into the window that reads or writes this var. Guarded by the
+  /// window's lock.
+  uint64_t last_access = 0;
+
   /// Place in a table of csrc/fuse/partition.cpp. Guarded by the window's lock.
   uint32_t partition_index = 0;
+
+  /// The program has read its values: it may again.
+  std::atomic<bool> values_read{false};
 
  private:
   friend class PlainStorages;
