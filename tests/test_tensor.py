@@ -9,6 +9,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import lazyeng
 from lazyeng import LazyTensor, lazy, unwrap, wrap
@@ -423,3 +424,40 @@ def test_lagged():
     lagged = lazyeng.Lagged(by=2)
     values = [wrap(torch.tensor(float(i))) for i in range(4)]
     assert [lagged.push(v) for v in values] == [None, None, values[0], values[1]]
+
+
+LARGE = {
+    "layer_norm": lambda x: F.layer_norm(x.flatten(1), (x[0].numel(),)),
+    "group_norm": lambda x: F.group_norm(x, 4),
+    "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "rms_norm": lambda x: F.rms_norm(x, x.shape[-1:]),
+    "conv2d": lambda x: F.conv2d(x, torch.ones(6, x.shape[1], 3, 3, dtype=x.dtype), padding=1),
+    "max_pool2d": lambda x: F.max_pool2d(x, 3, 2, return_indices=True)[1],
+    "avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, (3, 5)),
+    "interpolate": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+    "pad": lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"),
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
+    "cdist": lambda x: torch.cdist(x.float(), x.float()),
+    "sort": lambda x: torch.sort(x.flatten(1), stable=True)[1],
+    "cumsum": lambda x: torch.cumsum(x, 1),
+    "grid": lambda x: F.grid_sample(
+        x, torch.zeros(len(x), 4, 5, 2, dtype=x.dtype), align_corners=True
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LARGE)
+def test_arguments_too_large_to_try_the_kernel_on(name, dtype):
+    # What meta functions say of them is believed only after a run has agreed with it.
+    for batch in (5, 5, 6, 7):
+        x = torch.rand(batch, 8, 24, 32).to(dtype).requires_grad_()
+        expected = LARGE[name](x)
+        lazily = wrap(x.detach()).requires_grad_()
+        result = LARGE[name](lazily)
+        torch.testing.assert_close(unwrap(result.detach()), expected.detach(), rtol=0, atol=0)
+        if not expected.requires_grad:
+            continue
+        expected.float().square().sum().backward()
+        result.float().square().sum().backward()
+        torch.testing.assert_close(unwrap(lazily.grad), x.grad, rtol=1e-2, atol=1e-2)

@@ -7,6 +7,7 @@
 
 #include "csrc/record/probe.h"
 #include "csrc/record/stand_ins.h"
+#include "csrc/record/verdicts.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/python_ref.h"
 
@@ -252,6 +253,41 @@ bool has_odd_strides(const Call& call) {
   return false;
 }
 
+/// Whether the op's meta function told the truth about a call of this kind: not all do (for
+/// layer_norm of bfloat16 it speaks of what the GPU's kernel makes).
+Verdicts& meta_verdicts() {
+  static Verdicts* const instance = new Verdicts;
+  return *instance;
+}
+
+bool meta_was_right(const Call& call) {
+  PlanKey kind;
+  return make_kind_key(call, kind) && meta_verdicts().find(kind).value_or(false);
+}
+
+/// Blind to strides that no element can show.
+bool same_look(const run::Geometry& a, const run::Geometry& b) {
+  run::GeometryData of_a = a.data();
+  for (size_t d = 0; d < of_a.sizes.size() && d < b.sizes().size(); ++d)
+    if (of_a.sizes[d] == 1 || a.numel() == 0) of_a.strides[d] = b.strides()[d];
+  return of_a == b.data();
+}
+
+bool same(const OutputPlan& said, const OutputPlan& found) {
+  if (said.kind != found.kind || said.of != found.of) return false;
+  return said.kind == Kind::undefined || same_look(*said.geometry, *found.geometry);
+}
+
+std::vector<at::Tensor> real_arguments_of(const Call& call) {
+  std::vector<at::Tensor> inputs;
+  for (const run::TensorArg& arg : call.tensors)
+    inputs.push_back(arg.value ? arg.value->real() : arg.raw);
+  return inputs;
+}
+
+/// Of ops of torch's own that make tensors.
+bool meta_is_asked(const Call& call) { return !call.info.wrong_meta && !has_odd_strides(call); }
+
 }  // namespace
 
 PlanRef infer(const Call& call) {
@@ -263,16 +299,14 @@ PlanRef infer(const Call& call) {
   }
   if (kernel_can_be_tried(call)) return ask_kernel(call);
   // (Of a custom op its author's fake kernel is all there is to ask.)
-  const bool doubtful = call.info.wrong_meta || has_odd_strides(call);
-  if (call.info.aten && makes_tensors(call.info) && doubtful) return nullptr;
+  if (call.info.aten && makes_tensors(call.info) && !(meta_is_asked(call) && meta_was_right(call)))
+    return nullptr;
   return ask_meta(call, For::meta, answer);
 }
 
 PlanRef learn(const Call& call, const run::Node::Discovery& found) {
   if (call.info.data_dependent || call.info.writes) return nullptr;
-  std::vector<at::Tensor> inputs;
-  for (const run::TensorArg& arg : call.tensors)
-    inputs.push_back(arg.value ? arg.value->real() : arg.raw);
+  const std::vector<at::Tensor> inputs = real_arguments_of(call);
   auto plan = make_ref<Plan>();
   if (!ResultReader(call, inputs, std::nullopt, *plan).read(found.results)) {
     plan = make_ref<Plan>();
@@ -280,6 +314,23 @@ PlanRef learn(const Call& call, const run::Node::Discovery& found) {
   }
   plan->only_metadata = !plan->run_now && nothing_to_run(call, *plan);
   return plan;
+}
+
+void compare_with_meta(const Call& call, const run::Node::Discovery& found) {
+  PlanKey kind;
+  if (!call.info.aten || !makes_tensors(call.info) || !meta_is_asked(call) ||
+      kernel_can_be_tried(call) || !make_kind_key(call, kind) || meta_verdicts().find(kind))
+    return;
+  const std::vector<at::Tensor> inputs = real_arguments_of(call);
+  auto made = make_ref<Plan>();
+  Answer answer = Answer::none;
+  const PlanRef said = ask_meta(call, For::meta, answer);
+  const bool right = said && !said->run_now &&
+                     ResultReader(call, inputs, std::nullopt, *made).read(found.results) &&
+                     said->list_lengths == made->list_lengths &&
+                     std::equal(said->outputs.begin(), said->outputs.end(), made->outputs.begin(),
+                                made->outputs.end(), same);
+  meta_verdicts().note(kind, right);
 }
 
 }  // namespace lazyeng::record

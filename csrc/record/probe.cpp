@@ -1,28 +1,14 @@
 // csrc/record/probe.cpp: calling a kernel on stand-ins to hear whether it refuses.
 #include "csrc/record/probe.h"
 
-#include <mutex>
-#include <unordered_map>
-
-#include "csrc/record/infer.h"
 #include "csrc/record/stand_ins.h"
+#include "csrc/record/verdicts.h"
 #include "csrc/run/executor.h"
 
 namespace lazyeng::record {
 namespace {
 
-constexpr size_t kMaxVerdicts = 1 << 14;
-
-struct KeyHash {
-  size_t operator()(const PlanKey& key) const { return hash_of(key); }
-};
-
-struct Verdicts {
-  std::mutex mutex;
-  std::unordered_map<PlanKey, bool, KeyHash> may_refuse;
-};
-
-Verdicts& verdicts() {
+Verdicts& refusals() {
   static Verdicts* const instance = new Verdicts;
   return *instance;
 }
@@ -72,30 +58,20 @@ bool may_be_probed(const Call& call) {
   return false;
 }
 
-void note(const PlanKey& kind, bool may_refuse) {
-  std::lock_guard lock(verdicts().mutex);
-  if (verdicts().may_refuse.size() >= kMaxVerdicts) verdicts().may_refuse.clear();
-  verdicts().may_refuse.insert_or_assign(kind, may_refuse);
-}
-
 }  // namespace
 
 bool kernel_may_refuse(const Call& call) {
   PlanKey kind;
   if (!may_be_probed(call) || !make_kind_key(call, kind)) return false;
-  {
-    std::lock_guard lock(verdicts().mutex);
-    auto known = verdicts().may_refuse.find(kind);
-    if (known != verdicts().may_refuse.end()) return known->second;
-  }
+  if (const std::optional<bool> known = refusals().find(kind)) return *known;
   const bool refuses = ask_kernel(call);
-  note(kind, refuses);
+  refusals().note(kind, refuses);
   return refuses;
 }
 
 void note_kernel_accepted(const Call& call) {
   PlanKey kind;
-  if (call.info.structured_meta && make_kind_key(call, kind)) note(kind, false);
+  if (call.info.structured_meta && make_kind_key(call, kind)) refusals().note(kind, false);
 }
 
 }  // namespace lazyeng::record

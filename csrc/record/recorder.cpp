@@ -251,6 +251,7 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
   if (node->found.poisoned) run::throw_python_error(node->found.poisoned);
   if (learn_under) {
     note_kernel_accepted(call);
+    compare_with_meta(call, node->found);
     call.info.distrust_structured = true;  // (no matter if it was the kernel that was in doubt)
     if (PlanRef plan = learn(call, node->found)) plans_.insert(*learn_under, call, std::move(plan));
   }

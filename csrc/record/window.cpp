@@ -42,10 +42,9 @@ bool Recorder::meets_window_locked(const run::Node& node) const {
   if (window_.empty()) return false;
   const uint64_t pushed = run::StorageVar::pushed_up_to.load(std::memory_order_relaxed);
   const auto waits = [&](const run::StorageVar& var) { return var.last_access > pushed; };
-  return std::any_of(node.tensors.begin(), node.tensors.end(),
-                     [&](const run::TensorArg& arg) {
-                       return arg.value && waits(arg.value->var());
-                     }) ||
+  return std::any_of(
+             node.tensors.begin(), node.tensors.end(),
+             [&](const run::TensorArg& arg) { return arg.value && waits(arg.value->var()); }) ||
          std::any_of(node.written_vars.begin(), node.written_vars.end(),
                      [&](const run::StorageVar* var) { return waits(*var); });
 }
