@@ -304,8 +304,19 @@ PlanRef infer(const Call& call) {
   return ask_meta(call, For::meta, answer);
 }
 
+namespace {
+
+bool left_written_as_they_were(const Call& call, const run::Node::Discovery& found) {
+  return std::all_of(found.written.begin(), found.written.end(), [&](const auto& written) {
+    const run::GeometryRef& look = call.looks[written.first];
+    return look && run::matches(*look, written.second);
+  });
+}
+
+}  // namespace
+
 PlanRef learn(const Call& call, const run::Node::Discovery& found) {
-  if (call.info.data_dependent || call.info.writes) return nullptr;
+  if (call.info.data_dependent || !left_written_as_they_were(call, found)) return nullptr;
   const std::vector<at::Tensor> inputs = real_arguments_of(call);
   auto plan = make_ref<Plan>();
   if (!ResultReader(call, inputs, std::nullopt, *plan).read(found.results)) {
