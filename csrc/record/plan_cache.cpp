@@ -58,6 +58,8 @@ void add_ints(c10::ArrayRef<c10::IValue> items, PlanKey& key) {
 bool add_value(const c10::IValue& value, PlanKey& key) {
   if (value.isNone()) {
     key.push_back(Tag::none);
+  } else if (value.isTensor() && !value.toTensor().defined()) {
+    key.push_back(Tag::tensor);  // convolution without a bias, called by autograd
   } else if (value.isInt()) {
     key.push_back(Tag::integer);
     key.push_back(static_cast<uint64_t>(value.toInt()));
