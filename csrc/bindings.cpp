@@ -328,7 +328,7 @@ PyObject* stop_engine(PyObject*, PyObject*) {
     if (record::Recorder* recorder = current_recorder()) {
       const run::NoGil released;
       const record::Gate::Inside inside;
-      recorder->stop_holder();
+      recorder->stop_threads();
       recorder->flush();
       recorder->engine().stop();
     }
@@ -340,7 +340,7 @@ PyObject* start_engine(PyObject*, PyObject*) {
   return guarded([&] {
     if (record::Recorder* recorder = current_recorder()) {
       recorder->engine().start();
-      recorder->start_holder();
+      recorder->start_threads();
     }
     return Py_NewRef(Py_None);
   });

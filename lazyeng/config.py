@@ -72,7 +72,7 @@ def read() -> Config:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return Config(
         mode=_read("LAZYENG_MODE", "async", _choice(*MODES)),
-        num_workers=_read("LAZYENG_NUM_WORKERS", cores or 1, _positive),
+        num_workers=_read("LAZYENG_NUM_WORKERS", max(1, (cores or 1) - 1), _positive),
         stacks=_read("LAZYENG_STACKS", "user", _choice(*STACKS)),
         max_pending_ops=_read("LAZYENG_MAX_PENDING_OPS", 1 << 16, _positive),
         max_pending_bytes=_read("LAZYENG_MAX_PENDING_BYTES", _eighth_of_memory(), _positive),

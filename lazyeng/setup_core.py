@@ -36,7 +36,8 @@ def set_num_workers(n: int) -> None:
     """Sets the number of engine threads for CPU operators; returns when those that run are done.
 
     Args:
-        n: number of threads; the default is ``LAZYENG_NUM_WORKERS``, else the cores of the process.
+        n: number of threads; the default is ``LAZYENG_NUM_WORKERS``, else one less than the
+            process has cores, since the thread that records needs one.
 
     Raises:
         TypeError: `n` is not an int.

@@ -16,11 +16,11 @@ void EventCount::notify() noexcept {
   moved_.notify_all();
 }
 
-void EventCount::wait_for_news(uint32_t seen) {
+void EventCount::wait_for_news(uint32_t seen, Clock::time_point latest) {
   if (spin_until([&] { return events_.load(std::memory_order_acquire) != seen; }, kSpin)) return;
   std::unique_lock lock(mutex_);
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
-  moved_.wait_for(lock, kPoll, [&] { return events_.load(std::memory_order_seq_cst) != seen; });
+  moved_.wait_until(lock, latest, [&] { return events_.load(std::memory_order_seq_cst) != seen; });
   sleepers_.fetch_sub(1, std::memory_order_relaxed);
 }
 

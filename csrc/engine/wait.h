@@ -14,8 +14,8 @@
 
 namespace lazyeng::engine {
 
-/// Polled about every 20 ms during a wait, on the waiting thread, without any engine lock held;
-/// true ends the wait.
+/// Polled on the waiting thread when a wait has lasted some 2 ms, and then about every 20 ms,
+/// without any engine lock held; true ends the wait.
 using Interrupt = std::function<bool()>;
 
 enum class WaitResult : uint8_t { done, interrupted };
@@ -33,25 +33,26 @@ class EventCount {
   /// Returns when done() holds. done() runs on this thread, without the event's lock.
   template <class Done>
   WaitResult await(Done done, const Interrupt& interrupt) {
-    auto polled = Clock::now();
+    auto next_poll = Clock::now() + kFirstPoll;
     for (;;) {
       const uint32_t seen = events_.load(std::memory_order_seq_cst);
       if (done()) return WaitResult::done;
-      wait_for_news(seen);
+      wait_for_news(seen, next_poll);
       const auto now = Clock::now();
-      if (now - polled < kPoll) continue;
-      polled = now;
+      if (now < next_poll) continue;
+      next_poll = now + kPoll;
       if (interrupt && interrupt()) return WaitResult::interrupted;
     }
   }
 
  private:
   using Clock = std::chrono::steady_clock;
+  static constexpr auto kFirstPoll = std::chrono::milliseconds(2);
   static constexpr auto kPoll = std::chrono::milliseconds(20);
   static constexpr auto kSpin = std::chrono::microseconds(20);  // cheaper than sleep and wake-up
 
-  /// Returns when the count is no longer `seen`, or after kPoll.
-  void wait_for_news(uint32_t seen);
+  /// Returns when the count is no longer `seen`, or at `latest`.
+  void wait_for_news(uint32_t seen, Clock::time_point latest);
 
   std::atomic<uint32_t> events_{0};
   std::atomic<uint32_t> sleepers_{0};

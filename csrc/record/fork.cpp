@@ -18,6 +18,7 @@
 
 #include "csrc/record/gate.h"
 #include "csrc/run/buffers.h"
+#include "csrc/run/openmp_team.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
 
@@ -48,6 +49,7 @@ void let_go_of_leaves() {
 
 void in_child() {
   let_go_of_leaves();
+  run::openmp_helpers().after_fork_in_child();
   Gate::after_fork_in_child();
 }
 
@@ -82,21 +84,21 @@ void before_fork(Recorder& recorder) {
     }
     std::this_thread::sleep_for(milliseconds(1));
   }
-  recorder.stop_holder();
+  recorder.stop_threads();
   recorder.engine().stop();
 }
 
 void after_fork_in_parent(Recorder& recorder) {
   if (!Gate::is_closed_by_us()) return;
   recorder.engine().start();
-  recorder.start_holder();
+  recorder.start_threads();
   Gate::open();
 }
 
 bool after_fork_in_child(Recorder& recorder) {
   if (Gate::is_lost()) return false;
   recorder.engine().start();
-  recorder.start_holder();
+  recorder.start_threads();
   return true;
 }
 

@@ -5,9 +5,9 @@
 #include <c10/core/DefaultDtype.h>
 #include <torch/csrc/Exceptions.h>
 
+#include "csrc/record/kind_table.h"
 #include "csrc/record/probe.h"
 #include "csrc/record/stand_ins.h"
-#include "csrc/record/verdicts.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/python_ref.h"
 
@@ -253,16 +253,26 @@ bool has_odd_strides(const Call& call) {
   return false;
 }
 
-/// Whether the op's meta function told the truth about a call of this kind: not all do (for
-/// layer_norm of bfloat16 it speaks of what the GPU's kernel makes).
-Verdicts& meta_verdicts() {
-  static Verdicts* const instance = new Verdicts;
+/// What is known of an op's meta function, for calls of one kind. Not all tell the truth: for
+/// layer_norm of bfloat16 one speaks of what the GPU's kernel makes.
+struct MetaFinding {
+  /// Plans learned from runs. The meta function is not asked before there are a few: most programs
+  /// have few shapes, and the first that is written in Python takes a second to import.
+  uint8_t runs = 0;
+  enum : uint8_t { not_asked, right, wrong } verdict = not_asked;
+};
+constexpr uint8_t kRunsBeforeMeta = 6;
+
+KindTable<MetaFinding>& meta_findings() {
+  static auto* const instance = new KindTable<MetaFinding>;
   return *instance;
 }
 
 bool meta_was_right(const Call& call) {
   PlanKey kind;
-  return make_kind_key(call, kind) && meta_verdicts().find(kind).value_or(false);
+  if (!make_kind_key(call, kind)) return false;
+  const std::optional<MetaFinding> found = meta_findings().find(kind);
+  return found && found->verdict == MetaFinding::right;
 }
 
 /// Blind to strides that no element can show.
@@ -313,6 +323,18 @@ bool left_written_as_they_were(const Call& call, const run::Node::Discovery& fou
   });
 }
 
+bool meta_agrees(const Call& call, const run::Node::Discovery& found) {
+  Answer answer = Answer::none;
+  const PlanRef said = ask_meta(call, For::meta, answer);
+  if (!said || said->run_now) return false;
+  const std::vector<at::Tensor> inputs = real_arguments_of(call);
+  auto made = make_ref<Plan>();
+  return ResultReader(call, inputs, std::nullopt, *made).read(found.results) &&
+         said->list_lengths == made->list_lengths &&
+         std::equal(said->outputs.begin(), said->outputs.end(), made->outputs.begin(),
+                    made->outputs.end(), same);
+}
+
 }  // namespace
 
 PlanRef learn(const Call& call, const run::Node::Discovery& found) {
@@ -330,18 +352,13 @@ PlanRef learn(const Call& call, const run::Node::Discovery& found) {
 void compare_with_meta(const Call& call, const run::Node::Discovery& found) {
   PlanKey kind;
   if (!call.info.aten || !makes_tensors(call.info) || !meta_is_asked(call) ||
-      kernel_can_be_tried(call) || !make_kind_key(call, kind) || meta_verdicts().find(kind))
+      kernel_can_be_tried(call) || !make_kind_key(call, kind))
     return;
-  const std::vector<at::Tensor> inputs = real_arguments_of(call);
-  auto made = make_ref<Plan>();
-  Answer answer = Answer::none;
-  const PlanRef said = ask_meta(call, For::meta, answer);
-  const bool right = said && !said->run_now &&
-                     ResultReader(call, inputs, std::nullopt, *made).read(found.results) &&
-                     said->list_lengths == made->list_lengths &&
-                     std::equal(said->outputs.begin(), said->outputs.end(), made->outputs.begin(),
-                                made->outputs.end(), same);
-  meta_verdicts().note(kind, right);
+  MetaFinding finding = meta_findings().find(kind).value_or(MetaFinding());
+  if (finding.verdict != MetaFinding::not_asked) return;
+  if (++finding.runs >= kRunsBeforeMeta)
+    finding.verdict = meta_agrees(call, found) ? MetaFinding::right : MetaFinding::wrong;
+  meta_findings().note(kind, finding);
 }
 
 }  // namespace lazyeng::record

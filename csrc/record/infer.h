@@ -2,8 +2,8 @@
 //
 // A plan is looked up by everything that can decide it: op, looks of the tensors, sizes and options
 // among the scalars. On a miss the op is asked in this order: its C++ structured meta function; its
-// kernel, on small stand-ins (csrc/record/stand_ins.h); its meta kernel (perhaps Python), once a
-// run of a call of this kind has agreed with it; and last a real run from which the plan is
+// kernel, on small stand-ins (csrc/record/stand_ins.h); its meta kernel (perhaps Python), once
+// some calls of this kind were run and agreed with it; and last a real run from which the plan is
 // learned. Each plan is verified when the op runs (csrc/run/executor.cpp).
 #pragma once
 
@@ -77,8 +77,8 @@ bool answer_structured_meta(const c10::OperatorHandle& op, torch::jit::Stack* st
 /// The plan that a run taught. Null if it cannot be relied on.
 PlanRef learn(const Call& call, const run::Node::Discovery& found);
 
-/// Notes whether the op's meta function would have said what a run has shown: until then, and if
-/// not, infer() does not ask it.
+/// Counts runs, and after a few notes whether the op's meta function would have said what this one
+/// has shown: until then, and if not, infer() does not ask it.
 void compare_with_meta(const Call& call, const run::Node::Discovery& found);
 
 }  // namespace lazyeng::record

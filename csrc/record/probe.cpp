@@ -1,15 +1,16 @@
 // csrc/record/probe.cpp: calling a kernel on stand-ins to hear whether it refuses.
 #include "csrc/record/probe.h"
 
+#include "csrc/record/kind_table.h"
 #include "csrc/record/stand_ins.h"
-#include "csrc/record/verdicts.h"
 #include "csrc/run/executor.h"
 
 namespace lazyeng::record {
 namespace {
 
-Verdicts& refusals() {
-  static Verdicts* const instance = new Verdicts;
+/// True: may refuse.
+KindTable<bool>& refusals() {
+  static auto* const instance = new KindTable<bool>;
   return *instance;
 }
 

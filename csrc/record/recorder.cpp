@@ -15,6 +15,7 @@
 #include "csrc/record/sync_debug.h"
 #include "csrc/record/temporaries.h"
 #include "csrc/run/executor.h"
+#include "csrc/run/openmp_team.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
 
@@ -125,6 +126,16 @@ Recorder::Recorder(std::unique_ptr<engine::Engine> engine)
 }
 
 Recorder::~Recorder() = default;
+
+void Recorder::start_threads() {
+  holder_.start();
+  run::openmp_helpers().start();
+}
+
+void Recorder::stop_threads() {
+  holder_.stop();
+  run::openmp_helpers().stop();
+}
 
 void Recorder::record(const run::OpInfo& info, torch::jit::Stack* stack) {
   if (!write_temporary(info, stack)) record(read_call(info, stack), stack);

@@ -58,10 +58,10 @@ class Recorder {
   /// Whether windows are partitioned into groups from now on; otherwise every node runs alone.
   void set_fusion(bool on) { fusion_.store(on, std::memory_order_relaxed); }
 
-  /// Starts and ends the thread that pushes windows held back for fusion; while it does not run,
-  /// none is held.
-  void start_holder() { holder_.start(); }
-  void stop_holder() { holder_.stop(); }
+  /// The thread that pushes windows held back for fusion (while it does not run, none is held), and
+  /// that of OpenMP's helpers.
+  void start_threads();
+  void stop_threads();
 
   engine::Engine& engine() { return *engine_; }
   const RecordCounters& counters() const { return counters_; }

@@ -6,6 +6,7 @@
 #include "csrc/record/recorder.h"
 #include "csrc/record/sync_debug.h"
 #include "csrc/run/kernel_warnings.h"
+#include "csrc/run/openmp_team.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
 
@@ -17,6 +18,24 @@ bool signal_raised() {
   run::Gil gil;
   return PyErr_CheckSignals() != 0;
 }
+
+/// What is polled during one wait: a wait long enough to be polled leaves the cores to the engine.
+class Polled {
+ public:
+  Polled() = default;
+  Polled(const Polled&) = delete;
+  ~Polled() {
+    if (long_) run::openmp_helpers().program_waits(false);
+  }
+
+  bool operator()() {
+    if (!std::exchange(long_, true)) run::openmp_helpers().program_waits(true);
+    return signal_raised();
+  }
+
+ private:
+  bool long_ = false;
+};
 
 [[noreturn]] void throw_pending_python_error() {
   run::Gil gil;
@@ -33,7 +52,8 @@ void Recorder::wait_until_done(
   {
     const run::NoGil released;
     const Gate::Inside inside;
-    result = wait(signal_raised);
+    Polled polled;
+    result = wait([&] { return polled(); });
   }
   if (result == engine::WaitResult::interrupted) throw_pending_python_error();
 }

@@ -119,10 +119,18 @@ void Node::keep_overwritten_failures() const {
       failure_log().add(static_cast<const OpFailure&>(*failure).root(), FailureLog::Holder::log);
 }
 
+/// Bytes that it makes or rewrites.
+uint64_t Node::written_bytes() const {
+  uint64_t bytes = cost_bytes;
+  for (const TensorArg& arg : tensors)
+    if (arg.written && arg.value) bytes += arg.value->geometry().extent_bytes();
+  return bytes;
+}
+
 /// Large ops run on all cores, with torch's own width, so that results are eager's bit for bit.
 /// (Small ops never fan out.)
 std::unique_lock<std::mutex> Node::wait_for_cores() const {
-  if (discover || queue != engine::QueueId::cpu || cost_bytes < kWideBytes) return {};
+  if (discover || queue != engine::QueueId::cpu || written_bytes() < kWideBytes) return {};
   return take_all_cores();
 }
 

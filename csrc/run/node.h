@@ -96,12 +96,13 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   void execute();
   void follow_resizes() const;
   void keep_overwritten_failures() const;
+  uint64_t written_bytes() const;
   std::unique_lock<std::mutex> wait_for_cores() const;
   std::vector<std::string> describe_inputs() const;
   bool retry_for_memory() noexcept;
 };
 
-/// What allocates this much may run on several threads (at::parallel_for splits from 32,768
+/// What writes this much may run on several threads (at::parallel_for splits from 32,768
 /// elements).
 inline constexpr uint64_t kWideBytes = 32768;
 /// Held by what runs on all cores: one op at a time, so that inter-op times intra-op threads stay

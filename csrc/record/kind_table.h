@@ -1,5 +1,5 @@
-// csrc/record/verdicts.h: what was found out once about calls of a kind (dtypes, ranks, and all
-// that is no tensor).
+// csrc/record/kind_table.h: what was found out about calls of a kind (dtypes, ranks, and all that
+// is no tensor).
 #pragma once
 
 #include <mutex>
@@ -11,18 +11,19 @@
 namespace lazyeng::record {
 
 /// Any thread. Never destroyed: make it with new.
-class Verdicts {
+template <class Finding>
+class KindTable {
  public:
-  std::optional<bool> find(const PlanKey& kind) {
+  std::optional<Finding> find(const PlanKey& kind) {
     std::lock_guard lock(mutex_);
     const auto known = known_.find(kind);
     return known == known_.end() ? std::nullopt : std::optional(known->second);
   }
 
-  void note(const PlanKey& kind, bool verdict) {
+  void note(const PlanKey& kind, Finding finding) {
     std::lock_guard lock(mutex_);
     if (known_.size() >= kMax) known_.clear();
-    known_.insert_or_assign(kind, verdict);
+    known_.insert_or_assign(kind, finding);
   }
 
  private:
@@ -32,7 +33,7 @@ class Verdicts {
   };
 
   std::mutex mutex_;
-  std::unordered_map<PlanKey, bool, Hash> known_;
+  std::unordered_map<PlanKey, Finding, Hash> known_;
 };
 
 }  // namespace lazyeng::record

@@ -1,0 +1,96 @@
+// csrc/run/openmp_team.cpp: the thread that makes and ends the idle team.
+#include "csrc/run/openmp_team.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+namespace lazyeng::run {
+namespace {
+
+/// Of the OpenMP library that torch has loaded.
+struct OpenMp {
+  void (*parallel)(void (*region)(void*), void* data, unsigned threads, unsigned flags);
+  int (*pause)(int kind, int device);
+  int (*this_device)();
+  int (*in_parallel)();
+
+  static constexpr int kSoft = 1;  // omp_pause_soft
+
+  bool complete() const { return parallel && pause && this_device && in_parallel; }
+};
+
+template <class Function>
+void find(const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+}
+
+const OpenMp& open_mp() {
+  static const OpenMp found = [] {
+    OpenMp api{};
+    find("GOMP_parallel", api.parallel);
+    find("omp_pause_resource", api.pause);
+    find("omp_get_initial_device", api.this_device);
+    find("omp_in_parallel", api.in_parallel);
+    return api;
+  }();
+  return found;
+}
+
+void make_team() {
+  open_mp().parallel([](void*) {}, nullptr, 2, 0);
+}
+
+void end_team() { open_mp().pause(OpenMp::kSoft, open_mp().this_device()); }
+
+}  // namespace
+
+OpenMpHelpers& openmp_helpers() {
+  static auto* const instance = new OpenMpHelpers;
+  return *instance;
+}
+
+void OpenMpHelpers::start() {
+  if (!open_mp().complete() || runs_) return;
+  runs_ = true;
+  thread_ = std::thread([this] { work(); });
+}
+
+void OpenMpHelpers::stop() {
+  if (!runs_) return;
+  {
+    std::lock_guard lock(mutex_);
+    runs_ = false;
+  }
+  changed_.notify_one();
+  thread_.join();
+}
+
+void OpenMpHelpers::program_waits(bool waits) {
+  {
+    std::lock_guard lock(mutex_);
+    waiting_ += waits ? 1 : -1;
+  }
+  changed_.notify_one();
+  if (waits && open_mp().complete() && !open_mp().in_parallel() &&
+      !forked_.load(std::memory_order_relaxed))
+    end_team();
+}
+
+void OpenMpHelpers::work() {
+  pthread_setname_np(pthread_self(), "lazyeng-openmp");
+  bool has_team = false;
+  std::unique_lock lock(mutex_);
+  while (runs_) {
+    const bool wanted = waiting_ == 0;
+    if (wanted == has_team) {
+      changed_.wait(lock);
+      continue;
+    }
+    lock.unlock();
+    wanted ? make_team() : end_team();
+    has_team = wanted;
+    lock.lock();
+  }
+}  // (its team ends with it)
+
+}  // namespace lazyeng::run
