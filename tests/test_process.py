@@ -103,6 +103,23 @@ def test_fork_with_idle_engine():
     )
 
 
+def test_fork_with_a_team_of_openmp():
+    """Eager code leaves helper threads to the main thread, which the child has on paper only. What
+    a long wait of the child does about them must not wait for them."""
+    work = "m = wrap(torch.ones(300, 300))\nfor _ in range(60): m = m @ m / 300\nm.wait()"
+    check_forked(
+        f"""
+        torch.set_num_threads(2)
+        torch.ones(1000, 1000).exp_()  # eager, on several threads
+        {work.replace(chr(10), chr(10) + " " * 8)}
+        torch.ones(1000, 1000).exp_()
+        """,
+        f"torch.set_num_threads(2); exec({work!r}); print('child', m[0, 0].item())",
+        f"exec({work!r}); print('parent', m[0, 0].item())",
+        "child 1.0 parent 1.0 status 0",
+    )
+
+
 def test_fork_before_first_use():
     check_forked(
         "", 'print("child", (wrap(torch.ones(3)) + 1).sum().item())',

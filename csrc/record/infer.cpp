@@ -268,7 +268,18 @@ KindTable<MetaFinding>& meta_findings() {
   return *instance;
 }
 
+/// Those that are written in Python import a thousand modules when one is asked first.
+bool python_metas_have_run() {
+  static std::atomic<bool> loaded{false};
+  if (loaded.load(std::memory_order_relaxed)) return true;
+  const run::Gil gil;
+  PyObject* const modules = PyImport_GetModuleDict();  // borrowed
+  loaded = PyDict_GetItemString(modules, "torch.fx.experimental.symbolic_shapes") != nullptr;
+  return loaded;
+}
+
 bool meta_was_right(const Call& call) {
+  if (call.info.made_of_ops && (call.info.cpp_meta || python_metas_have_run())) return true;
   PlanKey kind;
   if (!make_kind_key(call, kind)) return false;
   const std::optional<MetaFinding> found = meta_findings().find(kind);

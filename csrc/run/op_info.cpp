@@ -47,6 +47,9 @@ constexpr std::array<string_view, 8> kStorageSize = {
 constexpr std::array<string_view, 3> kDataDependent = {
     "aten::set_", "aten::_nested_tensor_from_mask", "aten::record_stream"};
 
+/// Ops made of other ops whose meta functions are all C++.
+constexpr std::array<string_view, 3> kCppMeta = {"aten::sum", "aten::clone", "aten::_unsafe_view"};
+
 /// Ops that update running statistics which their schema does not mark as written.
 constexpr std::array<string_view, 6> kUpdatesStatistics = {
     "aten::native_batch_norm",
@@ -186,6 +189,10 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
   storage_size_matters = contains(kStorageSize, base);
   checks_values = returns.empty() && !writes;
   wrong_meta = contains(kWrongMeta, base);
+  made_of_ops = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
+                !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+                !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+  cpp_meta = made_of_ops && contains(kCppMeta, base);
   structured_meta =
       aten && !contains(kUnfinishedStructured, base) &&
       op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);

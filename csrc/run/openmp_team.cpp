@@ -50,12 +50,15 @@ OpenMpHelpers& openmp_helpers() {
 }
 
 void OpenMpHelpers::start() {
+  ended_for_fork_ = false;
   if (!open_mp().complete() || runs_) return;
   runs_ = true;
   thread_ = std::thread([this] { work(); });
 }
 
 void OpenMpHelpers::stop() {
+  end_own_team();
+  ended_for_fork_ = true;
   if (!runs_) return;
   {
     std::lock_guard lock(mutex_);
@@ -71,8 +74,11 @@ void OpenMpHelpers::program_waits(bool waits) {
     waiting_ += waits ? 1 : -1;
   }
   changed_.notify_one();
-  if (waits && open_mp().complete() && !open_mp().in_parallel() &&
-      !forked_.load(std::memory_order_relaxed))
+  if (waits) end_own_team();
+}
+
+void OpenMpHelpers::end_own_team() {
+  if (open_mp().complete() && !open_mp().in_parallel() && !forked_.load(std::memory_order_relaxed))
     end_team();
 }
 

@@ -21,24 +21,29 @@ namespace lazyeng::run {
 class OpenMpHelpers {
  public:
   void start();
-  /// Before a fork; teams do not survive it.
+  /// Before a fork, which teams do not survive: ends that of the calling thread too. (The child
+  /// would wait for it for ever in its first parallel region, as it does in eager torch.)
   void stop();
 
   /// The calling thread waits for the engine and records nothing, or does so no longer. Its own
   /// team, left over from eager code, ends too.
   void program_waits(bool waits);
 
-  /// In a forked child, where the team of the thread that forked exists on paper only.
-  void after_fork_in_child() noexcept { forked_.store(true, std::memory_order_relaxed); }
+  /// In a forked child: a team that the forking thread still had exists on paper only.
+  void after_fork_in_child() noexcept {
+    if (!ended_for_fork_) forked_.store(true, std::memory_order_relaxed);
+  }
 
  private:
   void work();
+  void end_own_team();
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::thread thread_;
   bool runs_ = false;
   int waiting_ = 0;
+  bool ended_for_fork_ = false;  // the forking thread's team is; between stop() and start()
   std::atomic<bool> forked_{false};
 };
 
