@@ -6,7 +6,7 @@ the median over rounds of eager's time by lazy's: above 1 lazy is faster. A burs
 inside one lazy() block, and ends when all of it is done. "read" is the same with `loss.item()`
 after every step, in eager too. "first" is the first step of a fresh process by eager's in another
 fresh process, from after the import; "memory" what the steps add to the process's peak memory, by
-eager's. torch.compile of the whole step is shown where it runs (`--compile`).
+what eager's add (or 1 MiB, if that is more). torch.compile of the whole step is shown where it runs (`--compile`).
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ KindTable<MetaFinding>& meta_findings() {
   return *instance;
 }
 
-/// Those that are written in Python import a thousand modules when one is asked first.
+/// Those that are written in Python import some 800 modules when one is asked first.
 bool python_metas_have_run() {
   static std::atomic<bool> loaded{false};
   if (loaded.load(std::memory_order_relaxed)) return true;

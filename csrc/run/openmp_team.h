@@ -4,10 +4,10 @@
 // they spin for a while, but only as long as all teams together have no more threads than there are
 // cores; beyond that they sleep at once, and every region begins with a system call. Inside lazy()
 // large kernels run on engine threads, and a core that a helper spins on is one that the recording
-// thread lacks. (Measured on two cores: with spinning helpers the step of a small MLP takes 1.5
-// times as long, without them that of an LSTM 1.2 times.) So helpers shall sleep while the program
-// records, and may spin while it waits. The one way to tell libgomp so is the number of threads: an
-// idle team of two, that counts and costs nothing else.
+// thread lacks: that slows a small MLP, which records all the time. Sleeping helpers slow an LSTM,
+// whose kernels are many and large. So helpers shall sleep while the program records, and may spin
+// while it waits. The one way to tell libgomp so is the number of threads: an idle team of two,
+// that counts and costs nothing else.
 #pragma once
 
 #include <atomic>
