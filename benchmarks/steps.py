@@ -4,9 +4,10 @@ Method. Each program runs in a process of its own. Eager and lazy take turns in 
 (about `--burst` seconds of eager work), so that drift of a shared machine hits both; the figure is
 the median over rounds of eager's time by lazy's: above 1 lazy is faster. A burst of lazy steps runs
 inside one lazy() block, and ends when all of it is done. "read" is the same with `loss.item()`
-after every step, in eager too. "first" is the first step of a fresh process by eager's in another
-fresh process, from after the import; "memory" what the steps add to the process's peak memory, by
-what eager's add (or 1 MiB, if that is more). torch.compile of the whole step is shown where it runs (`--compile`).
+after every step, in eager too.
+"first" is the first step of a fresh process by eager's in another fresh process, from after the
+import; "memory" what the steps add to the process's peak memory, by what eager's add (or 1 MiB, if
+that is more). torch.compile of the whole step is shown where it runs (`--compile`).
 """
 
 from __future__ import annotations
