@@ -14,6 +14,7 @@ import torch
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+SPECIAL = (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40)
 COLUMNS = 70  # more than a tile's lanes, and no multiple of them
 
 Tensor = torch.Tensor
@@ -45,6 +46,10 @@ class Dag:
         )
         dtype = self.choice.choice(self.floats[:1] * 4 + self.floats + INTS + (torch.bool,))
         x = torch.randn(shape, generator=generator, dtype=torch.float64) * 4
+        if self.exact and dtype.is_floating_point:
+            at = torch.randint(0, 40, shape, generator=generator)
+            for i, special in enumerate(SPECIAL):
+                x = torch.where(at == i, special, x)
         layout = self.choice.randrange(4)
         if layout == 0 and len(shape) == 2:
             x = x.t().contiguous().t()
@@ -60,7 +65,7 @@ class Dag:
         return x if x.is_floating_point() else x.to(self.choice.choice(self.floats))
 
     def number(self) -> float | int:
-        return self.choice.choice([2, 3, -1, 0.5, 1.25, -0.75, 0.1])
+        return self.choice.choice([2, 3, -1, 0.5, 1.25, -0.75, 0.1] + [0.0, -0.0] * self.exact)
 
     def step(self) -> None:
         makers = EXACT if self.exact else EXACT[:N_ARITHMETIC] + SMOOTH
@@ -152,8 +157,13 @@ def _view(dag: Dag) -> Tensor:
 def _bound(dag: Dag) -> Tensor:
     x = dag.float()
     return dag.choice.choice(
-        [lambda: x.clamp(-0.5, 2), lambda: x.clamp_min(0.25), lambda: x.clamp(max=1.5)]
-    )()
+        [
+            lambda: x.clamp(-0.5, 2), lambda: x.clamp_min(dag.number()),
+            lambda: x.clamp(max=dag.number()), lambda: x.clamp_max(dag.number()),
+            lambda: x.clamp(-0.0, 1), lambda: x.clamp(-1, 0.0), lambda: x.clamp_min(float("nan")),
+            lambda: x.clamp(float("nan"), 1), lambda: torch.nn.functional.hardtanh(x, 0.0, 6.0),
+        ]
+    )()  # fmt: skip
 
 
 def _fill(dag: Dag) -> Tensor:
@@ -198,3 +208,65 @@ EXACT: list[Maker] = [
     _fill,
 ]  # fmt: skip
 SMOOTH: list[Maker] = [_function, _function, _combined, _in_place, _view]
+
+
+NUMBERS = (0.0, -0.0, float("nan"), float("inf"), 1.5, -2, 3)
+
+
+def exact_functions() -> dict[str, tuple[int, Callable[..., Tensor]]]:
+    """By name: the number of tensors, and a function whose fused result is eager's bit for bit."""
+    f, aten = torch.nn.functional, torch.ops.aten
+    made: dict[str, tuple[int, Callable[..., Tensor]]] = {}
+    for one in (
+        torch.abs, torch.neg, torch.sign, torch.floor, torch.ceil, torch.trunc, torch.round,
+        torch.relu, torch.reciprocal, torch.rsqrt, torch.square, torch.isnan, torch.logical_not,
+        torch.sqrt, torch.exp, f.leaky_relu, f.hardtanh, f.relu6,
+    ):  # fmt: skip
+        made[one.__name__] = 1, one
+    for two in (
+        torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum, torch.eq,
+        torch.lt, torch.ge, torch.logical_and, torch.logical_or, torch.logical_xor,
+    ):  # fmt: skip
+        made[two.__name__] = 2, two
+    made["where"] = 2, lambda x, y: torch.where(x > y, x, y)
+    made["sigmoid_backward"] = 2, lambda x, y: aten.sigmoid_backward(x, y)
+    for n in NUMBERS:
+        made[f"threshold_backward {n}"] = 2, lambda x, y, n=n: aten.threshold_backward(x, y, n)
+        made[f"leaky_relu_backward {n}"] = (
+            2,
+            lambda x, y, n=n: aten.leaky_relu_backward(x, y, n, False),
+        )
+        for name, function in {
+            "clamp_min": lambda x, n=n: x.clamp_min(n),
+            "clamp_max": lambda x, n=n: x.clamp_max(n),
+            "clamp(n, 1)": lambda x, n=n: x.clamp(n, 1),
+            "clamp(-1, n)": lambda x, n=n: x.clamp(-1, n),
+            "add": lambda x, n=n: x + n,
+            "sub": lambda x, n=n: x - n,
+            "rsub": lambda x, n=n: n - x,
+            "mul": lambda x, n=n: x * n,
+            "div": lambda x, n=n: x / n,
+            "rdiv": lambda x, n=n: n / x,
+            "eq": lambda x, n=n: x == n,
+            "ne": lambda x, n=n: x != n,
+            "lt": lambda x, n=n: x < n,
+            "ge": lambda x, n=n: x >= n,
+            "pow": lambda x, n=n: x**n,
+            "masked_fill": lambda x, n=n: x.masked_fill(x > 0, n),
+            "leaky_relu": lambda x, n=n: f.leaky_relu(x, n),
+        }.items():
+            made[f"{name} {n}"] = 1, function
+    for n in (-2, -1, -0.5, 0, 0.5, 1, 2, 3):
+        made[f"pow {n}"] = 1, lambda x, n=n: x**n
+    return made
+
+
+def hard_values(dtype: torch.dtype, tensors: int) -> list[Tensor]:
+    """All pairs of special values, then random ones; one tensor of two bytes: all its values."""
+    if tensors == 1 and dtype.itemsize == 2:
+        return [torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)]
+    special = torch.tensor([*SPECIAL, 1, -1, 2.5, -2.5, 0.5, -0.5, 3e38, -7.3], dtype=torch.float64)
+    pairs = torch.cartesian_prod(special, special)
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn((4000, 2), generator=generator, dtype=torch.float64) * 3
+    return list(torch.cat([pairs, noise]).to(dtype).unbind(1)[:tensors])

@@ -35,8 +35,6 @@ Type memory_type(c10::ScalarType dtype) {
   return type;
 }
 
-bool is_narrow(c10::ScalarType dtype) { return dtype == c10::kHalf || dtype == c10::kBFloat16; }
-
 class Lowering {
  public:
   Lowering(const Group& group, const std::vector<bool>& needed)
@@ -288,13 +286,14 @@ class Lowering {
     const c10::ScalarType dtype = type.get();
     const RegisterId self = as(0, dtype);
     const bool low = has_number(1), high = has_number(2);
-    if (opcode != Opcode::clamp) return step(opcode, dtype, {self, number(1, dtype, false, true)});
+    // (Of two zeros the second operand is taken: torch takes self's.)
+    if (opcode != Opcode::clamp) return step(opcode, dtype, {number(1, dtype, false, true), self});
     if (low && high) {
       const RegisterId min = number(1, dtype, false, true), max = number(2, dtype, false, true);
       return step(Opcode::clamp, dtype, {self, min, max});
     }
-    if (low) return step(Opcode::maximum, dtype, {self, number(1, dtype, false, true)});
-    return step(Opcode::minimum, dtype, {self, number(2, dtype, false, true)});
+    if (low) return step(Opcode::maximum, dtype, {number(1, dtype, false, true), self});
+    return step(Opcode::minimum, dtype, {number(2, dtype, false, true), self});
   }
 
   Operand with_numbers(Opcode opcode) {

@@ -5,6 +5,8 @@
 #include <string>
 #include <unordered_map>
 
+#include "csrc/fuse/result_type.h"
+
 namespace lazyeng::fuse {
 namespace {
 
@@ -141,8 +143,16 @@ Table make_table() {
 
 }  // namespace
 
-bool gives_same_bits(const OpRule& rule, const run::Node& node) {
+bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType result) {
   if (is_reduction(rule.form)) return false;
+  // Of 0.0 and -0.0 torch takes the second in whole vectors, and the first in what is left over.
+  if (rule.form == Form::binary &&
+      (rule.opcode == Opcode::maximum || rule.opcode == Opcode::minimum))
+    return !c10::isFloatingType(result);
+  // Narrow dtypes are rounded after each of several operations, or only after the last.
+  if (is_narrow(result) && (rule.form == Form::power || rule.opcode == Opcode::rsqrt ||
+                            rule.opcode == Opcode::sigmoid_backward))
+    return false;
   if (rule.form == Form::power && node.args[1].isScalar()) {
     const double exponent = node.args[1].toScalar().toDouble();
     constexpr double kProductsAndRoots[] = {-2, -1, -0.5, 0, 1, 2, 3};  // see lowering.cpp

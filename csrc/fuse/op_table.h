@@ -44,8 +44,9 @@ struct OpRule {
 
 /// Whether a program gives torch's bits. Of functions torch has several versions: for whole
 /// vectors, for what is left over, for memory with gaps. So it is with a product that is added to
-/// something, which is rounded in between, or is not. And a fold has an order.
-bool gives_same_bits(const OpRule& rule, const run::Node& node);
+/// something, which is rounded in between, or is not. And a fold has an order. `result` is the
+/// dtype of the result.
+bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType result);
 
 /// Null: the op never joins a group.
 const OpRule* rule_of(const run::OpInfo& info);

@@ -88,7 +88,8 @@ bool Partition::describe_tensors(run::Node& node, Candidate& candidate) {
     if (arg.value ? !known_look(arg.value->geometry()) : !known_number(arg.raw)) return false;
     looks.push_back(arg.value ? &arg.value->geometry() : nullptr);
   }
-  if (!may_round_otherwise(elements.numel()) && !gives_same_bits(*rule_of(node.info), node))
+  if (!may_round_otherwise(elements.numel()) &&
+      !gives_same_bits(*rule_of(node.info), node, candidate.result->geometry().dtype()))
     return false;
   if (!iterate(elements, looks, candidate.iteration)) return false;
   for (size_t i = 0; i < looks.size(); ++i) {

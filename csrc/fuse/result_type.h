@@ -9,6 +9,11 @@
 
 namespace lazyeng::fuse {
 
+/// Computed with in float32, and rounded.
+inline bool is_narrow(c10::ScalarType dtype) {
+  return dtype == c10::kHalf || dtype == c10::kBFloat16;
+}
+
 /// Tensors with dims count more than those without, and those more than Python numbers.
 class ResultType {
  public:
