@@ -188,3 +188,27 @@ def stats() -> dict[str, int]:
 
 def fallback_counts() -> dict[str, int]:
     """How often each op ran at the call, because it could not be recorded, in async and deferred mode."""
+
+# ---- graph
+
+# label, op, line, inputs, outputs, group (-1: alone), pushed, places of the nodes it reads from and
+# of those it only follows.
+PendingNode = tuple[str, str, str, list[str], list[str], int, bool, list[int], list[int]]
+
+def pending(tensors: list[torch.Tensor], /) -> list[PendingNode]:
+    """What is recorded and has not run, in the order of recording; with tensors, only what these need."""
+
+# ---- profiler
+
+# kind ("record", "run", "group"), op, number of its node (0: a view), begin and end (ns of
+# time.perf_counter_ns), bytes it will allocate, whether it failed, the program's line, members of a
+# group as (op, number).
+TraceEvent = tuple[str, str, int, int, int, int, bool, str, list[tuple[str, int]]]
+# the system's number of the thread, the system's name of it, its events
+ThreadLog = tuple[int, str, list[TraceEvent]]
+
+def start_trace() -> bool:
+    """Begins to keep what each thread does; False if that is being done already."""
+
+def stop_trace() -> list[ThreadLog]:
+    """All that was kept."""

@@ -18,6 +18,8 @@ from lazyeng.data import DataLoader, prefetch  # noqa: E402
 from lazyeng.errors import LazyError  # noqa: E402
 from lazyeng.lagged import Lagged  # noqa: E402
 from lazyeng.mode import lazy, synchronize  # noqa: E402
+from lazyeng.pending import graph  # noqa: E402
+from lazyeng.profiler import profile  # noqa: E402
 from lazyeng.setup_core import set_num_workers  # noqa: E402
 from lazyeng.setup_core import start as _start  # noqa: E402
 from lazyeng.stats import engine_stats, reset_stats  # noqa: E402
@@ -39,8 +41,10 @@ __all__ = [
     "SyncWarning",
     "allow_sync",
     "engine_stats",
+    "graph",
     "lazy",
     "prefetch",
+    "profile",
     "reset_stats",
     "set_num_workers",
     "set_sync_debug_mode",

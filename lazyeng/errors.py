@@ -143,7 +143,7 @@ def warn_of_kernel(category: type[Warning], message: str, stack: Stack) -> None:
     namespace = globals_of(user[-1].filename)
     warnings.warn_explicit(
         message, category, filename=user[-1].filename, lineno=user[-1].line,
-        module=namespace.get("__name__"),
+        module=namespace.get("__name__", "<string>"),  # (of None nothing is ever shown)
         registry=namespace.setdefault("__warningregistry__", {}),  # as `warnings.warn` keeps it
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
@@ -117,17 +117,26 @@ def _tell_core() -> None:
     _C.set_reports_waits(_thread.mode != "off" and _thread.allowed == 0)
 
 
-def report(op: str, reason: str, microseconds: float) -> BaseException | None:
+# Called with (wait, begin, end), the times in ns of time.perf_counter_ns, after each wait of any
+# thread (lazyeng.profile).
+listeners: list[Callable[[Wait, int, int], None]] = []
+
+
+def report(op: str, reason: str, begin: int, end: int) -> BaseException | None:
     """For the C++ core: warns of a wait of this thread, or returns the exception to raise."""
     frame, entry = _users_frame(sys._getframe(1))
     reason = f"{entry}: {reason}" if entry else reason
-    wait = Wait(frame.f_code.co_filename, frame.f_lineno, op, reason, microseconds)
+    wait = Wait(frame.f_code.co_filename, frame.f_lineno, op, reason, (end - begin) / 1000)
+    for listener in listeners:
+        listener(wait, begin, end)
+    if _thread.mode == "off" or _thread.allowed:
+        return None
     if _thread.mode == "error":
         return SyncError(wait)
     try:
         warnings.warn_explicit(
             SyncWarning(wait), None, wait.filename, wait.lineno,
-            module=frame.f_globals.get("__name__"),
+            module=frame.f_globals.get("__name__", "<string>"),  # (of None nothing is shown)
             registry=frame.f_globals.setdefault("__warningregistry__", {}),
         )  # fmt: skip
     except SyncWarning as error:  # the program turns warnings into errors

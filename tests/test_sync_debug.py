@@ -88,6 +88,13 @@ def test_reading_what_is_ready_is_no_wait(name):
         assert waits_of(lambda: READS[name](x)) == []
 
 
+def test_code_without_a_module_name():
+    def program():
+        exec("x.tolist()", {"x": pending()})
+
+    assert len(waits_of(program)) == 1
+
+
 def test_the_op_is_the_one_that_is_waited_for():
     with lazy("deferred"):
         x = pending().exp()

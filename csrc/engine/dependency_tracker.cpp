@@ -48,10 +48,10 @@ bool DependencyTracker::append(Access& access) {
     var.pending_writes_.store(var.pending_writes_.load(std::memory_order_relaxed) + 1,
                               std::memory_order_relaxed);
   // V1: nothing overtakes what is queued. V2: a read joins reads, a write is alone.
-  const bool free = !var.granted_write_ && (!access.write || var.granted_reads_ == 0);
+  const bool free = !var.writer_ && (!access.write || var.granted_reads_ == 0);
   if (!var.head_ && free) {
     if (access.write)
-      var.granted_write_ = true;
+      var.writer_ = access.op;
     else
       ++var.granted_reads_;
     return true;
@@ -91,7 +91,7 @@ Access* DependencyTracker::retire(Access& access, const FailurePtr& failure) {
   std::lock_guard lock(var.mutex_);
   if (access.write) {
     publish(var, failure, forgotten);
-    var.granted_write_ = false;
+    var.writer_ = nullptr;
   } else if (--var.granted_reads_ != 0) {
     return nullptr;  // V2: a write at the head waits for the other reads
   }
@@ -115,7 +115,7 @@ Access* DependencyTracker::grant_next(Var& var) {
   Access* const first = var.head_;
   Access* last = first;
   if (first->write) {
-    var.granted_write_ = true;
+    var.writer_ = first->op;
   } else {
     ++var.granted_reads_;
     for (; last->next && !last->next->write; last = last->next) ++var.granted_reads_;

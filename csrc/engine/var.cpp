@@ -3,11 +3,22 @@
 
 #include <mutex>
 
+#include "csrc/engine/op.h"
+
 namespace lazyeng::engine {
 
 bool Var::idle() const {
   std::lock_guard lock(mutex_);
-  return !head_ && !granted_write_ && granted_reads_ == 0;
+  return !head_ && !writer_ && granted_reads_ == 0;
+}
+
+// An op gives a claim up under our lock, before the engine drops its reference.
+std::vector<Ref<Op>> Var::pending_ops() const {
+  std::vector<Ref<Op>> ops;
+  std::lock_guard lock(mutex_);
+  if (writer_) ops.emplace_back(writer_);
+  for (const Access* access = head_; access; access = access->next) ops.emplace_back(access->op);
+  return ops;
 }
 
 FailurePtr Var::failure() const {

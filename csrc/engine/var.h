@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "csrc/engine/ref.h"
 #include "csrc/engine/spin_lock.h"
@@ -59,6 +60,10 @@ class Var : public RefCounted {
   /// Whether no read and no write of it is granted or queued. Any thread; a hint by its nature.
   bool idle() const;
 
+  /// The op whose turn it is to write it, then those that wait for their turn, oldest first. Any
+  /// thread; a hint by its nature.
+  std::vector<Ref<Op>> pending_ops() const;
+
   /// The failure of the newest complete version, or null. Any thread.
   FailurePtr failure() const;
 
@@ -72,7 +77,7 @@ class Var : public RefCounted {
   Access* head_ = nullptr;  // oldest access not granted yet
   Access* tail_ = nullptr;
   uint32_t granted_reads_ = 0;
-  bool granted_write_ = false;
+  Op* writer_ = nullptr;  // whose write is granted
   const Kind kind_;
   std::atomic<uint32_t> pending_writes_{0};
   std::atomic<bool> failed_{false};  // whether failure_ is set; spares the lock on the good path

@@ -1,11 +1,14 @@
 // csrc/fuse/group.cpp: running a group as a program, or its members one by one.
 #include "csrc/fuse/group.h"
 
+#include <ATen/record_function.h>
+
 #include <cstdio>
 
 #include "csrc/engine/dependency_tracker.h"
 #include "csrc/fuse/binding.h"
 #include "csrc/fuse/plan.h"
+#include "csrc/run/trace.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -87,7 +90,8 @@ bool Group::can_fuse() const {
 }
 
 bool Group::run_fused(const Plan& plan) {
-  members[0].node->settings.apply();  // all have the same
+  RECORD_FUNCTION("lazyeng::group", c10::ArrayRef<const c10::IValue>());  // for torch.profiler
+  members[0].node->settings.apply();                                      // all have the same
   try {
     BoundPlan bound(*this, plan);
     if (!bound.valid()) return false;
@@ -102,7 +106,18 @@ bool Group::run_fused(const Plan& plan) {
   return true;
 }
 
+/// Of a group that began then and ran as a program.
+void Group::trace(int64_t begin) const noexcept {
+  if (begin == 0) return;
+  run::TraceEvent event{
+      .kind = run::TraceEvent::Kind::group, .number = members[0].node->number, .begin = begin};
+  for (const Member& member : members)
+    event.members.push_back({&member.node->info, member.node->number});
+  run::trace(std::move(event));
+}
+
 engine::FailurePtr Group::run() noexcept {
+  const int64_t begin = run::trace_time();
   if (can_fuse()) {
     const PlanRef plan = find_plan(*this, needed_vars(*this));
     if (logging()) report(*this, *plan);
@@ -110,6 +125,7 @@ engine::FailurePtr Group::run() noexcept {
       stats().groups.fetch_add(1, std::memory_order_relaxed);
       stats().members.fetch_add(members.size(), std::memory_order_relaxed);
       stats().bytes_saved.fetch_add(plan->bytes_saved, std::memory_order_relaxed);
+      trace(begin);
       report_changed_inputs();
       return nullptr;
     }

@@ -59,6 +59,7 @@ class Group final : public engine::Op, public engine::Pooled<Group> {
  private:
   bool can_fuse() const;
   bool run_fused(const Plan& plan);
+  void trace(int64_t begin) const noexcept;
   void report_changed_inputs();
   void run_members() noexcept;
   engine::FailurePtr failed_input(const run::Node& node) const;

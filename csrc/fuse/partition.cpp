@@ -236,7 +236,7 @@ void Partition::close(size_t open) {
   from.serial = 0;
   const Ref<Group> group = std::exchange(from.group, nullptr);
   if (group->members.size() == 1) return out_.push_back(std::move(group->members[0].node));
-  group->claim();
+  if (!only_plans_) group->claim();
   out_.push_back(group);
 }
 
@@ -265,6 +265,21 @@ Partition::Batch Partition::run(Batch nodes) {
     close(oldest);
   }
   return std::move(out_);
+}
+
+std::vector<std::vector<Ref<run::Node>>> Partition::plan(const Batch& nodes) {
+  only_plans_ = true;
+  const Batch ops = run(nodes);
+  only_plans_ = false;
+  std::vector<std::vector<Ref<run::Node>>> planned;
+  for (const Ref<engine::Op>& op : ops) {
+    auto& together = planned.emplace_back();
+    if (auto* group = dynamic_cast<Group*>(op.get()))
+      for (const Member& member : group->members) together.push_back(member.node);
+    else
+      together.emplace_back(static_cast<run::Node*>(op.get()));
+  }
+  return planned;
 }
 
 }  // namespace lazyeng::fuse

@@ -28,6 +28,8 @@ class Partition {
   using Batch = std::vector<Ref<engine::Op>>;
   /// The ops to push for these nodes, in order; groups of one stay the node that they are.
   Batch run(Batch nodes);
+  /// The same, for a look: nothing changes, and nothing of it can be pushed.
+  std::vector<std::vector<Ref<run::Node>>> plan(const Batch& nodes);
 
  private:
   static constexpr size_t kOpen = 4;
@@ -90,6 +92,7 @@ class Partition {
   std::vector<VarState> states_;
   uint32_t last_serial_ = 0;
   uint64_t clock_ = 0;
+  bool only_plans_ = false;
   Batch out_;
 };
 

@@ -133,4 +133,16 @@ bool recordable(const at::Tensor& tensor) {
 c10::Device backing_device() { return default_device; }
 void set_backing_device(c10::Device device) { default_device = device; }
 
+void trace_record(const Call& call, const run::Node* node) noexcept {
+  if (call.begin == 0) return;
+  run::TraceEvent event{
+      .kind = run::TraceEvent::Kind::record, .op = &call.info, .begin = call.begin};
+  if (node) {
+    event.number = node->number;
+    event.bytes = node->cost_bytes;
+    event.stack = node->stack;
+  }
+  run::trace(std::move(event));
+}
+
 }  // namespace lazyeng::record

@@ -5,6 +5,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include "csrc/run/node.h"
+#include "csrc/run/trace.h"
 
 namespace lazyeng::record {
 
@@ -20,6 +21,7 @@ struct Call {
   c10::SmallVector<at::Tensor, 2> written;      ///< the written tensors, in order of arguments
   bool run_now = false;       ///< an argument cannot be recorded (sparse, quantized, symbolic)
   bool writes_plain = false;  ///< a written argument is a plain tensor
+  int64_t begin = run::trace_time();
 };
 
 /// A plain tensor whose memory the engine can read and write.
@@ -29,6 +31,9 @@ bool recordable(const at::Tensor& tensor);
 inline bool keeps_inputs(const run::OpInfo& info) {
   return info.writes || info.metadata_only || c10::InferenceMode::is_enabled();
 }
+
+/// Tells the trace that the call is recorded; null: without a node.
+void trace_record(const Call& call, const run::Node* node) noexcept;
 
 /// Takes the arguments off the stack.
 Call read_call(const run::OpInfo& info, torch::jit::Stack* stack);

@@ -298,6 +298,7 @@ bool Recorder::record_direct(Call& call, bool view, at::Tensor& result) {
     const OutputPlan& output = plan->outputs[0];
     if (output.kind != OutputPlan::Kind::view || output.of != 0) return false;
     result = make_lazy(make_ref<run::Value>(call.tensors[0].value->var_ref(), output.geometry));
+    trace_record(call, nullptr);
     return true;
   }
   const Ref<run::Node> node = build_node(call, false);
@@ -306,6 +307,7 @@ bool Recorder::record_direct(Call& call, bool view, at::Tensor& result) {
   node->stack = stacks::capture();
   node->forward_stack = forward_stack();
   schedule(*node);
+  trace_record(call, node.get());
   throttle(*node);
   return true;
 }

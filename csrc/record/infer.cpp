@@ -8,6 +8,7 @@
 #include "csrc/record/kind_table.h"
 #include "csrc/record/probe.h"
 #include "csrc/record/stand_ins.h"
+#include "csrc/record/thread_mode.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/python_ref.h"
 
@@ -278,12 +279,22 @@ bool python_metas_have_run() {
   return loaded;
 }
 
-bool meta_was_right(const Call& call) {
+/// In deferred mode nothing may run at the call, so a meta function is believed unheard; not about
+/// narrow dtypes, of which most of what is known to be wrong is said.
+bool has_to_do(const Call& call) {
+  return thread_mode().mode == Mode::deferred &&
+         std::none_of(call.looks.begin(), call.looks.end(), [](const run::GeometryRef& look) {
+           return look && c10::isReducedFloatingType(look->dtype());
+         });
+}
+
+bool meta_is_believed(const Call& call) {
   if (call.info.made_of_ops && (call.info.cpp_meta || python_metas_have_run())) return true;
   PlanKey kind;
-  if (!make_kind_key(call, kind)) return false;
+  if (!make_kind_key(call, kind)) return has_to_do(call);
   const std::optional<MetaFinding> found = meta_findings().find(kind);
-  return found && found->verdict == MetaFinding::right;
+  return found && found->verdict != MetaFinding::not_asked ? found->verdict == MetaFinding::right
+                                                           : has_to_do(call);
 }
 
 /// Blind to strides that no element can show.
@@ -320,7 +331,8 @@ PlanRef infer(const Call& call) {
   }
   if (kernel_can_be_tried(call)) return ask_kernel(call);
   // (Of a custom op its author's fake kernel is all there is to ask.)
-  if (call.info.aten && makes_tensors(call.info) && !(meta_is_asked(call) && meta_was_right(call)))
+  if (call.info.aten && makes_tensors(call.info) &&
+      !(meta_is_asked(call) && meta_is_believed(call)))
     return nullptr;
   return ask_meta(call, For::meta, answer);
 }

@@ -193,6 +193,7 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
     run::Gil gil;
     make_python_objects(made);
     if (has_new_autograd_node()) note_forward(stacks::capture());
+    trace_record(call, nullptr);
     return;
   }
   Ref<run::Node> node = build_node(call, false);
@@ -208,6 +209,7 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
     capture_stacks(*node);
   }
   schedule(*node);
+  trace_record(call, node.get());
   complete_eager_effects(call, *node);
   throttle(*node);
 }
@@ -272,6 +274,7 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
     run::Gil gil;
     make_python_objects(made);
   }
+  trace_record(call, node.get());
   waits.report();
 }
 

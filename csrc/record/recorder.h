@@ -10,6 +10,7 @@
 #include "csrc/engine/engine.h"
 #include "csrc/fuse/partition.h"
 #include "csrc/record/call.h"
+#include "csrc/record/graph.h"
 #include "csrc/record/holder.h"
 #include "csrc/record/infer.h"
 #include "csrc/record/thread_mode.h"
@@ -51,6 +52,9 @@ class Recorder {
   /// "aten::mm @ train.py:42" of the newest recorded op that writes the var, "" if it is complete.
   /// GIL.
   std::string describe_writer(const run::StorageVar& var);
+
+  /// Ops that have not run (graph.h): those in the window, and those that `vars` wait for.
+  Graph pending(const std::vector<run::StorageVarRef>& vars);
 
   /// Pushes everything recorded so far to the engine.
   void flush();

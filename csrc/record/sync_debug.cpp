@@ -3,12 +3,15 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include <atomic>
+
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::record {
 namespace {
 
 thread_local bool reports = false;
+std::atomic<bool> all_report{false};
 thread_local WaitScope* outermost = nullptr;
 
 }  // namespace
@@ -17,8 +20,12 @@ bool reports_waits() { return reports; }
 
 bool set_reports_waits(bool now) { return std::exchange(reports, now); }
 
+void set_all_waits_reported(bool reported) {
+  all_report.store(reported, std::memory_order_relaxed);
+}
+
 WaitScope::WaitScope(const char* reason) : reason_(reason) {
-  if (!reports) return;
+  if (!reports && !all_report.load(std::memory_order_relaxed)) return;
   if (!outermost) outermost = this;
   current_ = outermost;
 }
@@ -36,13 +43,16 @@ void WaitScope::begin(std::string op) {
 
 void WaitScope::report() {
   if (current_ != this || !waited_) return;
-  const std::chrono::duration<double, std::micro> waited = Clock::now() - start_;
+  const auto ns = [](Clock::time_point time) {
+    return static_cast<long long>(time.time_since_epoch() / std::chrono::nanoseconds(1));
+  };
+  const long long begin = ns(start_), end = ns(Clock::now());
   run::Gil gil;
   outermost = nullptr;  // what warnings call may wait itself
   current_ = nullptr;
   run::PyRef function = run::imported("lazyeng.sync_debug", "report");
   run::PyRef error(
-      function ? PyObject_CallFunction(function.get(), "ssd", op_.c_str(), reason_, waited.count())
+      function ? PyObject_CallFunction(function.get(), "ssLL", op_.c_str(), reason_, begin, end)
                : nullptr);
   if (error.get() == Py_None) return;
   if (error) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());

@@ -10,6 +10,8 @@ namespace lazyeng::record {
 /// Whether waits of the calling thread are reported. set returns what was before.
 bool reports_waits();
 bool set_reports_waits(bool reports);
+/// Whether waits of all threads are reported, for a trace.
+void set_all_waits_reported(bool reported);
 
 /// Something that may wait, once or several times; one report tells of all of it. A scope within
 /// another one's belongs to that. Costs a thread-local read if waits are not reported.

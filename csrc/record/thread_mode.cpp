@@ -10,7 +10,6 @@ namespace {
 
 std::atomic<Mode> default_mode_{Mode::async};
 std::atomic<uint64_t> next_block{1};
-thread_local ThreadMode current;
 
 /// Inside a block our kernels are chosen for plain tensors too.
 void include_lazy_key(bool include) {
@@ -23,16 +22,12 @@ void include_lazy_key(bool include) {
 
 }  // namespace
 
-const ThreadMode& thread_mode() {
-  if (current.depth == 0) current.mode = default_mode_.load(std::memory_order_relaxed);
-  return current;
-}
-
 void set_default_mode(Mode mode) { default_mode_.store(mode, std::memory_order_relaxed); }
 Mode default_mode() { return default_mode_.load(std::memory_order_relaxed); }
 
 ThreadMode enter_block(Mode mode) {
   const ThreadMode before = thread_mode();
+  ThreadMode& current = detail::thread_mode;
   current.mode = mode;
   current.depth = before.depth + 1;
   current.block = next_block.fetch_add(1, std::memory_order_relaxed);
@@ -41,9 +36,9 @@ ThreadMode enter_block(Mode mode) {
 }
 
 void leave_block(const ThreadMode& before) {
-  current = before;
+  detail::thread_mode = before;
   if (!before.inside()) {
-    current.block = 0;
+    detail::thread_mode.block = 0;
     include_lazy_key(false);
   }
 }
@@ -54,7 +49,7 @@ OutsideBlock::OutsideBlock() : before_(thread_mode()) {
 
 OutsideBlock::~OutsideBlock() {
   if (!before_.inside()) return;
-  current = before_;
+  detail::thread_mode = before_;
   include_lazy_key(true);
 }
 

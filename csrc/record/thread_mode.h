@@ -19,10 +19,20 @@ struct ThreadMode {
   bool inside() const { return depth != 0; }
 };
 
-/// The calling thread's mode. Outside any block: the default mode.
-const ThreadMode& thread_mode();
 void set_default_mode(Mode mode);
 Mode default_mode();
+
+namespace detail {
+inline constinit thread_local ThreadMode thread_mode;
+}
+
+/// The calling thread's mode. Outside any block: the default mode.
+inline const ThreadMode& thread_mode() {
+  ThreadMode& current = detail::thread_mode;
+  if (current.depth == 0) [[unlikely]]
+    current.mode = default_mode();
+  return current;
+}
 
 /// Enters a block: returns what leave() needs to restore.
 ThreadMode enter_block(Mode mode);

@@ -60,6 +60,20 @@ std::string Recorder::describe_writer(const run::StorageVar& var) {
   return line.empty() ? writer.info->name : writer.info->name + " @ " + line;
 }
 
+Graph Recorder::pending(const std::vector<run::StorageVarRef>& vars) {
+  std::vector<std::vector<Ref<run::Node>>> planned;
+  {
+    std::lock_guard lock(window_mutex_);
+    if (fusion_.load(std::memory_order_relaxed)) {
+      planned = partition_.plan(window_);
+    } else {
+      for (const Ref<engine::Op>& op : window_)
+        planned.push_back({Ref<run::Node>(static_cast<run::Node*>(op.get()))});
+    }
+  }
+  return make_graph(std::move(planned), vars);
+}
+
 void Recorder::append(run::Node& node) {
   const bool async = thread_mode().mode == Mode::async;
   engine_->admit(node.cost_bytes);

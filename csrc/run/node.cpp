@@ -10,6 +10,7 @@
 #include "csrc/run/kernel_warnings.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
+#include "csrc/run/trace.h"
 
 namespace lazyeng::run {
 namespace {
@@ -169,6 +170,18 @@ bool Node::retry_for_memory() noexcept {
 }
 
 engine::FailurePtr Node::run() noexcept {
+  const int64_t begin = trace_time();
+  engine::FailurePtr failure = run_once();
+  if (begin != 0 && !asks_again())
+    trace({.kind = TraceEvent::Kind::run,
+           .op = &info,
+           .number = number,
+           .begin = begin,
+           .failed = failure || found.thrown});
+  return failure;
+}
+
+engine::FailurePtr Node::run_once() noexcept {
   try {
     if (discover) {
       RealDispatch below;

@@ -38,6 +38,8 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
 
   /// "mm#7"
   std::string label() const;
+  /// "float32[2,3]@cpu" of each tensor among the arguments.
+  std::vector<std::string> describe_inputs() const;
 
   /// Throws if a plain tensor that it reads was changed since it was recorded.
   void check_plain_reads() const;
@@ -98,7 +100,7 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   void keep_overwritten_failures() const;
   uint64_t written_bytes() const;
   std::unique_lock<std::mutex> wait_for_cores() const;
-  std::vector<std::string> describe_inputs() const;
+  engine::FailurePtr run_once() noexcept;
   bool retry_for_memory() noexcept;
 };
 

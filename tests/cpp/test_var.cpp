@@ -114,6 +114,27 @@ void resources_stay_usable() {
   check(!b->failure(), "b is fine");
 }
 
+void pending_ops_are_seen() {  // in order, the one that writes first; also while they complete
+  auto engine = started(2);
+  auto var = make_ref<IntVar>();
+  Gate gate;
+  const Ref<Op> runs = writes(op([&] { gate.wait(); }), {var});
+  push(*engine, runs);
+  const Ref<Op> read = reads(op([] {}), {var}), write = writes(op([] {}), {var});
+  push(*engine, read);
+  push(*engine, write);
+  gate.until_entered();
+  const std::vector<Ref<Op>> pending = var->pending_ops();
+  check(pending == std::vector<Ref<Op>>{runs, read, write}, "what runs and waits");
+  gate.open();
+  for (int i = 0; i < 1000; ++i) {
+    push(*engine, writes(op([] {}), {var}));
+    var->pending_ops();
+  }
+  engine->wait_for_all({});
+  check(var->pending_ops().empty(), "nothing is left at the end");
+}
+
 class SkipOp final : public Op {
  public:
   FailurePtr run() noexcept override { return nullptr; }
@@ -179,6 +200,7 @@ int main(int argc, char** argv) {
                     {"merged claims keep their order", merged_claims_keep_order},
                     {"failures spread and stay", failures_spread_and_stay},
                     {"resources are never poisoned", resources_stay_usable},
+                    {"pending ops are seen", pending_ops_are_seen},
                     {"skip and finish", skip_and_finish},
                     {"references are dropped on completion", references_are_dropped}});
 }

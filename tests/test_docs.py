@@ -1,4 +1,4 @@
-"""The examples of docs/data.md, and the programs in examples/ that are about data."""
+"""The examples of the guides in docs/, and the programs in examples/ that are about data."""
 
 import os
 import re
@@ -11,15 +11,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def test_examples_of_the_guide():
+@pytest.mark.parametrize("page, count", [("data", 5), ("profiling", 4)])
+def test_examples_of_a_guide(page, count):
     """One after the other, as a reader would type them."""
-    text = (ROOT / "docs/data.md").read_text()
+    text = (ROOT / f"docs/{page}.md").read_text()
     blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S))
-    assert len(blocks) == 5
+    assert len(blocks) == count
     namespace = {}
     for block in blocks:
         line = text[: block.start(1)].count("\n")
-        exec(compile("\n" * line + block[1], "docs/data.md", "exec"), namespace)
+        exec(compile("\n" * line + block[1], f"docs/{page}.md", "exec"), namespace)
 
 
 def output(name, *arguments):

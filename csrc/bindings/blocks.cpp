@@ -1,0 +1,120 @@
+// csrc/bindings/blocks.cpp: functions of lazyeng._C about lazy() blocks, and what is reported to
+// the program.
+#include "csrc/bindings/bindings.h"
+#include "csrc/record/factories.h"
+#include "csrc/record/library.h"
+#include "csrc/record/recorder.h"
+#include "csrc/record/sync_debug.h"
+#include "csrc/run/kernel_warnings.h"
+#include "csrc/run/python_ref.h"
+
+namespace lazyeng::bindings {
+namespace {
+
+using record::current_recorder;
+using run::PyRef;
+
+PyObject* enter_block(PyObject*, PyObject* mode) {
+  return guarded([&] {
+    record::adopt_new_ops();
+    const auto wanted = static_cast<record::Mode>(PyLong_AsLong(mode));
+    const record::ThreadMode before = record::enter_block(wanted);
+    return Py_BuildValue("iIKK", static_cast<int>(before.mode), before.depth,
+                         static_cast<unsigned long long>(before.block),
+                         static_cast<unsigned long long>(record::thread_mode().block));
+  });
+}
+
+PyObject* leave_block(PyObject*, PyObject* token) {
+  int mode = 0;
+  unsigned depth = 0;
+  unsigned long long outer = 0, own = 0;
+  if (!PyArg_ParseTuple(token, "iIKK", &mode, &depth, &outer, &own)) return nullptr;
+  record::leave_block({static_cast<record::Mode>(mode), depth, outer});
+  Py_RETURN_NONE;
+}
+
+PyObject* thread_mode(PyObject*, PyObject*) {
+  const record::ThreadMode& mode = record::thread_mode();
+  return Py_BuildValue("iI", static_cast<int>(mode.mode), mode.depth);
+}
+
+PyObject* set_default_mode(PyObject*, PyObject* mode) {
+  record::set_default_mode(static_cast<record::Mode>(PyLong_AsLong(mode)));
+  Py_RETURN_NONE;
+}
+
+/// call_outside(function, args, kwargs): calls the function as if outside lazy().
+PyObject* call_outside(PyObject*, PyObject* arguments) {
+  PyObject *function = nullptr, *args = nullptr, *kwargs = nullptr;
+  if (!PyArg_ParseTuple(arguments, "OO!O!", &function, &PyTuple_Type, &args, &PyDict_Type, &kwargs))
+    return nullptr;
+  const record::OutsideBlock outside;
+  return PyObject_Call(function, args, kwargs);
+}
+
+PyObject* set_backward_from_lazy(PyObject*, PyObject* lazy) {
+  return PyBool_FromLong(record::set_backward_from_lazy(lazy == Py_True));
+}
+
+PyObject* wait_for_plain_writes(PyObject*, PyObject*) {
+  return guarded([&] {
+    current_recorder()->wait_for_plain_writes();
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* exceptions_of(const std::vector<std::shared_ptr<run::FailureRoot>>& roots) {
+  PyRef list(PyList_New(0));
+  for (const auto& root : roots) {
+    PyRef exception(run::build_exception(*root));
+    if (!exception || PyList_Append(list.get(), exception.get()) != 0) return nullptr;
+  }
+  return list.release();
+}
+
+PyObject* unreported(PyObject*, PyObject*) {
+  return guarded([&] { return exceptions_of(run::failure_log().unreported()); });
+}
+
+PyObject* unreported_of_block(PyObject*, PyObject* block) {
+  return guarded([&] {
+    return exceptions_of(run::failure_log().unreported_of_block(PyLong_AsUnsignedLongLong(block)));
+  });
+}
+
+PyObject* forget_failures(PyObject*, PyObject*) {
+  for (const auto& root : run::failure_log().unreported()) root->reported = true;
+  Py_RETURN_NONE;
+}
+
+PyObject* deliver_warnings(PyObject*, PyObject*) {
+  return guarded([&] {
+    run::deliver_warnings();
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* set_reports_waits(PyObject*, PyObject* reports) {
+  return PyBool_FromLong(record::set_reports_waits(reports == Py_True));
+}
+
+}  // namespace
+
+PyMethodDef block_methods[] = {
+    {"enter_block", enter_block, METH_O, nullptr},
+    {"leave_block", leave_block, METH_O, nullptr},
+    {"thread_mode", thread_mode, METH_NOARGS, nullptr},
+    {"set_default_mode", set_default_mode, METH_O, nullptr},
+    {"call_outside", call_outside, METH_VARARGS, nullptr},
+    {"set_backward_from_lazy", set_backward_from_lazy, METH_O, nullptr},
+    {"wait_for_plain_writes", wait_for_plain_writes, METH_NOARGS, nullptr},
+    {"unreported", unreported, METH_NOARGS, nullptr},
+    {"unreported_of_block", unreported_of_block, METH_O, nullptr},
+    {"forget_failures", forget_failures, METH_NOARGS, nullptr},
+    {"deliver_warnings", deliver_warnings, METH_NOARGS, nullptr},
+    {"set_reports_waits", set_reports_waits, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace lazyeng::bindings

@@ -1,0 +1,203 @@
+// csrc/bindings/engine.cpp: functions of lazyeng._C about the engine: its life, its limits, its
+// numbers.
+#include "csrc/bindings/bindings.h"
+#include "csrc/fuse/group.h"
+#include "csrc/fuse/plan.h"
+#include "csrc/record/fork.h"
+#include "csrc/record/gate.h"
+#include "csrc/record/library.h"
+#include "csrc/record/recorder.h"
+#include "csrc/run/buffers.h"
+#include "csrc/run/python_ref.h"
+
+namespace lazyeng::bindings {
+namespace {
+
+using record::current_recorder;
+using run::PyRef;
+
+PyObject* wait_for_all(PyObject*, PyObject*) {
+  return guarded([&] {
+    current_recorder()->wait_for_all();
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* flush(PyObject*, PyObject*) {
+  return guarded([&] {
+    const run::NoGil released;
+    const record::Gate::Inside inside;
+    current_recorder()->flush();
+    return Py_NewRef(Py_None);
+  });
+}
+
+PyObject* wait_for_generators(PyObject*, PyObject*) {
+  return guarded([&] {
+    if (current_recorder()) current_recorder()->wait_for_generators();
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* set_limits(PyObject*, PyObject* args) {
+  unsigned long long ops = 0, bytes = 0;
+  if (!PyArg_ParseTuple(args, "KK", &ops, &bytes)) return nullptr;
+  current_recorder()->engine().set_limits({ops, bytes});
+  Py_RETURN_NONE;
+}
+
+PyObject* set_num_workers(PyObject*, PyObject* count) {
+  const unsigned long workers = PyLong_AsUnsignedLong(count);
+  if (PyErr_Occurred()) return nullptr;
+  return guarded([&] {
+    const run::NoGil released;
+    const record::Gate::Inside inside;
+    current_recorder()->engine().set_num_workers(static_cast<unsigned>(workers));
+    return Py_NewRef(Py_None);
+  });
+}
+
+PyObject* num_workers(PyObject*, PyObject*) {
+  return PyLong_FromUnsignedLong(current_recorder()->engine().num_workers());
+}
+
+PyObject* set_backing_device(PyObject*, PyObject* name) {
+  return guarded([&] {
+    record::set_backing_device(c10::Device(PyUnicode_AsUTF8(name)));
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* stats(PyObject*, PyObject*) {
+  record::Recorder& recorder = *current_recorder();
+  stacks::collect();
+  const engine::Counters counters = recorder.engine().counters();
+  const record::RecordCounters& recorded = recorder.counters();
+  using ull = unsigned long long;
+  const fuse::Stats& fused = fuse::stats();
+  const ull groups = fused.groups;
+  const run::BufferStats buffers = run::buffer_stats();
+  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "pool_bytes",
+                       ull{buffers.kept}, "peak_bytes", ull{buffers.peak}, "recorded",
+                       ull{recorded.recorded}, "executed", ull{counters.executed}, "groups", groups,
+                       "launches", ull{counters.executed} + groups - fused.members, "syncs",
+                       ull{recorded.syncs}, "fallbacks", ull{recorded.fallbacks}, "pending_ops",
+                       ull{counters.pending_ops}, "pending_bytes", ull{counters.pending_bytes},
+                       "stack_table_entries", ull{stacks::table_size()});
+}
+
+PyObject* fallback_counts(PyObject*, PyObject*) {
+  PyRef counts(PyDict_New());
+  for (const auto& [name, count] : current_recorder()->fallback_counts()) {
+    PyRef number(PyLong_FromUnsignedLongLong(count));
+    if (!number || PyDict_SetItemString(counts.get(), name.c_str(), number.get()) != 0)
+      return nullptr;
+  }
+  return counts.release();
+}
+
+PyObject* stop_engine(PyObject*, PyObject*) {
+  return guarded([&] {
+    if (record::Recorder* recorder = current_recorder()) {
+      const run::NoGil released;
+      const record::Gate::Inside inside;
+      recorder->stop_threads();
+      recorder->flush();
+      recorder->engine().stop();
+    }
+    return Py_NewRef(Py_None);
+  });
+}
+
+PyObject* start_engine(PyObject*, PyObject*) {
+  return guarded([&] {
+    if (record::Recorder* recorder = current_recorder()) {
+      recorder->engine().start();
+      recorder->start_threads();
+    }
+    return Py_NewRef(Py_None);
+  });
+}
+
+PyObject* before_fork(PyObject*, PyObject*) {
+  return guarded([&] {
+    record::before_fork(*current_recorder());
+    return Py_NewRef(Py_None);
+  });
+}
+
+PyObject* after_fork_in_parent(PyObject*, PyObject*) {
+  return guarded([&] {
+    record::after_fork_in_parent(*current_recorder());
+    return Py_NewRef(Py_None);
+  });
+}
+
+PyObject* after_fork_in_child(PyObject*, PyObject*) {
+  return guarded([&] { return PyBool_FromLong(record::after_fork_in_child(*current_recorder())); });
+}
+
+PyObject* adopt_new_ops(PyObject*, PyObject*) {
+  return guarded([&] {
+    record::adopt_new_ops();
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* install_buffer_pool(PyObject*, PyObject* limit) {
+  const unsigned long long bytes = PyLong_AsUnsignedLongLong(limit);
+  if (PyErr_Occurred()) return nullptr;
+  run::install_buffer_pool(bytes);
+  Py_RETURN_NONE;
+}
+
+PyObject* empty_buffer_pool(PyObject*, PyObject*) {
+  run::empty_buffer_pool();
+  Py_RETURN_NONE;
+}
+
+PyObject* set_fusion(PyObject*, PyObject* on) {
+  current_recorder()->set_fusion(on == Py_True);
+  Py_RETURN_NONE;
+}
+
+PyObject* set_inexact_fusion(PyObject*, PyObject* on) {
+  fuse::set_inexact(on == Py_True);
+  Py_RETURN_NONE;
+}
+
+PyObject* plan_count(PyObject*, PyObject*) { return PyLong_FromSize_t(fuse::plan_count()); }
+
+PyObject* set_fusion_log(PyObject*, PyObject* on) {
+  fuse::set_logging(on == Py_True);
+  Py_RETURN_NONE;
+}
+
+}  // namespace
+
+PyMethodDef engine_methods[] = {
+    {"wait_for_all", wait_for_all, METH_NOARGS, nullptr},
+    {"flush", flush, METH_NOARGS, nullptr},
+    {"wait_for_generators", wait_for_generators, METH_NOARGS, nullptr},
+    {"set_limits", set_limits, METH_VARARGS, nullptr},
+    {"set_num_workers", set_num_workers, METH_O, nullptr},
+    {"num_workers", num_workers, METH_NOARGS, nullptr},
+    {"set_backing_device", set_backing_device, METH_O, nullptr},
+    {"stats", stats, METH_NOARGS, nullptr},
+    {"fallback_counts", fallback_counts, METH_NOARGS, nullptr},
+    {"stop_engine", stop_engine, METH_NOARGS, nullptr},
+    {"start_engine", start_engine, METH_NOARGS, nullptr},
+    {"before_fork", before_fork, METH_NOARGS, nullptr},
+    {"after_fork_in_parent", after_fork_in_parent, METH_NOARGS, nullptr},
+    {"after_fork_in_child", after_fork_in_child, METH_NOARGS, nullptr},
+    {"adopt_new_ops", adopt_new_ops, METH_NOARGS, nullptr},
+    {"install_buffer_pool", install_buffer_pool, METH_O, nullptr},
+    {"empty_buffer_pool", empty_buffer_pool, METH_NOARGS, nullptr},
+    {"set_fusion", set_fusion, METH_O, nullptr},
+    {"set_inexact_fusion", set_inexact_fusion, METH_O, nullptr},
+    {"plan_count", plan_count, METH_NOARGS, nullptr},
+    {"set_fusion_log", set_fusion_log, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace lazyeng::bindings

@@ -1,0 +1,160 @@
+// csrc/bindings/tensors.cpp: functions of lazyeng._C about a tensor: wrapping it, reading it, what
+// is known of it.
+#include <torch/csrc/Storage.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "csrc/bindings/bindings.h"
+#include "csrc/record/lazy_tensor.h"
+#include "csrc/record/library.h"
+#include "csrc/record/recorder.h"
+#include "csrc/run/own_writes.h"
+#include "csrc/run/plain_storage.h"
+#include "csrc/run/python_ref.h"
+
+namespace lazyeng::bindings {
+namespace {
+
+using record::current_recorder;
+using run::PyRef;
+
+/// The value of a lazy tensor; throws c10::TypeError if it is none.
+const run::ValueRef& value_of(PyObject* object) {
+  TORCH_CHECK_TYPE(THPVariable_Check(object), "expected a LazyTensor, got ",
+                   Py_TYPE(object)->tp_name);
+  record::LazyImpl* lazy = record::lazy_impl(THPVariable_Unpack(object));
+  TORCH_CHECK_TYPE(lazy, "expected a LazyTensor, got a plain tensor of type ",
+                   Py_TYPE(object)->tp_name);
+  if (lazy->resized_outside()) record::follow_resize(THPVariable_Unpack(object));
+  return lazy->value();
+}
+
+PyObject* wrap_tensor(PyObject*, PyObject* object) {
+  return guarded([&]() -> PyObject* {
+    TORCH_CHECK_TYPE(THPVariable_Check(object), "expected a tensor, got ",
+                     Py_TYPE(object)->tp_name);
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    record::adopt_new_ops();
+    if (record::lazy_impl(tensor)) return Py_NewRef(object);
+    TORCH_CHECK_TYPE(record::recordable(tensor),
+                     "lazyeng: expected a strided tensor on cpu or cuda, got one of layout ",
+                     tensor.layout(), " on ", tensor.device(),
+                     tensor.is_quantized() ? ", quantized" : "");
+    auto value =
+        make_ref<run::Value>(run::plain_storages().var_of(tensor), run::geometry_of(tensor));
+    return record::python_object(record::make_lazy(std::move(value)));
+  });
+}
+
+PyObject* is_lazy(PyObject*, PyObject* object) {
+  return PyBool_FromLong(THPVariable_Check(object) &&
+                         record::lazy_impl(THPVariable_Unpack(object)) != nullptr);
+}
+
+PyObject* plain(PyObject*, PyObject* object) {
+  return guarded([&] {
+    const run::ValueRef value = value_of(object);
+    current_recorder()->wait_and_check(*value);
+    return THPVariable_Wrap(value->plain());
+  });
+}
+
+PyObject* wait(PyObject*, PyObject* object) {
+  return guarded([&] {
+    const run::ValueRef value = value_of(object);
+    current_recorder()->wait_and_check(*value);
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* is_ready(PyObject*, PyObject* object) {
+  return guarded([&] { return PyBool_FromLong(!value_of(object)->var().awaited()); });
+}
+
+/// (state, text): ("pending", "aten::mm @ train.py:42"), ("failed", "..."), ("ready", "").
+PyObject* status(PyObject*, PyObject* object) {
+  return guarded([&]() -> PyObject* {
+    const run::ValueRef value = value_of(object);
+    if (value->var().awaited()) {
+      const std::string writer = current_recorder()->describe_writer(value->var());
+      return Py_BuildValue("ss", "pending", writer.c_str());
+    }
+    const engine::FailurePtr failure = value->var().failure();
+    if (!failure) return Py_BuildValue("ss", "ready", "");
+    const run::FailureRoot& root = *static_cast<const run::OpFailure&>(*failure).root();
+    std::string text = root.name;
+    const std::string line = stacks::innermost_user_line(root.stack);
+    if (!line.empty()) text += " @ " + line;
+    return Py_BuildValue("ss", "failed", text.c_str());
+  });
+}
+
+/// Whether a method may look at a plain tensor's memory at once.
+PyObject* reads_directly(PyObject*, PyObject* object) {
+  if (!THPVariable_Check(object)) Py_RETURN_TRUE;  // torch's own method says what it expects
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  if (record::thread_mode().inside()) return PyBool_FromLong(record::lazy_impl(tensor) != nullptr);
+  return PyBool_FromLong(!run::plain_storages().is_guarded(tensor));
+}
+
+/// call_eagerly(function, tensor, args, kwargs): waits for recorded writes to the plain tensor,
+/// then calls function(tensor, *args, **kwargs) as if outside lazy().
+PyObject* call_eagerly(PyObject*, PyObject* arguments) {
+  PyObject *function = nullptr, *tensor = nullptr, *rest = nullptr, *kwargs = nullptr;
+  if (!PyArg_ParseTuple(arguments, "OOO!O!", &function, &tensor, &PyTuple_Type, &rest, &PyDict_Type,
+                        &kwargs))
+    return nullptr;
+  return guarded([&]() -> PyObject* {
+    if (run::StorageVarRef var = run::plain_storages().find(THPVariable_Unpack(tensor)))
+      current_recorder()->wait_for(*var);
+    PyRef args(PyTuple_New(1 + PyTuple_GET_SIZE(rest)));
+    if (!args) return nullptr;
+    PyTuple_SET_ITEM(args.get(), 0, Py_NewRef(tensor));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(rest); ++i)
+      PyTuple_SET_ITEM(args.get(), i + 1, Py_NewRef(PyTuple_GET_ITEM(rest, i)));
+    const record::OutsideBlock outside;
+    return PyObject_Call(function, args.get(), kwargs);
+  });
+}
+
+/// follow_storage(untyped_storage): the storage may have moved to other memory: the engine follows.
+/// False if the engine does not know it.
+PyObject* follow_storage(PyObject*, PyObject* object) {
+  return guarded([&] {
+    TORCH_CHECK_TYPE(THPStorage_Check(object), "expected a storage, got ",
+                     Py_TYPE(object)->tp_name);
+    const at::Tensor over = at::detail::make_tensor<c10::TensorImpl>(
+        c10::Storage(THPStorage_Unpack(object)), c10::DispatchKeySet(c10::DispatchKey::CPU),
+        c10::scalarTypeToTypeMeta(c10::kByte));
+    const run::StorageVarRef var = run::plain_storages().find(over);
+    if (var) run::plain_storages().follow_resize(*var, /*through_user_face=*/true);
+    return PyBool_FromLong(static_cast<bool>(var));
+  });
+}
+
+/// Of a tensor that an op is about to write; outside lazy() an op on plain tensors is not ours.
+PyObject* announce_own_write(PyObject*, PyObject* object) {
+  return guarded([&] {
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    if (record::lazy_impl(tensor) || record::thread_mode().inside())
+      run::announce_own_write(tensor);
+    Py_RETURN_NONE;
+  });
+}
+
+}  // namespace
+
+PyMethodDef tensor_methods[] = {
+    {"wrap_tensor", wrap_tensor, METH_O, nullptr},
+    {"is_lazy", is_lazy, METH_O, nullptr},
+    {"plain", plain, METH_O, nullptr},
+    {"wait", wait, METH_O, nullptr},
+    {"is_ready", is_ready, METH_O, nullptr},
+    {"status", status, METH_O, nullptr},
+    {"reads_directly", reads_directly, METH_O, nullptr},
+    {"call_eagerly", call_eagerly, METH_VARARGS, nullptr},
+    {"follow_storage", follow_storage, METH_O, nullptr},
+    {"announce_own_write", announce_own_write, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace lazyeng::bindings

@@ -1,0 +1,175 @@
+"""lazyeng.profile: what was recorded, run and waited for, on which thread and when.
+
+The C++ core keeps the ranges of recording and running (csrc/run/trace.h), sync_debug tells of
+waits. Here they become a trace in Chrome's format, which Perfetto and chrome://tracing show:
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lazyeng import _C, sync_debug
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    thread: int
+    begin: int
+    end: int
+    wait: sync_debug.Wait
+
+
+class profile(contextlib.ContextDecorator):  # noqa: N801 (as torch.profiler.profile)
+    """Context manager, or decorator, that writes a trace of all threads to a file.
+
+    At its end it waits for everything recorded so far, so that all of it is in the trace; failures
+    stay where they are, to be raised by who reads them. One op costs about a microsecond more.
+
+    The file is Chrome's trace format, for ui.perfetto.dev or chrome://tracing. Each thread of the
+    program and of the engine is a row, with ranges of the categories ``record`` (an operator was
+    recorded; ``line`` is the program's), ``run`` (it ran), ``group`` (operators that ran fused,
+    ``members``) and ``wait`` (the program waited; ``line``, ``op``, ``reason``). Arrows lead from
+    record to run. The counters are the operators recorded and not run yet, and the bytes they will
+    allocate. ``python -m lazyeng.report`` sums such a file up.
+
+    Args:
+        path: the file to write; an older one is replaced when the block ends.
+
+    Raises:
+        RuntimeError: another profile is being made, in whichever thread.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._waits: list[_Wait] = []
+        self._begin = 0
+
+    def __enter__(self) -> profile:
+        if not _C.start_trace():
+            raise RuntimeError("lazyeng.profile: another profile is being made; end that one first")
+        self._waits = []
+        self._begin = time.perf_counter_ns()
+        sync_debug.listeners.append(self._note_wait)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            sync_debug.listeners.remove(self._note_wait)
+            with sync_debug.allow_sync("the profile is complete when its block ends"):
+                _C.wait_for_all()
+        finally:
+            end = time.perf_counter_ns()
+            logs = _C.stop_trace()
+        events = [*_trace_events(logs, self._waits, self._begin, end)]
+        with open(self.path, "w") as file:
+            json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file, separators=(",", ":"))
+
+    def _note_wait(self, wait: sync_debug.Wait, begin: int, end: int) -> None:
+        self._waits.append(_Wait(threading.get_native_id(), begin, end, wait))
+
+
+def _trace_events(
+    logs: list[_C.ThreadLog], waits: list[_Wait], begin: int, end: int
+) -> Iterator[Event]:
+    pid = os.getpid()
+    yield _metadata(pid, 0, "process_name", "lazyeng")
+    names = {thread: name for thread, name, _ in logs}
+    names |= {wait.thread: "" for wait in waits if wait.thread not in names}
+    ours = {thread.native_id: thread.name for thread in threading.enumerate()}
+    for thread, name in names.items():
+        engine = name.startswith("lazyeng-")
+        yield _metadata(pid, thread, "thread_name", name if engine else ours.get(thread, name))
+        yield _metadata(pid, thread, "thread_sort_index", int(engine))
+    runs: dict[int, tuple[int, _C.TraceEvent]] = {}
+    for thread, _, events in logs:
+        for event in events:
+            for number in _runs_of(event):
+                runs[number] = thread, event
+    for thread, _, events in logs:
+        for event in events:
+            yield _range(event, pid, thread, begin)
+            if event[0] == "record" and event[2] in runs:
+                yield from _arrow(event, thread, *runs[event[2]], pid, begin)
+    for wait in waits:
+        yield _wait_range(wait, pid, begin)
+    yield from _counters(logs, runs, pid, begin)
+    yield {"ph": "X", "name": "profile", "cat": "profile", "pid": pid, "tid": 0, "ts": 0.0,
+           "dur": (end - begin) / 1000}  # fmt: skip
+
+
+def _metadata(pid: int, thread: int, what: str, value: str | int) -> Event:
+    key = "sort_index" if what.endswith("index") else "name"
+    return {"ph": "M", "name": what, "pid": pid, "tid": thread, "args": {key: value}}
+
+
+def _runs_of(event: _C.TraceEvent) -> list[int]:
+    """Numbers of the nodes that the event runs."""
+    kind, _, number, *_, members = event
+    if kind == "group":
+        return [member for _, member in members]
+    return [number] if kind == "run" and number else []
+
+
+def _range(event: _C.TraceEvent, pid: int, thread: int, origin: int) -> Event:
+    kind, op, number, begin, end, _, failed, line, members = event
+    args: dict[str, Any] = {}
+    if number:
+        args["number"] = number
+    if line:
+        args["line"] = line
+    if members:
+        args["members"] = [f"{name}#{member}" for name, member in members]
+    if failed:
+        args["failed"] = True
+    name = op or f"group of {len(members)}"
+    return {"ph": "X", "name": name, "cat": kind, "pid": pid, "tid": thread,
+            "ts": (begin - origin) / 1000, "dur": (end - begin) / 1000, "args": args}  # fmt: skip
+
+
+def _wait_range(wait: _Wait, pid: int, origin: int) -> Event:
+    site = wait.wait
+    args = {
+        "line": f"{os.path.basename(site.filename)}:{site.lineno}",
+        "op": site.op,
+        "reason": site.reason,
+    }
+    return {"ph": "X", "name": "wait", "cat": "wait", "pid": pid, "tid": wait.thread,
+            "ts": (wait.begin - origin) / 1000, "dur": (wait.end - wait.begin) / 1000,
+            "args": args}  # fmt: skip
+
+
+def _arrow(
+    record: _C.TraceEvent, thread: int, runner: int, run: _C.TraceEvent, pid: int, origin: int
+) -> Iterator[Event]:
+    """From where an op was recorded to where it ran."""
+    same = {"name": "runs", "cat": "flow", "id": record[2], "pid": pid}
+    yield {"ph": "s", "tid": thread, "ts": (record[3] - origin) / 1000, **same}
+    yield {"ph": "f", "bp": "e", "tid": runner, "ts": (run[3] - origin) / 1000, **same}
+
+
+def _counters(
+    logs: list[_C.ThreadLog], runs: dict[int, tuple[int, _C.TraceEvent]], pid: int, origin: int
+) -> Iterator[Event]:
+    """Ops recorded and not run, and their bytes; what was skipped does not count."""
+    steps: list[tuple[int, int, int]] = []
+    for _, _, events in logs:
+        for kind, _, number, _, end, size, *_ in events:
+            if kind == "record" and number in runs:
+                steps.append((end, 1, size))
+                steps.append((max(end, runs[number][1][4]), -1, -size))
+    ops = pending = 0
+    for at, change, size in sorted(steps):
+        ops, pending = ops + change, pending + size
+        for name, key, value in (("pending ops", "ops", ops), ("pending bytes", "bytes", pending)):
+            yield {"ph": "C", "name": name, "pid": pid, "ts": (at - origin) / 1000,
+                   "args": {key: value}}  # fmt: skip

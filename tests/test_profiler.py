@@ -1,0 +1,232 @@
+"""lazyeng.profile and python -m lazyeng.report: what was recorded, run and waited for."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import lazyeng
+from lazyeng import lazy, report, synchronize, wrap
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "trace.json")
+
+
+def events_of(path, **wanted):
+    """Events that have these values, by the time when they begin."""
+    with open(path) as file:
+        events = json.load(file)["traceEvents"]
+    found = [e for e in events if all(e.get(key) == value for key, value in wanted.items())]
+    return sorted(found, key=lambda e: e.get("ts", 0))
+
+
+def end(event):
+    return event["ts"] + event["dur"]
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
+def test_every_op_is_recorded_and_run(path, mode):
+    x, w = torch.rand(64, 64), torch.rand(64, 64)
+    with lazyeng.profile(path), lazy(mode):
+        for _ in range(3):
+            y = torch.linalg.solve(x, w)
+            z = (y @ w).t().exp()
+        z.sum().item()
+    records = events_of(path, cat="record")
+    runs = events_of(path, cat="run") + [
+        {"args": {"number": int(member.split("#")[1])}, "name": member.split("#")[0]}
+        for group in events_of(path, cat="group")
+        for member in group["args"]["members"]
+    ]
+    numbers = {e["args"]["number"]: e["name"] for e in runs if "number" in e["args"]}
+    assert sum(e["name"] == "aten::mm" for e in records) == 3
+    for record in records:
+        number = record["args"].get("number")
+        if number:
+            assert numbers[number] == record["name"]
+    assert any(e["name"] == "aten::t" and "number" not in e["args"] for e in records)
+
+
+def test_lines_are_the_programs(path):
+    x = wrap(torch.rand(8, 8))
+    with lazyeng.profile(path):
+        x.mm(x)  # LINE
+        synchronize()
+    (record,) = events_of(path, cat="record", name="aten::mm")
+    lines = Path(__file__).read_text().splitlines()
+    line = next(i for i, text in enumerate(lines, 1) if text.endswith("# LINE"))
+    assert record["args"]["line"] == f"test_profiler.py:{line}"
+
+
+def test_arrows_lead_from_record_to_run(path):
+    with lazyeng.profile(path), lazy("deferred"):
+        x = torch.rand(16, 16)
+        (x @ x).relu().add(1).tolist()
+    starts = {e["id"]: e for e in events_of(path, ph="s")}
+    ends = {e["id"]: e for e in events_of(path, ph="f")}
+    assert starts.keys() == ends.keys() and len(starts) >= 3
+    records = {e["args"].get("number"): e for e in events_of(path, cat="record")}
+    ran = events_of(path, cat="run") + events_of(path, cat="group")
+    for number, start in starts.items():
+        assert start["tid"] == records[number]["tid"] and start["ts"] == records[number]["ts"]
+        assert any(
+            e["tid"] == ends[number]["tid"] and e["ts"] <= ends[number]["ts"] <= end(e) for e in ran
+        )
+
+
+def test_groups_name_their_members(path):
+    x = wrap(torch.rand(100))
+    with lazyeng.profile(path), lazy("deferred"):
+        (x * 2 + 1).neg().tolist()
+    (group,) = events_of(path, cat="group")
+    names = [member.split("#")[0] for member in group["args"]["members"]]
+    assert names == ["aten::mul.Tensor", "aten::add.Tensor", "aten::neg"]
+    assert not [e for e in events_of(path, cat="run") if e["name"] == "aten::neg"]
+
+
+def test_waits_are_shown_without_sync_debug(path):
+    x = wrap(torch.rand(300, 300))
+    with lazyeng.profile(path), lazy("deferred"):
+        y = x @ x
+        y.sum().item()  # WAITS
+    (wait,) = events_of(path, cat="wait")
+    assert wait["args"]["line"].startswith("test_profiler.py:")
+    assert wait["args"]["reason"].endswith("its value is read")
+    run = events_of(path, cat="run", name="aten::mm")[0]
+    assert wait["ts"] <= run["ts"] and end(run) <= end(wait) + 1
+
+
+def test_all_is_complete_at_the_end(path):
+    with lazyeng.profile(path), lazy("deferred"):
+        y = torch.rand(32, 32) @ torch.rand(32, 32)
+    assert y.is_ready()
+    assert len(events_of(path, cat="run", name="aten::mm")) == 1
+
+
+def test_counters_end_at_zero(path):
+    with lazyeng.profile(path), lazy("deferred"):
+        x = torch.rand(64)
+        for _ in range(10):
+            x = torch.cumsum(x, 0)
+    for name in ("pending ops", "pending bytes"):
+        (values,) = zip(*(e["args"].values() for e in events_of(path, name=name)), strict=True)
+        assert max(values) > 0 and values[-1] == 0 and min(values) >= 0
+
+
+def test_failures_stay_for_their_readers(path):
+    x = wrap(torch.zeros(3, 3))
+    with lazyeng.profile(path), lazy("deferred"):
+        y = torch.linalg.inv(x)
+        z = y + 1
+    failed = [e["name"] for e in events_of(path, cat="run") if e["args"].get("failed")]
+    assert failed == ["aten::linalg_inv_ex"] or failed == ["aten::_linalg_check_errors"]
+    for tensor in (y, z):
+        with pytest.raises(torch.linalg.LinAlgError):
+            tensor.tolist()
+
+
+def test_threads_have_their_names(path):
+    def work():
+        (wrap(torch.rand(8, 8)) @ torch.rand(8, 8)).tolist()
+
+    thread = threading.Thread(target=work, name="my loader")
+    with lazyeng.profile(path):
+        thread.start()
+        thread.join()
+    names = {e["args"]["name"] for e in events_of(path, name="thread_name")}
+    assert any(name.startswith("lazyeng-") for name in names)
+
+
+def test_one_at_a_time(path):
+    with lazyeng.profile(path):
+        with pytest.raises(RuntimeError, match="another profile"), lazyeng.profile(path):
+            pass
+    with lazyeng.profile(path):
+        pass
+    assert events_of(path, cat="profile")
+
+
+def test_as_a_decorator(path):
+    @lazyeng.profile(path)
+    def program():
+        return (wrap(torch.rand(8, 8)) @ torch.rand(8, 8)).sum().item()
+
+    program()
+    program()
+    assert len(events_of(path, cat="run", name="aten::mm")) == 1
+
+
+def test_an_exception_passes_and_the_trace_is_written(path):
+    with pytest.raises(KeyError), lazyeng.profile(path):
+        (wrap(torch.rand(8, 8)) @ torch.rand(8, 8)).sum().item()
+        raise KeyError
+    assert events_of(path, cat="run", name="aten::mm")
+
+
+def test_report(path):
+    x = wrap(torch.rand(200, 200))
+    with lazyeng.profile(path), lazy("deferred"):
+        for _ in range(3):
+            y = x @ x
+            (y * 2 + 1).neg().tolist()
+    done = subprocess.run(
+        [sys.executable, "-m", "lazyeng.report", path], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    (mm,) = [line.split() for line in lines if line.startswith("aten::mm ")]
+    assert mm[1] == mm[3] == "3"
+    assert any(line.startswith("group: mul add neg ") for line in lines)
+    assert any("test_profiler.py:" in line and "its value is read" in line for line in lines)
+    assert any(line.startswith("lazyeng-cpu") for line in lines)
+    page = Path(path).with_suffix(".html").read_text()
+    assert "aten::mm" in page and "http" not in page  # it loads nothing
+
+
+def test_report_of_something_else(path, capsys):
+    with open(path, "w") as file:
+        file.write('{"traceEvents": []}')
+    assert report.main([path]) == 2
+    assert "expected a trace written by lazyeng.profile" in capsys.readouterr().err
+    assert report.main([path + ".none"]) == 2
+
+
+def test_names_cannot_end_the_page(path):
+    page = report.timeline_html(
+        "<b>", {1: "</script><script>alert(1)</script>"},
+        [{"tid": 1, "cat": "run", "ts": 0.0, "dur": 1.0, "name": "</script>@DATA@"}], 1.0,
+    )  # fmt: skip
+    assert page.count("</script>") == 1 and "<b></title>" not in page
+
+
+def test_covered_time_counts_once():
+    ranges = [{"ts": 0.0, "dur": 10.0}, {"ts": 2.0, "dur": 3.0}, {"ts": 8.0, "dur": 4.0}]
+    assert report._covered(ranges) == 12.0
+
+
+def test_under_torchs_profiler():
+    """Its ranges on the program's thread are those of recording; the results are the same."""
+    x = torch.rand(16, 16)
+    with torch.profiler.profile() as profiler, lazy():
+        y = ((x @ x) * 2 + 1).sum()
+        value = y.item()
+    assert value == pytest.approx(((x @ x) * 2 + 1).sum().item())
+    names = {event.name for event in profiler.events()}
+    assert {"aten::mm", "aten::mul", "aten::sum"} <= names
+
+
+def test_torchs_profiler_sees_the_engines_threads():
+    x = torch.rand(16, 16)
+    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with torch.profiler.profile(experimental_config=config) as profiler, lazy("deferred"):
+        ((x @ x) * 2 + 1).tolist()
+    threads = {name: set() for name in ("aten::mm", "lazyeng::group")}
+    for event in profiler.events():
+        threads.get(event.name, set()).add(event.thread)
+    assert len(threads["aten::mm"]) == 2 and threads["lazyeng::group"]
