@@ -56,19 +56,20 @@ class Box:
 def draw(title: str, boxes: Sequence[Box]) -> str:
     """The page: what an item needs stands above it."""
     places: dict[str, tuple[float, float, float]] = {}  # of each item: left, top, width
-    shapes: list[str] = []
+    frames: list[str] = []
+    items: list[str] = []
     y = width = 0.0
     for row in _rows(boxes):
         x = 0.0
         for box in row:
-            shapes += _box(box, x, y, places)
+            frames += _frame(box, x, y)
+            items += _items(box, x, y, places)
             x += box.width + COLUMN_GAP
         width = max(width, x)
         y += max(box.height for box in row) + ROW_GAP
     edges = [edge for box in boxes for item in box.items for edge in _edges(item, places)]
-    return PAGE.format(
-        title=html.escape(title), width=width + 1, height=y + 1, shapes="\n".join(edges + shapes)
-    )
+    shapes = "\n".join(frames + edges + items)  # what comes later covers what came before
+    return PAGE.format(title=html.escape(title), width=width + 1, height=y + 1, shapes=shapes)
 
 
 def _rows(boxes: Sequence[Box]) -> list[list[Box]]:
@@ -94,18 +95,24 @@ def _rows(boxes: Sequence[Box]) -> list[list[Box]]:
     return [row for row in drawn if row]
 
 
-def _box(box: Box, x: float, y: float, places: dict[str, tuple[float, float, float]]) -> list[str]:
+def _frame(box: Box, x: float, y: float) -> list[str]:
+    if box.title is None:
+        return []
+    return [
+        f'<rect class="box" x="{x:.1f}" y="{y:.1f}" rx="4" width="{box.width:.1f}" '
+        f'height="{box.height:.1f}"/><text class="name" x="{x + PADDING:.1f}" '
+        f'y="{y + 16:.1f}">{html.escape(box.title)}</text>'
+    ]
+
+
+def _items(
+    box: Box, x: float, y: float, places: dict[str, tuple[float, float, float]]
+) -> list[str]:
     shapes = []
-    if box.title:
-        shapes.append(
-            f'<rect class="box" x="{x:.1f}" y="{y:.1f}" rx="4" width="{box.width:.1f}" '
-            f'height="{box.height:.1f}"/><text class="name" x="{x + PADDING:.1f}" '
-            f'y="{y + 16:.1f}">{html.escape(box.title)}</text>'
-        )
-        y += ITEM_HEIGHT
+    y += ITEM_HEIGHT if box.title else 0
+    left, width = x + PADDING, box.width - 2 * PADDING
     for item in box.items:
         y += 6
-        left, width = x + PADDING, box.width - 2 * PADDING
         places[item.key] = left, y, width
         shapes.append(
             f'<g class="item"><title>{html.escape(item.hover)}</title><rect x="{left:.1f}" '
