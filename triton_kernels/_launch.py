@@ -6,6 +6,7 @@ A check says `[op] fact, got value, expected value` and raises the type that tor
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -76,13 +77,28 @@ def block_of(n_cols: int, largest: int = MAX_BLOCK) -> int:
     return min(1 << max(n_cols - 1, 0).bit_length(), largest)
 
 
-def options(block_size: int) -> dict[str, object]:
-    """Launch options. Enough warps that a thread holds at most 32 values of a block; fused
-    multiply-adds are asked for, because Triton's default differs between versions."""
-    num_warps = 4 if block_size <= 2048 else 8 if block_size <= 8192 else 16
-    return {"num_warps": num_warps, "enable_fp_fusion": True}
+# Rows that a program of a column sum reads at a time.
+GROUP_BLOCK = 32
 
 
-def launching_on(tensor: torch.Tensor) -> contextlib.AbstractContextManager:
-    """Triton launches on the current device, which may be another one than the tensor's."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+def row_groups(n_rows: int) -> tuple[int, int]:
+    """(groups, rows in each) for a sum over rows in two stages: at most 64 groups, so that the
+    partial sums are small. It does not ask how many processors the GPU has: the same sums, with the
+    same rounding, on each."""
+    blocks = -(-n_rows // GROUP_BLOCK)
+    rows_each = -(-blocks // 64) * GROUP_BLOCK
+    return (-(-n_rows // rows_each) if rows_each else 0), rows_each
+
+
+def launch(kernel: Any, grid: tuple[Any, ...], *arguments, elements: int, **constants) -> None:
+    """Runs the kernel on the device of the first tensor; `elements`: values in a program's block.
+
+    Enough warps that a thread holds at most 32 of them. Fused multiply-adds are asked for, because
+    Triton's default differs between versions.
+    """
+    num_warps = 4 if elements <= 2048 else 8 if elements <= 8192 else 16
+    tensor = arguments[0]
+    # Triton launches on the current device, which may be another one than the tensor's.
+    device = torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+    with device:
+        kernel[grid](*arguments, **constants, num_warps=num_warps, enable_fp_fusion=True)

@@ -101,15 +101,13 @@ def _launch_rows(short, long, tensors: tuple[torch.Tensor, ...], n_cols: int, lo
     n_rows = tensors[0].numel() // n_cols
     block_size = _launch.block_of(n_cols)
     constants = {"LOG": log, "COMPUTE": _launch.compute_type(*tensors), "BLOCK_SIZE": block_size}
-    with _launch.launching_on(tensors[0]):
-        if n_cols <= block_size:
-            block_rows = min(_launch.block_of(n_rows), max(1, 2048 // block_size))
-            grid = (triton.cdiv(n_rows, block_rows),)
-            launch_options = _launch.options(block_size * block_rows)
-            short[grid](*tensors, n_rows, n_cols, BLOCK_ROWS=block_rows, **constants,
-                        **launch_options)  # fmt: skip
-        else:
-            long[(n_rows,)](*tensors, n_cols, **constants, **_launch.options(block_size))
+    if n_cols > block_size:
+        _launch.launch(long, (n_rows,), *tensors, n_cols, elements=block_size, **constants)
+        return
+    block_rows = min(_launch.block_of(n_rows), max(1, 2048 // block_size))
+    grid = (triton.cdiv(n_rows, block_rows),)
+    _launch.launch(short, grid, *tensors, n_rows, n_cols, BLOCK_ROWS=block_rows,
+                   elements=block_rows * block_size, **constants)  # fmt: skip
 
 
 def softmax_forward(x: torch.Tensor, log: bool) -> torch.Tensor:
