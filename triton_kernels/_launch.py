@@ -55,6 +55,15 @@ def check_shape(op: str, name: str, tensor: torch.Tensor | None, shape: tuple[in
         )
 
 
+def check_normalized(op: str, x: torch.Tensor, normalized_shape: tuple[int, ...]) -> None:
+    """Raises RuntimeError."""
+    if not normalized_shape or tuple(x.shape[-len(normalized_shape) :]) != tuple(normalized_shape):
+        raise RuntimeError(
+            f"[{op}] normalized_shape does not fit, got {list(normalized_shape)}, "
+            f"expected one or more trailing dims of {list(x.shape)}"
+        )
+
+
 def compute_type(*tensors: torch.Tensor | None) -> tl.dtype:
     """float64 when a tensor has it; float32 otherwise, also for the 16-bit types: their range and
     their sums do not suffice."""

@@ -207,11 +207,7 @@ def _check_backward(dy, x, mean, rstd) -> None:
 def _check(x, normalized_shape, weight, bias) -> None:
     op = "layer_norm"
     _launch.check_tensors(op, x=x, weight=weight, bias=bias)
-    if not normalized_shape or tuple(x.shape[-len(normalized_shape) :]) != tuple(normalized_shape):
-        raise RuntimeError(
-            f"[{op}] normalized_shape does not fit, got {list(normalized_shape)}, "
-            f"expected one or more trailing dims of {list(x.shape)}"
-        )
+    _launch.check_normalized(op, x, normalized_shape)
     _launch.check_shape(op, "weight", weight, normalized_shape)
     _launch.check_shape(op, "bias", bias, normalized_shape)
 
