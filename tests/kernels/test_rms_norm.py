@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 import torch
 import torch.nn.functional as F
 from lazyeng.triton_kernels import rms_norm as kernels
-from lazyeng.triton_kernels._launch import MAX_BLOCK
+from lazyeng.triton_kernels._launch import LOOP_BLOCK
 
 from tests.kernels.compare import (
     ARCHES,
@@ -19,7 +19,7 @@ from tests.kernels.compare import (
     kernels_of,
 )
 
-LONG = 2 * MAX_BLOCK + 5
+LONG = 2 * LOOP_BLOCK + 5
 
 
 def both(normalized, eps=None):
