@@ -17,6 +17,8 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTERPRETED = bool(knobs.runtime.interpret)
 # A row up to this long stays in registers: 16,384 values on 16 warps are 32 registers a thread.
 MAX_BLOCK = 16384
+# A loop over a row keeps nothing of it, so its blocks need only be wide enough for all threads.
+LOOP_BLOCK = 4096
 
 
 def runs_on(device: torch.device) -> bool:

@@ -111,8 +111,6 @@ def cross_entropy_backward_kernel(x_ptr, target_ptr, weight_ptr, rows_ptr, scale
 
 
 OP = "cross_entropy"
-# Shorter than softmax's: logits have long rows, and nothing of a block is kept.
-LARGEST_BLOCK = 4096
 
 
 def cross_entropy_forward(
@@ -127,7 +125,7 @@ def cross_entropy_forward(
     compute = _launch.compute_type(x)
     rows = torch.empty((4, n_rows), dtype=_launch.torch_type(compute), device=x.device)
     if n_rows:
-        block_size = _launch.block_of(n_cols, LARGEST_BLOCK)
+        block_size = _launch.block_of(n_cols, _launch.LOOP_BLOCK)
         _launch.launch(
             cross_entropy_kernel, (n_rows,), x, target, weight, rows, n_rows, n_cols,
             ignore_index, label_smoothing, HAS_WEIGHT=weight is not None,
@@ -152,7 +150,7 @@ def cross_entropy_backward(
     n_rows, n_cols = x.shape
     dx = torch.empty_like(x)
     if x.numel():
-        block_size = _launch.block_of(n_cols, LARGEST_BLOCK)
+        block_size = _launch.block_of(n_cols, _launch.LOOP_BLOCK)
         _launch.launch(
             cross_entropy_backward_kernel, (n_rows, triton.cdiv(n_cols, block_size)), x, target,
             weight_and_sum, rows, scale.contiguous(), dx, n_rows, n_cols, scale.dim(), ignore_index,

@@ -137,7 +137,7 @@ def layer_norm_forward(
         rows = _launch.as_rows(x, n_cols)
         weight = weight.contiguous() if weight is not None else None
         bias = bias.contiguous() if bias is not None else None
-        block_size = _launch.block_of(n_cols)
+        block_size = _launch.block_of(n_cols, _launch.LOOP_BLOCK)
         _launch.launch(
             layer_norm_kernel, (len(rows),), rows, weight, bias, y, mean, rstd, n_cols, eps,
             HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, COMPUTE=compute,
@@ -162,7 +162,7 @@ def layer_norm_backward(
         n_cols = math.prod(normalized_shape)
         rows = _launch.as_rows(x, n_cols)
         weight = weight.contiguous() if weight is not None else None
-        block_size = _launch.block_of(n_cols)
+        block_size = _launch.block_of(n_cols, _launch.LOOP_BLOCK)
         _launch.launch(
             layer_norm_dx_kernel, (len(rows),), dy.contiguous(), rows, weight, mean.contiguous(),
             rstd.contiguous(), dx, n_cols, HAS_WEIGHT=weight is not None,

@@ -110,7 +110,7 @@ def rms_norm_forward(
     if x.numel():
         rows = _launch.as_rows(x, n_cols)
         weight = weight.contiguous() if weight is not None else None
-        block_size = _launch.block_of(n_cols)
+        block_size = _launch.block_of(n_cols, _launch.LOOP_BLOCK)
         # Torch's default is the step of the type that it computes in, not of x.
         eps = torch.finfo(rstd.dtype).eps if eps is None else eps
         _launch.launch(
@@ -136,7 +136,7 @@ def rms_norm_backward(
         n_cols = math.prod(normalized_shape)
         rows = _launch.as_rows(x, n_cols)
         weight = weight.contiguous() if weight is not None else None
-        block_size = _launch.block_of(n_cols)
+        block_size = _launch.block_of(n_cols, _launch.LOOP_BLOCK)
         _launch.launch(
             rms_norm_dx_kernel, (len(rows),), dy.contiguous(), rows, weight, rstd.contiguous(), dx,
             n_cols, HAS_WEIGHT=weight is not None, COMPUTE=_launch.compute_type(x),

@@ -100,14 +100,16 @@ def _launch_rows(short, long, tensors: tuple[torch.Tensor, ...], n_cols: int, lo
     """Runs the kernel for short or for long rows on contiguous tensors of one shape."""
     n_rows = tensors[0].numel() // n_cols
     block_size = _launch.block_of(n_cols)
-    constants = {"LOG": log, "COMPUTE": _launch.compute_type(*tensors), "BLOCK_SIZE": block_size}
+    constants = {"LOG": log, "COMPUTE": _launch.compute_type(*tensors)}
     if n_cols > block_size:
-        _launch.launch(long, (n_rows,), *tensors, n_cols, elements=block_size, **constants)
+        _launch.launch(long, (n_rows,), *tensors, n_cols, BLOCK_SIZE=_launch.LOOP_BLOCK,
+                       elements=_launch.LOOP_BLOCK, **constants)  # fmt: skip
         return
     block_rows = min(_launch.block_of(n_rows), max(1, 2048 // block_size))
     grid = (triton.cdiv(n_rows, block_rows),)
     _launch.launch(short, grid, *tensors, n_rows, n_cols, BLOCK_ROWS=block_rows,
-                   elements=block_rows * block_size, **constants)  # fmt: skip
+                   BLOCK_SIZE=block_size, elements=block_rows * block_size,
+                   **constants)  # fmt: skip
 
 
 def softmax_forward(x: torch.Tensor, log: bool) -> torch.Tensor:
