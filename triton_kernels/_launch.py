@@ -6,6 +6,7 @@ A check says `[op] fact, got value, expected value` and raises the type that tor
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def check_shape(op: str, name: str, tensor: torch.Tensor | None, shape: tuple[in
         )
 
 
-def check_normalized(op: str, x: torch.Tensor, normalized_shape: tuple[int, ...]) -> None:
+def check_normalized(op: str, x: torch.Tensor, normalized_shape: Sequence[int]) -> None:
     """Raises RuntimeError."""
     if not normalized_shape or tuple(x.shape[-len(normalized_shape) :]) != tuple(normalized_shape):
         raise RuntimeError(
@@ -99,6 +100,20 @@ def row_groups(n_rows: int) -> tuple[int, int]:
     blocks = -(-n_rows // GROUP_BLOCK)
     rows_each = -(-blocks // 64) * GROUP_BLOCK
     return (-(-n_rows // rows_each) if rows_each else 0), rows_each
+
+
+def recorded(fake: Callable, mutates: tuple[str, ...] = ()) -> Callable:
+    """Makes a launcher an op of torch, lazyeng_kernels::NAME, so that lazyeng records it as one op
+    and runs its Python, with plain tensors, where it is due. `fake` says what it returns, from
+    shapes alone; `mutates` names the arguments that it writes."""
+
+    def register(launcher):
+        name = f"lazyeng_kernels::{launcher.__name__}"
+        op: Any = torch.library.custom_op(name, launcher, mutates_args=mutates)
+        op.register_fake(fake)
+        return op
+
+    return register
 
 
 def launch(kernel: Any, grid: tuple[Any, ...], *arguments, elements: int, **constants) -> None:

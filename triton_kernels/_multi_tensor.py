@@ -112,13 +112,12 @@ def _launch_group(kernel: Any, rows: list[list[torch.Tensor | None]], scalars, c
 
 
 @torch.no_grad()
-def update(kernel: Any, lists: Sequence[Sequence[torch.Tensor | None]], scalars: Sequence[float],
+def update(kernel: Any, given: Sequence[Sequence[torch.Tensor | None]], scalars: Sequence[float],
            written: Sequence[int], **constants) -> None:  # fmt: skip
     """Runs the kernel over all parameters: one launch for each device and set of dtypes.
 
-    lists: parameters first; written: which of the lists the kernel writes.
+    given: a row of tensors for each, the parameter first; written: what the kernel writes of a row.
     """
-    given = list(zip(*lists, strict=True))
     rows = [_aligned_like(row) for row in given]
 
     def kind(row):
@@ -128,7 +127,6 @@ def update(kernel: Any, lists: Sequence[Sequence[torch.Tensor | None]], scalars:
         _launch_group(kernel, list(group), scalars, constants)
     for row, own in zip(rows, given, strict=True):
         for j in written:
-            if own[j] is not None and row[j] is not own[j]:
-                own[j].copy_(row[j])
-            elif own[j] is not None:  # autograd is to notice a write that it did not see
-                torch.autograd.graph.increment_version(own[j])
+            to, source = own[j], row[j]
+            if to is not None and source is not None and source is not to:
+                to.copy_(source)

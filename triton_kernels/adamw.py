@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 import triton
 import triton.language as tl
 
-from . import _multi_tensor
+from . import _launch, _multi_tensor
 from ._multi_tensor import Tensors
 
 OP = "adamw"
@@ -123,16 +124,40 @@ def adamw_step(
     )
     steps = [step] * len(params) if isinstance(step, int) else list(step)
     _check_options(len(params), steps, lr, betas, eps, weight_decay)
+    with torch.no_grad():
+        adamw_update(list(params), list(grads), list(exp_avgs), list(exp_avg_sqs),
+                     list(max_exp_avg_sqs) if amsgrad else [], steps, lr, *betas, eps, weight_decay,
+                     maximize)  # fmt: skip
+
+
+@_launch.recorded(lambda *_: None, mutates=("params", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"))
+def adamw_update(
+    params: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    exp_avgs: Sequence[torch.Tensor],
+    exp_avg_sqs: Sequence[torch.Tensor],
+    max_exp_avg_sqs: Sequence[torch.Tensor],
+    steps: Sequence[int],
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    maximize: bool,
+) -> None:
+    """`adamw_step` as one op; with max_exp_avg_sqs it is AMSGrad."""
+    amsgrad = bool(max_exp_avg_sqs)
+    largest = max_exp_avg_sqs if amsgrad else [None] * len(params)
     lists = (params, grads, exp_avgs, exp_avg_sqs, largest)
     for now in sorted(set(steps)):  # usually one: the corrections of the bias depend on it
         chosen = [i for i, other in enumerate(steps) if other == now]
         # In double precision here, as in torch: 1 - 0.999 in float32 has but four digits.
         scalars = (
-            1 - lr * weight_decay, 1 - betas[0], betas[1], 1 - betas[1],
-            lr / (1 - betas[0] ** now), math.sqrt(1 - betas[1] ** now), eps,
+            1 - lr * weight_decay, 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1**now),
+            math.sqrt(1 - beta2**now), eps,
         )  # fmt: skip
         _multi_tensor.update(
-            adamw_kernel, [[tensors[i] for i in chosen] for tensors in lists],
+            adamw_kernel, [[tensors[i] for tensors in lists] for i in chosen],
             [float(scalar) for scalar in scalars], (0, 2, 3, 4), AMSGRAD=amsgrad, MAXIMIZE=maximize,
         )  # fmt: skip
 

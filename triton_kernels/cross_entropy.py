@@ -113,6 +113,12 @@ def cross_entropy_backward_kernel(x_ptr, target_ptr, weight_ptr, rows_ptr, scale
 OP = "cross_entropy"
 
 
+def _fake_forward(x, target, weight, ignore_index, label_smoothing):
+    dtype = _launch.torch_type(_launch.compute_type(x))
+    return x.new_empty((4, x.shape[0]), dtype=dtype)
+
+
+@_launch.recorded(_fake_forward)
 def cross_entropy_forward(
     x: torch.Tensor,
     target: torch.Tensor,
@@ -122,20 +128,22 @@ def cross_entropy_forward(
 ) -> torch.Tensor:
     """[4, rows]: losses, w_y, maxima, logarithms of sums; x [rows, C], target [rows] contiguous."""
     n_rows, n_cols = x.shape
-    compute = _launch.compute_type(x)
-    rows = torch.empty((4, n_rows), dtype=_launch.torch_type(compute), device=x.device)
+    rows = _fake_forward(x, target, weight, ignore_index, label_smoothing)
+    if not target.is_cuda:
+        _check_labels(target, n_cols, ignore_index)
     if n_rows:
         block_size = _launch.block_of(n_cols, _launch.LOOP_BLOCK)
         _launch.launch(
             cross_entropy_kernel, (n_rows,), x, target, weight, rows, n_rows, n_cols,
             ignore_index, label_smoothing, HAS_WEIGHT=weight is not None,
-            SMOOTH=label_smoothing > 0, COMPUTE=compute, BLOCK_SIZE=block_size,
+            SMOOTH=label_smoothing > 0, COMPUTE=_launch.compute_type(x), BLOCK_SIZE=block_size,
             elements=block_size,
             sanitize_overflow=False,  # debug=True would also check each addition of integers
         )  # fmt: skip
     return rows
 
 
+@_launch.recorded(lambda scale, x, *_: torch.empty_like(x))
 def cross_entropy_backward(
     scale: torch.Tensor,
     x: torch.Tensor,
@@ -211,8 +219,6 @@ def cross_entropy(
     # Empty rows have no valid label: [rows, 0] would lose their number in a view(-1, 0).
     rows = rows.contiguous().view(target.numel(), n_classes)
     labels = target.contiguous().view(-1).to(torch.int64)
-    if not labels.is_cuda:
-        _check_labels(labels, n_classes, ignore_index)
     if weight is not None:
         weight = weight.detach().contiguous()
     loss = _CrossEntropy.apply(rows, labels, weight, ignore_index, reduction, label_smoothing)

@@ -8,6 +8,7 @@ aten::native_layer_norm does on CUDA: in float32 for 16-bit inputs.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -117,9 +118,18 @@ def layer_norm_partials_kernel(dy_ptr, x_ptr, mean_ptr, rstd_ptr, dweight_ptr, d
     tl.store(dbias_ptr + out, tl.sum(dbias, axis=0), mask=cols < n_cols)
 
 
+def _fake_forward(x, normalized_shape, weight=None, bias=None, eps=1e-5):
+    outer = x.shape[: x.dim() - len(normalized_shape)]
+    dtype = _launch.torch_type(_launch.compute_type(x))
+    mean = x.new_empty((*outer, *[1] * len(normalized_shape)), dtype=dtype)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return y, mean, torch.empty_like(mean)
+
+
+@_launch.recorded(_fake_forward)
 def layer_norm_forward(
     x: torch.Tensor,
-    normalized_shape: tuple[int, ...],
+    normalized_shape: Sequence[int],
     weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
@@ -127,29 +137,26 @@ def layer_norm_forward(
     """(y, mean, rstd); x [*rows, *normalized_shape], y the same, mean and rstd [*rows, 1, ...]."""
     _check(x, normalized_shape, weight, bias)
     n_cols = math.prod(normalized_shape)
-    outer = x.shape[: x.dim() - len(normalized_shape)]
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    compute = _launch.compute_type(x)
-    statistics = {"dtype": _launch.torch_type(compute), "device": x.device}
-    mean = torch.zeros((*outer, *[1] * len(normalized_shape)), **statistics)
-    rstd = torch.full_like(mean, math.nan)  # as aten for empty rows, which no program visits
-    if x.numel():
-        rows = _launch.as_rows(x, n_cols)
-        weight = weight.contiguous() if weight is not None else None
-        bias = bias.contiguous() if bias is not None else None
-        block_size = _launch.block_of(n_cols, _launch.LOOP_BLOCK)
-        _launch.launch(
-            layer_norm_kernel, (len(rows),), rows, weight, bias, y, mean, rstd, n_cols, eps,
-            HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, COMPUTE=compute,
-            BLOCK_SIZE=block_size, elements=block_size,
-        )  # fmt: skip
+    y, mean, rstd = _fake_forward(x, normalized_shape)
+    if not x.numel():
+        return y, mean.zero_(), rstd.fill_(math.nan)  # as aten for empty rows
+    rows = _launch.as_rows(x, n_cols)
+    weight = weight.contiguous() if weight is not None else None
+    bias = bias.contiguous() if bias is not None else None
+    block_size = _launch.block_of(n_cols, _launch.LOOP_BLOCK)
+    _launch.launch(
+        layer_norm_kernel, (len(rows),), rows, weight, bias, y, mean, rstd, n_cols, eps,
+        HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, COMPUTE=_launch.compute_type(x),
+        BLOCK_SIZE=block_size, elements=block_size,
+    )  # fmt: skip
     return y, mean, rstd
 
 
+@_launch.recorded(lambda dy, x, *_: torch.empty_like(x, memory_format=torch.contiguous_format))
 def layer_norm_backward(
     dy: torch.Tensor,
     x: torch.Tensor,
-    normalized_shape: tuple[int, ...],
+    normalized_shape: Sequence[int],
     mean: torch.Tensor,
     rstd: torch.Tensor,
     weight: torch.Tensor | None = None,
@@ -171,10 +178,15 @@ def layer_norm_backward(
     return dx
 
 
+def _fake_backward_weight(dy, x, normalized_shape, mean, rstd):
+    return (mean.new_empty(normalized_shape), mean.new_empty(normalized_shape))
+
+
+@_launch.recorded(_fake_backward_weight)
 def layer_norm_backward_weight(
     dy: torch.Tensor,
     x: torch.Tensor,
-    normalized_shape: tuple[int, ...],
+    normalized_shape: Sequence[int],
     mean: torch.Tensor,
     rstd: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,7 +206,8 @@ def layer_norm_backward_weight(
             COMPUTE=_launch.compute_type(x), BLOCK_ROWS=_launch.GROUP_BLOCK, BLOCK_COLS=block_cols,
             elements=_launch.GROUP_BLOCK * block_cols,
         )  # fmt: skip
-    dweight, dbias = partials.sum(1).view(2, *normalized_shape)  # torch's order is fixed too
+    # torch's sum has a fixed order too
+    dweight, dbias = (part.sum(0).view(list(normalized_shape)) for part in partials)
     return dweight, dbias
 
 
@@ -208,8 +221,8 @@ def _check(x, normalized_shape, weight, bias) -> None:
     op = "layer_norm"
     _launch.check_tensors(op, x=x, weight=weight, bias=bias)
     _launch.check_normalized(op, x, normalized_shape)
-    _launch.check_shape(op, "weight", weight, normalized_shape)
-    _launch.check_shape(op, "bias", bias, normalized_shape)
+    _launch.check_shape(op, "weight", weight, tuple(normalized_shape))
+    _launch.check_shape(op, "bias", bias, tuple(normalized_shape))
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -238,7 +251,7 @@ class _LayerNorm(torch.autograd.Function):
 
 def layer_norm(
     x: torch.Tensor,
-    normalized_shape: tuple[int, ...],
+    normalized_shape: Sequence[int],
     weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
@@ -248,4 +261,5 @@ def layer_norm(
     dtypes: float32, bfloat16, float16 (computed in float32), float64; y has that of x. Raises
     NotImplementedError for other dtypes, RuntimeError for shapes and devices that do not fit.
     """
+    _check(x, normalized_shape, weight, bias)
     return _LayerNorm.apply(x, tuple(normalized_shape), weight, bias, eps)

@@ -105,19 +105,24 @@ def act_backward_kernel(dy_ptr, pre_ptr, dz_ptr, n_elements, ACTIVATION: tl.cons
     tl.store(dz_ptr + offsets, dy * _derivative(z, ACTIVATION), mask=mask)
 
 
+def _fake_forward(x, weight, bias, activation, store_pre=False):
+    y = x.new_empty((x.shape[0], weight.shape[0]))
+    return y, torch.empty_like(y) if store_pre else y.new_empty(0)
+
+
+@_launch.recorded(_fake_forward)
 def linear_act_forward(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     activation: str,
     store_pre: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(y, pre), each [m, n]; x [m, k] and weight [n, k] with any strides, bias [n]. pre, what the
-    activation is applied to, only with `store_pre`."""
+    activation is applied to, is [0] without `store_pre`."""
     (m, k), n = x.shape, weight.shape[0]
     float32, tf32 = x.dtype == torch.float32, torch.backends.cuda.matmul.allow_tf32
-    y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    pre = torch.empty_like(y) if store_pre else None
+    y, pre = _fake_forward(x, weight, bias, activation, store_pre)
     if y.numel():
         # tl.dot takes 16 or more. With tensor cores 128 x 128 sums are 64 registers of each thread
         # of 8 warps; without (float32 as it is) the operands need registers too.
@@ -125,8 +130,9 @@ def linear_act_forward(
         block_m, block_n = (max(16, _launch.block_of(size, tile)) for size in (m, n))
         _launch.launch(
             linear_act_kernel, (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),), x, weight,
-            bias.contiguous() if bias is not None else None, y, pre, m, n, k, *x.stride(),
-            *weight.stride(), ACTIVATION=activation, HAS_BIAS=bias is not None, STORE_PRE=store_pre,
+            bias.contiguous() if bias is not None else None, y, pre if store_pre else None, m, n, k,
+            *x.stride(), *weight.stride(), ACTIVATION=activation,
+            HAS_BIAS=bias is not None, STORE_PRE=store_pre,
             PRECISION="tf32" if tf32 else "ieee", BLOCK_M=block_m, BLOCK_N=block_n,
             BLOCK_K=32 if float32 else 64,  # 128 bytes: one line of the cache
             UPCAST=_launch.INTERPRETED,  # which multiplies the bits of bfloat16 as integers
@@ -135,6 +141,8 @@ def linear_act_forward(
     return y, pre
 
 
+@_launch.recorded(lambda dy, pre, activation: torch.empty_like(
+    dy, memory_format=torch.contiguous_format))  # fmt: skip
 def act_backward(dy: torch.Tensor, pre: torch.Tensor, activation: str) -> torch.Tensor:
     """dz = dy act'(pre), all [m, n]; for relu `pre` may be the result."""
     dy, pre = dy.contiguous(), pre.contiguous()
@@ -153,7 +161,7 @@ class _LinearAct(torch.autograd.Function):
         needs_pre = any(ctx.needs_input_grad) and activation not in ("none", "relu")
         y, pre = linear_act_forward(x, weight, bias, activation, needs_pre)
         # relu's derivative can be told from its result.
-        kept = y if activation == "relu" else pre
+        kept = y if activation == "relu" else pre if needs_pre else None
         ctx.save_for_backward(x, weight, kept)
         ctx.activation = activation
         return y

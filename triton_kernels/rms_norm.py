@@ -7,6 +7,7 @@ The backward keeps rstd, one number a row, and reads x again.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -91,9 +92,17 @@ def rms_norm_partials_kernel(dy_ptr, x_ptr, rstd_ptr, dweight_ptr, n_rows, n_col
     tl.store(dweight_ptr + group * n_cols + cols, tl.sum(dweight, axis=0), mask=cols < n_cols)
 
 
+def _fake_forward(x, normalized_shape, weight=None, eps=None):
+    outer = x.shape[: x.dim() - len(normalized_shape)]
+    dtype = _launch.torch_type(_launch.compute_type(x))
+    rstd = x.new_empty((*outer, *[1] * len(normalized_shape)), dtype=dtype)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), rstd
+
+
+@_launch.recorded(_fake_forward)
 def rms_norm_forward(
     x: torch.Tensor,
-    normalized_shape: tuple[int, ...],
+    normalized_shape: Sequence[int],
     weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,12 +110,7 @@ def rms_norm_forward(
     for float64)."""
     _check(x, normalized_shape, weight)
     n_cols = math.prod(normalized_shape)
-    outer = x.shape[: x.dim() - len(normalized_shape)]
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    compute = _launch.compute_type(x)
-    rstd = torch.empty(
-        (*outer, *[1] * len(normalized_shape)), dtype=_launch.torch_type(compute), device=x.device
-    )
+    y, rstd = _fake_forward(x, normalized_shape)
     if x.numel():
         rows = _launch.as_rows(x, n_cols)
         weight = weight.contiguous() if weight is not None else None
@@ -115,16 +119,17 @@ def rms_norm_forward(
         eps = torch.finfo(rstd.dtype).eps if eps is None else eps
         _launch.launch(
             rms_norm_kernel, (len(rows),), rows, weight, y, rstd, n_cols, eps,
-            HAS_WEIGHT=weight is not None, COMPUTE=compute, BLOCK_SIZE=block_size,
+            HAS_WEIGHT=weight is not None, COMPUTE=_launch.compute_type(x), BLOCK_SIZE=block_size,
             elements=block_size,
         )  # fmt: skip
     return y, rstd
 
 
+@_launch.recorded(lambda dy, x, *_: torch.empty_like(x, memory_format=torch.contiguous_format))
 def rms_norm_backward(
     dy: torch.Tensor,
     x: torch.Tensor,
-    normalized_shape: tuple[int, ...],
+    normalized_shape: Sequence[int],
     rstd: torch.Tensor,
     weight: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -145,8 +150,9 @@ def rms_norm_backward(
     return dx
 
 
+@_launch.recorded(lambda dy, x, normalized_shape, rstd: rstd.new_empty(normalized_shape))
 def rms_norm_backward_weight(
-    dy: torch.Tensor, x: torch.Tensor, normalized_shape: tuple[int, ...], rstd: torch.Tensor
+    dy: torch.Tensor, x: torch.Tensor, normalized_shape: Sequence[int], rstd: torch.Tensor
 ) -> torch.Tensor:
     """dweight [*normalized_shape] in the type of rstd: a sum over the rows, in a fixed order."""
     _check(x, normalized_shape, None)
@@ -164,13 +170,13 @@ def rms_norm_backward_weight(
             BLOCK_ROWS=_launch.GROUP_BLOCK, BLOCK_COLS=block_cols,
             elements=_launch.GROUP_BLOCK * block_cols,
         )  # fmt: skip
-    return partials.sum(0).view(normalized_shape)
+    return partials.sum(0).view(list(normalized_shape))
 
 
 def _check(x, normalized_shape, weight) -> None:
     _launch.check_tensors("rms_norm", x=x, weight=weight)
     _launch.check_normalized("rms_norm", x, normalized_shape)
-    _launch.check_shape("rms_norm", "weight", weight, normalized_shape)
+    _launch.check_shape("rms_norm", "weight", weight, tuple(normalized_shape))
 
 
 def _check_backward(dy, x, rstd) -> None:
@@ -201,7 +207,7 @@ class _RMSNorm(torch.autograd.Function):
 
 def rms_norm(
     x: torch.Tensor,
-    normalized_shape: tuple[int, ...],
+    normalized_shape: Sequence[int],
     weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> torch.Tensor:
@@ -210,4 +216,5 @@ def rms_norm(
     dtypes: float32, bfloat16, float16 (computed in float32), float64; y has that of x. Raises
     NotImplementedError for other dtypes, RuntimeError for shapes and devices that do not fit.
     """
+    _check(x, normalized_shape, weight)
     return _RMSNorm.apply(x, tuple(normalized_shape), weight, eps)

@@ -6,11 +6,13 @@ momentum in deep learning", 2013), in its order of operations.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 
-from . import _multi_tensor
+from . import _launch, _multi_tensor
 from ._multi_tensor import Tensors
 
 OP = "sgd"
@@ -102,14 +104,34 @@ def sgd_step(
             f"[{OP}] nesterov does not fit, got momentum {momentum} and dampening {dampening}, "
             "expected momentum above 0 and dampening 0"
         )
+    missing = [momentum != 0 and buffer is None for buffer in momentum_buffers]
+    for i, is_missing in enumerate(missing):
+        if is_missing:
+            momentum_buffers[i] = torch.empty_like(params[i], requires_grad=False)
+    buffers = [buffer for buffer in momentum_buffers if buffer is not None] if momentum else []
+    with torch.no_grad():
+        sgd_update(list(params), list(grads), buffers, missing, lr, momentum, dampening,
+                   weight_decay, nesterov, maximize)  # fmt: skip
+
+
+@_launch.recorded(lambda *_: None, mutates=("params", "momentum_buffers"))
+def sgd_update(
+    params: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    momentum_buffers: Sequence[torch.Tensor],
+    first: Sequence[bool],
+    lr: float,
+    momentum: float,
+    dampening: float,
+    weight_decay: float,
+    nesterov: bool,
+    maximize: bool,
+) -> None:
+    """`sgd_step` as one op; `first` says whose buffer has no values yet."""
     scalars = (float(lr), float(momentum), 1.0 - dampening, float(weight_decay))
     constants = {"MOMENTUM": momentum != 0, "NESTEROV": nesterov, "MAXIMIZE": maximize}
-    missing = [buffer is None for buffer in momentum_buffers]
-    for first in (True, False):
-        chosen = [i for i, is_missing in enumerate(missing) if is_missing == first]
-        if first and momentum != 0:
-            for i in chosen:
-                momentum_buffers[i] = torch.empty_like(params[i], requires_grad=False)
-        buffers = [momentum_buffers[i] if momentum != 0 else None for i in chosen]
-        lists = ([params[i] for i in chosen], [grads[i] for i in chosen], buffers)
-        _multi_tensor.update(sgd_kernel, lists, scalars, (0, 2), FIRST=first, **constants)
+    lists = (params, grads, momentum_buffers or [None] * len(params))
+    for now in sorted(set(first)):
+        rows = [row for row, is_first in zip(zip(*lists, strict=True), first, strict=True)
+                if is_first == now]  # fmt: skip
+        _multi_tensor.update(sgd_kernel, rows, scalars, (0, 2), FIRST=now, **constants)

@@ -112,10 +112,10 @@ def _launch_rows(short, long, tensors: tuple[torch.Tensor, ...], n_cols: int, lo
                    **constants)  # fmt: skip
 
 
+@_launch.recorded(lambda x, log: torch.empty_like(x, memory_format=torch.contiguous_format))
 def softmax_forward(x: torch.Tensor, log: bool) -> torch.Tensor:
     """[..., n] -> [..., n], contiguous, of the same dtype; no autograd."""
-    op = "log_softmax" if log else "softmax"
-    _launch.check_tensors(op, x=x)
+    _launch.check_tensors(_name(log), x=x)
     x = x.contiguous()
     y = torch.empty_like(x)
     if x.numel():
@@ -124,11 +124,11 @@ def softmax_forward(x: torch.Tensor, log: bool) -> torch.Tensor:
     return y
 
 
+@_launch.recorded(lambda dy, y, log: torch.empty_like(y, memory_format=torch.contiguous_format))
 def softmax_backward(dy: torch.Tensor, y: torch.Tensor, log: bool) -> torch.Tensor:
     """dx from dy and from what the forward returned, each [..., n]."""
-    op = "log_softmax" if log else "softmax"
-    _launch.check_tensors(op, dy=dy, y=y)
-    _launch.check_shape(op, "dy", dy, tuple(y.shape))
+    _launch.check_tensors(_name(log), dy=dy, y=y)
+    _launch.check_shape(_name(log), "dy", dy, tuple(y.shape))
     dy, y = dy.contiguous(), y.contiguous()
     dx = torch.empty_like(y)
     if y.numel():
@@ -136,6 +136,10 @@ def softmax_backward(dy: torch.Tensor, y: torch.Tensor, log: bool) -> torch.Tens
         kernels = (softmax_backward_kernel, softmax_backward_long_kernel)
         _launch_rows(*kernels, (dy, y, dx), n_cols, log)
     return dx
+
+
+def _name(log: bool) -> str:
+    return "log_softmax" if log else "softmax"
 
 
 class _Softmax(torch.autograd.Function):
@@ -159,9 +163,11 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     [..., n] -> [..., n] of the same dtype: float32, bfloat16, float16 (computed in float32) or
     float64. Raises NotImplementedError for other dtypes, RuntimeError for a device without Triton.
     """
+    _launch.check_tensors("softmax", x=x)
     return _Softmax.apply(x, False)
 
 
 def log_softmax(x: torch.Tensor) -> torch.Tensor:
     """`F.log_softmax(x, dim=-1)`; shapes, dtypes and errors as for `softmax`."""
+    _launch.check_tensors("log_softmax", x=x)
     return _Softmax.apply(x, True)
