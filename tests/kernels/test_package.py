@@ -124,6 +124,24 @@ def test_wrong_label_is_reported_where_the_loss_was_made(device):
 
 
 @pytest.mark.plain_process
+def test_scalars_reach_kernels_in_double_precision():
+    """Which the interpreter cannot show: there a Python float stays one."""
+    doubles = {
+        kernel.__name__: {p.name for p in kernel.params if p.annotation_type == "fp64"}
+        for kernel in (adamw.adamw_kernel, sgd.sgd_kernel, layer_norm.layer_norm_kernel,
+                       rms_norm.rms_norm_kernel, cross_entropy.cross_entropy_kernel,
+                       cross_entropy.cross_entropy_backward_kernel, dropout.dropout_kernel)
+    }  # fmt: skip
+    assert doubles == {
+        "adamw_kernel": {"decay", "one_minus_beta1", "beta2", "one_minus_beta2", "step_size",
+                         "correction", "eps"},
+        "sgd_kernel": {"lr", "momentum", "one_minus_dampening", "weight_decay"},
+        "layer_norm_kernel": {"eps"}, "rms_norm_kernel": {"eps"}, "dropout_kernel": {"keep"},
+        "cross_entropy_kernel": {"smoothing"}, "cross_entropy_backward_kernel": {"smoothing"},
+    }  # fmt: skip
+
+
+@pytest.mark.plain_process
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 def test_sizes_of_one_compile(dtype, tmp_path, monkeypatch):
     """Triton makes constants of integers that are 1, which have no methods of tensors."""
