@@ -71,8 +71,6 @@ def compiling(arch, tmp_path, monkeypatch):
     from triton.compiler import ASTSource, make_backend
     from triton.runtime.jit import JITFunction, create_function_from_signature
 
-    if triton.knobs.runtime.interpret:
-        pytest.skip("TRITON_INTERPRET is set: kernels cannot be compiled")
     target = GPUTarget("cuda", arch, 32)
     backend = make_backend(target)
     compiled = set()
