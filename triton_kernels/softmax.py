@@ -25,9 +25,9 @@ def softmax_kernel(x_ptr, y_ptr, n_rows, n_cols, LOG: tl.constexpr, COMPUTE: tl.
     mask = (rows < n_rows)[:, None] & (cols < n_cols)[None, :]
     offsets = rows[:, None] * n_cols + cols[None, :]
     x = tl.load(x_ptr + offsets, mask=mask, other=-float("inf")).to(COMPUTE)
-    x -= tl.max(x, axis=1)[:, None]  # exp cannot overflow
+    x -= tl.max(x, axis=1, keep_dims=True)  # exp cannot overflow
     exps = tl.exp(x)
-    total = tl.sum(exps, axis=1)[:, None]
+    total = tl.sum(exps, axis=1, keep_dims=True)
     y = x - tl.log(total) if LOG else exps / total
     tl.store(y_ptr + offsets, y, mask=mask)
 
@@ -67,7 +67,7 @@ def softmax_backward_kernel(dy_ptr, y_ptr, dx_ptr, n_rows, n_cols, LOG: tl.const
     offsets = rows[:, None] * n_cols + cols[None, :]
     y = tl.load(y_ptr + offsets, mask=mask, other=0.0).to(COMPUTE)
     dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(COMPUTE)
-    total = tl.sum(dy if LOG else dy * y, axis=1)[:, None]
+    total = tl.sum(dy if LOG else dy * y, axis=1, keep_dims=True)
     dx = dy - tl.exp(y) * total if LOG else y * (dy - total)
     tl.store(dx_ptr + offsets, dx, mask=mask)
 
