@@ -16,7 +16,7 @@ import lazyeng
 from lazyeng import LazyTensor, lazy, synchronize, wrap
 
 PRELUDE = """
-import gc, json, os, resource, sys
+import gc, json, os, sys
 import torch, lazyeng
 from lazyeng import lazy, synchronize, wrap
 
@@ -25,7 +25,9 @@ def rss():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not ru_maxrss: that begins at the size of the process that started this one.
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:"))
 
 MB = 1 << 20
 """
