@@ -210,3 +210,20 @@ def test_numpy_inside_a_kernel(mode):
     by_numpy.register_fake(lambda x: torch.empty_like(x))
     with lazy(mode):
         assert by_numpy(wrap(torch.ones(2)) + 1).tolist() == [6.0, 6.0]
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_kernel_looks_at_the_memory_it_writes(mode, wrapped):
+    """Its own write is pending meanwhile: waiting for that would never end."""
+
+    @torch.library.custom_op(fresh("increase"), mutates_args=("xs",))
+    def increase(xs: list[torch.Tensor]) -> None:
+        for x in xs:
+            assert x.data_ptr() and x.untyped_storage().nbytes() == 8
+            x.numpy()[...] += 1
+
+    x = wrap(torch.zeros(2)) if wrapped else torch.zeros(2)
+    with lazy(mode):
+        increase([x])
+        y = x + 1
+    assert x.tolist() == [1.0, 1.0] and y.tolist() == [2.0, 2.0]

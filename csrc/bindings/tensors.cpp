@@ -7,6 +7,7 @@
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
+#include "csrc/run/executor.h"
 #include "csrc/run/own_writes.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
@@ -91,6 +92,8 @@ PyObject* status(PyObject*, PyObject* object) {
 /// Whether a method may look at a plain tensor's memory at once.
 PyObject* reads_directly(PyObject*, PyObject* object) {
   if (!THPVariable_Check(object)) Py_RETURN_TRUE;  // torch's own method says what it expects
+  // A kernel in Python, run at the call: what it writes is pending until it ends.
+  if (run::RealDispatch::active()) Py_RETURN_TRUE;
   const at::Tensor& tensor = THPVariable_Unpack(object);
   if (record::thread_mode().inside()) return PyBool_FromLong(record::lazy_impl(tensor) != nullptr);
   return PyBool_FromLong(!run::plain_storages().is_guarded(tensor));

@@ -85,7 +85,7 @@ def test_ops_are_what_their_schemas_and_fakes_say(device):
         )
 
 
-@pytest.mark.parametrize("lazy_mode", ["async", "deferred"])
+@pytest.mark.parametrize("lazy_mode", ["async", "deferred", "sync"])
 def test_lazyeng_records_each_as_one_op(lazy_mode, device):
     cases = {**ops(X.to(device)), **updates(X.to(device))}
     expected = [op(*arguments) for op, arguments in cases.items()]
