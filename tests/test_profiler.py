@@ -1,6 +1,7 @@
 """lazyeng.profile and python -m lazyeng.report: what was recorded, run and waited for."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -150,6 +151,39 @@ def test_one_at_a_time(path):
     with lazyeng.profile(path):
         pass
     assert events_of(path, cat="profile")
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # fork with threads
+def test_a_forked_child_is_not_traced(path):
+    with lazyeng.profile(path):
+        x = wrap(torch.rand(8, 8)).cumsum(0)
+        child = os.fork()
+        if child == 0:
+            try:
+                with lazyeng.profile(path + ".child"):  # its own, if it wants one
+                    (x @ x).tolist()
+            finally:
+                os._exit(len(events_of(path + ".child", cat="run", name="aten::mm")))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+        x.tolist()
+    assert events_of(path, cat="run", name="aten::cumsum")
+    assert not events_of(path, name="aten::mm")
+
+
+def test_a_forked_child_that_leaves_the_block(path):
+    """It writes nothing: the file is its parent's."""
+    block = lazyeng.profile(path)
+    with block:
+        wrap(torch.rand(8, 8)).cumsum(0).tolist()
+        child = os.fork()
+        if child == 0:
+            try:
+                block.__exit__(None, None, None)
+            except BaseException:
+                os._exit(1)
+            os._exit(2 if os.path.exists(path) else 0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert events_of(path, cat="run", name="aten::cumsum")
 
 
 def test_as_a_decorator(path):
