@@ -58,16 +58,16 @@ build: $(VENV)/build.stamp
 # An editable install: a change of a Python file needs no build, and ninja compiles what changed.
 $(VENV)/build.stamp: $(torch_stamp) $(sources) setup.py pyproject.toml
 	@echo "building lazyeng._C (a few minutes the first time)"
-	$(pip) $$($(bin)/python tools/requirements.py build) numpy
+	$(bin)/python tools/requirements.py build | $(pip) numpy -r /dev/stdin
 	$(pip) --no-build-isolation --no-deps --editable .
 	@touch $@
 
 $(VENV)/test.stamp: $(torch_stamp) pyproject.toml
-	$(pip) $$($(bin)/python tools/requirements.py test)
+	$(bin)/python tools/requirements.py test | $(pip) -r /dev/stdin
 	@touch $@
 
 $(VENV)/lint.stamp: $(VENV)/python.stamp pyproject.toml
-	$(pip) $$($(bin)/python tools/requirements.py lint)
+	$(bin)/python tools/requirements.py lint | $(pip) -r /dev/stdin
 	@touch $@
 
 $(torch_stamp): $(VENV)/python.stamp

@@ -1,5 +1,5 @@
 # tools/requirements.py: prints requirements that pyproject.toml names: extras, or "build".
-"""Usage: python tools/requirements.py build test lint | xargs pip install
+"""Usage: python tools/requirements.py build test lint | pip install -r /dev/stdin
 
 So pyproject.toml stays the one place that names them, and installing them builds nothing.
 """
