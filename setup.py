@@ -7,6 +7,8 @@
 # MAX_JOBS=n compilers at once (default 2); LAZYENG_WERROR=1 turns warnings into errors.
 import os
 import runpy
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -31,7 +33,16 @@ except ModuleNotFoundError as error:
 if reason := check_torch["unsupported"](torch.__version__):
     sys.exit(reason)
 
-from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths  # noqa: E402
+from torch.utils.cpp_extension import (  # noqa: E402
+    BuildExtension,
+    CppExtension,
+    get_cxx_compiler,
+    include_paths,
+)
+
+
+# What BuildExtension defines for each file; a compiled header must have been made with the same.
+MACROS = ("TORCH_API_INCLUDE_EXTENSION_H", "TORCH_EXTENSION_NAME=_C")
 
 
 class build_ext(BuildExtension):  # noqa: N801 (the name of the command)
@@ -44,6 +55,38 @@ class build_ext(BuildExtension):  # noqa: N801 (the name of the command)
             ROOT / "build" / f"{sys.implementation.cache_tag}-torch-{torch.__version__}"
         )
         self.force = True  # ninja, which knows the headers, decides what is out of date
+
+    def build_extensions(self):
+        (extension,) = self.extensions
+        if header := self.precompiled(ROOT / "csrc" / "torch_headers.h", extension):
+            extension.extra_compile_args["cxx"] += ["-include", str(header)]
+        super().build_extensions()
+
+    def precompiled(self, header, extension):
+        """A copy of the header with its compiled form beside it, where compilers look for one.
+
+        It halves the time of a build, and nothing depends on it: None if there is no such form. A
+        compiler that cannot use it, as other flags were given, reads the header instead.
+        """
+        copy = Path(self.build_temp) / header.name
+        compiled = copy.with_name(f"{copy.name}.gch")
+        includes = [f"-I{path}" for path in self.include_dirs + extension.include_dirs]
+        flags = extension.extra_compile_args["cxx"] + [f"-D{name}" for name in MACROS]
+        command = [get_cxx_compiler(), *self.compiler.compiler_so[1:], *includes, *flags]
+        command += ["-x", "c++-header", str(copy), "-o", str(compiled)]
+        made_by = copy.with_suffix(".command")  # all objects depend on it: made anew if it changed
+        recipe = f"{command}\n{header.read_text()}"
+        if compiled.exists() and made_by.exists() and made_by.read_text() == recipe:
+            return copy
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(header, copy)
+        made_by.unlink(missing_ok=True)
+        print(f"precompiling {header.relative_to(ROOT)}", flush=True)
+        if subprocess.run(command).returncode:
+            compiled.unlink(missing_ok=True)
+            return None
+        made_by.write_text(recipe)
+        return copy
 
     def run(self):
         super().run()

@@ -1,12 +1,12 @@
 // csrc/generator_hooks.cpp: torch.Generator's state is read and set in program order.
 #include "csrc/generator_hooks.h"
 
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Generator.h>
 
 #include <array>
 
 #include "csrc/record/recorder.h"
+#include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng {
@@ -24,7 +24,7 @@ PyObject* wait_then_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   try {
     if (record::Recorder* recorder = record::current_recorder()) recorder->wait_for_generators();
   } catch (...) {
-    torch::translate_exception_to_python(std::current_exception());
+    run::translate_to_python(std::current_exception());
     return nullptr;
   }
   PyRef bound(PyTuple_New(1 + PyTuple_GET_SIZE(args)));

@@ -5,7 +5,8 @@
 #pragma once
 
 #include <Python.h>
-#include <torch/csrc/Exceptions.h>
+
+#include "csrc/run/python_error.h"
 
 namespace lazyeng::bindings {
 
@@ -15,7 +16,7 @@ PyObject* guarded(Body body) {
   try {
     return body();
   } catch (...) {
-    torch::translate_exception_to_python(std::current_exception());
+    run::translate_to_python(std::current_exception());
     return nullptr;
   }
 }

@@ -1,7 +1,7 @@
 // csrc/record/call.cpp: reading the arguments of a call.
 #include "csrc/record/call.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/thread_mode.h"

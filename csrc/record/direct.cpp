@@ -6,7 +6,6 @@
 #include <ATen/record_function.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -19,6 +18,7 @@
 #include "csrc/record/library.h"
 #include "csrc/record/node_builder.h"
 #include "csrc/record/recorder.h"
+#include "csrc/run/python_error.h"
 
 namespace lazyeng::record {
 namespace {
@@ -268,7 +268,7 @@ PyObject* record_directly(const DirectOp& op, PyObject* const* args, size_t coun
     if (op.view) result = as_view_of(THPVariable_Unpack(args[0]), result);
     return python_object(std::move(result));
   } catch (...) {
-    torch::translate_exception_to_python(std::current_exception());
+    run::translate_to_python(std::current_exception());
     return nullptr;
   }
 }

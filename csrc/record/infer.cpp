@@ -1,15 +1,15 @@
 // csrc/record/infer.cpp: asking meta functions what an op will return.
 #include "csrc/record/infer.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/DefaultDtype.h>
-#include <torch/csrc/Exceptions.h>
 
 #include "csrc/record/kind_table.h"
 #include "csrc/record/probe.h"
 #include "csrc/record/stand_ins.h"
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/executor.h"
+#include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::record {
@@ -42,13 +42,13 @@ Answer ask(const Call& call, For whom, const StandIns& stand_ins, torch::jit::St
     stack = stand_ins.arguments();
     ask(call, whom, stack);
     return Answer::given;
-  } catch (python_error& error) {
-    run::Gil gil;
-    error.restore();
-    PyErr_Clear();
   } catch (const c10::NotImplementedError&) {
     return Answer::none;
   } catch (const std::exception&) {
+    if (run::is_python_error(std::current_exception())) {
+      const run::Gil gil;
+      PyErr_Clear();
+    }
   }
   return Answer::refused;
 }

@@ -1,8 +1,7 @@
 // csrc/record/recorder.cpp: recording a call.
 #include "csrc/record/recorder.h"
 
-#include <ATen/ATen.h>
-#include <torch/csrc/Exceptions.h>
+#include <ATen/core/Tensor.h>
 
 #include "csrc/record/factories.h"
 #include "csrc/record/forward_stacks.h"

@@ -1,7 +1,11 @@
 // csrc/record/stand_ins.cpp: making them.
 #include "csrc/record/stand_ins.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 

@@ -1,10 +1,9 @@
 // csrc/record/sync_debug.cpp: measuring waits and reporting them to Python.
 #include "csrc/record/sync_debug.h"
 
-#include <torch/csrc/Exceptions.h>
-
 #include <atomic>
 
+#include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::record {
@@ -56,9 +55,7 @@ void WaitScope::report() {
                : nullptr);
   if (error.get() == Py_None) return;
   if (error) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
-  python_error thrown;
-  thrown.persist();
-  throw thrown;
+  run::throw_current_python_error();
 }
 
 }  // namespace lazyeng::record

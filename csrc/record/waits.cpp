@@ -1,6 +1,4 @@
 // csrc/record/waits.cpp: waiting for what was recorded.
-#include <torch/csrc/Exceptions.h>
-
 #include "csrc/record/gate.h"
 #include "csrc/record/generators.h"
 #include "csrc/record/recorder.h"
@@ -8,6 +6,7 @@
 #include "csrc/run/kernel_warnings.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/plain_storage.h"
+#include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::record {
@@ -37,13 +36,6 @@ class Polled {
   bool long_ = false;
 };
 
-[[noreturn]] void throw_pending_python_error() {
-  run::Gil gil;
-  python_error error;
-  error.persist();
-  throw error;
-}
-
 }  // namespace
 
 void Recorder::wait_until_done(
@@ -55,7 +47,7 @@ void Recorder::wait_until_done(
     Polled polled;
     result = wait([&] { return polled(); });
   }
-  if (result == engine::WaitResult::interrupted) throw_pending_python_error();
+  if (result == engine::WaitResult::interrupted) run::throw_current_python_error();
 }
 
 std::string Recorder::writer_name(const run::StorageVar& var) {

@@ -1,7 +1,8 @@
 // csrc/run/executor.cpp: running one aten op on real tensors, and checking what it returned.
 #include "csrc/run/executor.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "csrc/run/kernel_warnings.h"

@@ -1,12 +1,11 @@
 // csrc/run/failure.cpp: from a caught C++ exception to the Python exception a reader gets.
 #include "csrc/run/failure.h"
 
-#include <torch/csrc/Exceptions.h>
-
 #include <algorithm>
 #include <functional>
 #include <iterator>
 
+#include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::run {
@@ -23,9 +22,9 @@ PyRef string_list(const std::vector<std::string>& items) {
   return list;
 }
 
-/// Turns the C++ exception into a Python one, using torch's own translation (message included).
+/// The C++ exception as a Python one.
 PyRef translate(const std::exception_ptr& error) {
-  torch::translate_exception_to_python(error);
+  translate_to_python(error);
   PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
   PyErr_Fetch(&type, &value, &trace);
   PyErr_NormalizeException(&type, &value, &trace);
@@ -178,9 +177,7 @@ void set_python_error(const engine::FailurePtr& failure) {
 void throw_python_error(const engine::FailurePtr& failure) {
   Gil gil;
   set_python_error(failure);
-  python_error error;
-  error.persist();
-  throw error;
+  throw_current_python_error();
 }
 
 }  // namespace lazyeng::run

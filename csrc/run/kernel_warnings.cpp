@@ -2,10 +2,10 @@
 #include "csrc/run/kernel_warnings.h"
 
 #include <c10/util/Exception.h>
-#include <torch/csrc/Exceptions.h>
 
 #include <deque>
 
+#include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::run {
@@ -90,10 +90,7 @@ void deliver_warnings() {
   if (held || !store().any.load(std::memory_order_acquire)) return;
   Gil gil;
   while (const std::optional<Kept> kept = next()) {
-    if (deliver(*kept)) continue;
-    python_error error;
-    error.persist();
-    throw error;
+    if (!deliver(*kept)) throw_current_python_error();
   }
 }
 

@@ -1,14 +1,13 @@
 // csrc/run/node.cpp: life of a recorded call on an engine thread.
 #include "csrc/run/node.h"
 
-#include <torch/csrc/Exceptions.h>
-
 #include <algorithm>
 #include <sstream>
 
 #include "csrc/run/executor.h"
 #include "csrc/run/kernel_warnings.h"
 #include "csrc/run/plain_storage.h"
+#include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
 #include "csrc/run/trace.h"
 
@@ -54,38 +53,6 @@ bool nobody_holds(const Node& node) {
   for (const ValueRef& value : node.outputs)
     if (value && (value->use_count() > 1 || value->var_ref()->use_count() > 2)) return false;
   return !node.outputs.empty();
-}
-
-/// torch.OutOfMemoryError (libtorch_python does not export it); borrowed. GIL.
-PyObject* out_of_memory_type() {
-  static PyObject* const type = [] {
-    PyObject* torch = PyImport_ImportModule("torch");
-    PyObject* found = torch ? PyObject_GetAttrString(torch, "OutOfMemoryError") : nullptr;
-    Py_XDECREF(torch);
-    if (!found) PyErr_Clear();
-    return found;
-  }();
-  return type;
-}
-
-/// Whether the exception that is being handled says so, thrown by a kernel of torch or in Python.
-bool is_out_of_memory() noexcept {
-  try {
-    throw;
-  } catch (const c10::OutOfMemoryError&) {
-    return true;
-  } catch (python_error& error) {
-    const Gil gil;
-    error.persist();  // (it may still be the thread's pending Python error)
-    PyObject* const type = out_of_memory_type();
-    return type && PyErr_GivenExceptionMatches(error.type, type) != 0;
-  } catch (const pybind11::error_already_set& error) {
-    const Gil gil;
-    PyObject* const type = out_of_memory_type();
-    return type && error.matches(type);
-  } catch (...) {
-    return false;
-  }
 }
 
 }  // namespace
@@ -191,7 +158,7 @@ engine::FailurePtr Node::run_once() noexcept {
     }
     return nullptr;
   } catch (...) {
-    if (is_out_of_memory() && retry_for_memory()) return nullptr;
+    if (is_out_of_memory(std::current_exception()) && retry_for_memory()) return nullptr;
     if (!discover || found.caller != std::this_thread::get_id())
       return fail(std::current_exception());
     found.thrown = std::current_exception();
@@ -224,13 +191,10 @@ engine::FailurePtr Node::fail(std::exception_ptr error) const noexcept {
   root->stack = stack;
   root->forward_stack = forward_stack;
   root->error = error;
-  try {
-    std::rethrow_exception(error);
-  } catch (const python_error&) {
+  if (is_python_error(error)) {  // anything else becomes a Python exception when it is read
     // It holds the frames of the Python kernel, and through them its locals: let go of them now.
     Gil gil;
     if (!root->original()) PyErr_Clear();
-  } catch (...) {  // anything else keeps nothing alive; it becomes a Python exception when read
   }
   return std::make_shared<OpFailure>(std::move(root), label());
 }

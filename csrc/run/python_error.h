@@ -1,0 +1,24 @@
+// csrc/run/python_error.h: between C++ exceptions and Python's current error.
+//
+// The one place that knows torch's class for it: its header brings pybind11, which costs every file
+// that includes it ten seconds of compiling.
+#pragma once
+
+#include <exception>
+
+namespace lazyeng::run {
+
+/// Throws Python's current error as the C++ exception that torch turns back into it. Takes the GIL.
+[[noreturn]] void throw_current_python_error();
+
+/// Makes a C++ exception Python's current error, by torch's own translation (message included).
+/// GIL.
+void translate_to_python(const std::exception_ptr& error);
+
+/// Python code raised it. Such an exception may still be the thread's current error as well.
+bool is_python_error(const std::exception_ptr& error) noexcept;
+
+/// Whether it says that memory ran out, thrown by a kernel of torch or in Python.
+bool is_out_of_memory(const std::exception_ptr& error) noexcept;
+
+}  // namespace lazyeng::run
