@@ -36,13 +36,6 @@ inline uint64_t mix(uint64_t hash, uintptr_t site) noexcept {
   return (hash + site) * 0x9E3779B97F4A7C15ull;
 }
 
-inline void append(Walk& walk, PyCodeObject* code, uintptr_t site) noexcept {
-  walk.sites[walk.depth] = site;
-  walk.codes[walk.depth] = code;
-  walk.hash = mix(walk.hash, site);
-  ++walk.depth;
-}
-
 #ifdef LAZYENG_PRIVATE_FRAMES
 
 inline _PyInterpreterFrame* innermost_frame() noexcept {
@@ -84,19 +77,36 @@ inline uintptr_t first_instruction(PyCodeObject* code) noexcept {
   return reinterpret_cast<uintptr_t>(_PyCode_CODE(code));
 }
 
+// Only the innermost frame can be one that was pushed and has not begun to run.
+inline _PyInterpreterFrame* innermost_running_frame() noexcept {
+  auto* frame = innermost_frame();
+  const bool begun = !frame || !is_python_frame(frame) ||
+                     instruction_of(frame) >= first_instruction(code_of(frame));
+  return begun ? frame : frame->previous;
+}
+
 #endif
 }  // namespace
 
 #ifdef LAZYENG_PRIVATE_FRAMES
 
 void walk_frames(Walk& walk) noexcept {
-  for (auto* frame = innermost_frame(); frame && walk.depth < max_depth; frame = frame->previous) {
+  uint32_t depth = 0;
+  uint64_t hash = 0;
+  auto* frame = innermost_running_frame();
+  for (; frame && depth < max_depth; frame = frame->previous) {
     if (!is_python_frame(frame)) continue;
-    PyCodeObject* code = code_of(frame);
-    const uintptr_t site = instruction_of(frame);
-    if (site < first_instruction(code)) continue;  // pushed, but has not begun to run
-    append(walk, code, site);
+    const uintptr_t site = walk.sites[depth++] = instruction_of(frame);
+    hash = mix(hash, site);
   }
+  walk.depth = depth;
+  walk.hash = hash;
+}
+
+void walk_codes(const Walk& walk, PyCodeObject** codes) noexcept {
+  auto* frame = innermost_running_frame();
+  for (uint32_t i = 0; i < walk.depth; frame = frame->previous)
+    if (is_python_frame(frame)) codes[i++] = code_of(frame);
 }
 
 int last_instruction(PyCodeObject* code, uintptr_t site) noexcept {
@@ -105,19 +115,42 @@ int last_instruction(PyCodeObject* code, uintptr_t site) noexcept {
 
 #else
 
-void walk_frames(Walk& walk) noexcept {
+namespace {
+
+/// Calls `visit(code, offset)` for each frame until that is false; the code is borrowed.
+template <class Visit>
+void each_frame(Visit visit) noexcept {
   PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
-  while (frame && walk.depth < max_depth) {
+  for (bool more = true; frame && more;) {
     PyCodeObject* code = PyFrame_GetCode(frame);
     const int offset = PyFrame_GetLasti(frame);
-    // A code object is larger than its bytecode, so base + offset lies inside it: a site.
-    if (offset >= 0) append(walk, code, reinterpret_cast<uintptr_t>(code) + offset);
+    if (offset >= 0) more = visit(code, offset);
     Py_DECREF(code);  // the running frame keeps it alive
     PyFrameObject* outer = PyFrame_GetBack(frame);
     Py_DECREF(frame);
     frame = outer;
   }
   Py_XDECREF(frame);
+}
+
+}  // namespace
+
+void walk_frames(Walk& walk) noexcept {
+  each_frame([&](PyCodeObject* code, int offset) {
+    // A code object is larger than its bytecode, so base + offset lies inside it: a site.
+    const uintptr_t site = reinterpret_cast<uintptr_t>(code) + offset;
+    walk.sites[walk.depth++] = site;
+    walk.hash = mix(walk.hash, site);
+    return walk.depth < max_depth;
+  });
+}
+
+void walk_codes(const Walk& walk, PyCodeObject** codes) noexcept {
+  uint32_t depth = 0;
+  each_frame([&](PyCodeObject* code, int) {
+    codes[depth++] = code;
+    return depth < walk.depth;
+  });
 }
 
 int last_instruction(PyCodeObject* code, uintptr_t site) noexcept {

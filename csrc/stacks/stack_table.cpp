@@ -105,8 +105,8 @@ Entry* insert(const Walk& walk) noexcept {
   entry->depth = walk.depth;
   entry->hash = walk.hash;
   std::memcpy(entry->sites(), walk.sites, bytes);
-  std::memcpy(entry->codes(), walk.codes, bytes);
-  for (uint32_t i = 0; i < walk.depth; ++i) Py_INCREF(walk.codes[i]);
+  walk_codes(walk, entry->codes());
+  for (uint32_t i = 0; i < walk.depth; ++i) Py_INCREF(entry->codes()[i]);
   Entry*& head = table.buckets[walk.hash >> table.shift];
   entry->next = head;
   head = entry;
