@@ -53,7 +53,9 @@ bool ask_kernel(const Call& call) {
 }
 
 bool may_be_probed(const Call& call) {
-  if (!call.info.aten || (call.info.random && !call.info.takes_generator)) return false;
+  if (!call.info.aten || call.info.trusts_contents ||
+      (call.info.random && !call.info.takes_generator))
+    return false;
   for (const run::GeometryRef& look : call.looks)
     if (look) return look->device().is_cpu();
   return false;

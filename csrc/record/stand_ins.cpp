@@ -193,10 +193,9 @@ bool kernel_can_be_tried(const Call& call) {
   const run::OpInfo& info = call.info;
   // Kernels of other namespaces may have effects; draws from a generator that is no argument, and
   // checks of values, must not happen twice.
-  if (!info.aten || info.checks_values || (info.random && !info.takes_generator)) return false;
-  // These trust the contents of a workspace.
-  for (const char* vendor : {"mkldnn", "cudnn", "miopen", "onednn"})
-    if (info.short_name.find(vendor) != std::string::npos) return false;
+  if (!info.aten || info.checks_values || info.trusts_contents ||
+      (info.random && !info.takes_generator))
+    return false;
   for (const c10::IValue& arg : call.args)
     if (arg.isDevice() && !arg.toDevice().is_cpu()) return false;
   int64_t elements = 0;

@@ -59,6 +59,12 @@ constexpr std::array<string_view, 6> kUpdatesStatistics = {
     "aten::batch_norm_gather_stats_with_counts",
     "aten::batch_norm_update_stats"};
 
+/// Parts of names of ops that trust the contents of a workspace.
+constexpr std::array<string_view, 4> kVendors = {"mkldnn", "cudnn", "miopen", "onednn"};
+
+/// Arguments whose values LAPACK takes for row numbers: torch 2.11 passes them on as they are.
+constexpr std::array<string_view, 2> kRowNumbers = {"pivots", "LU_pivots"};
+
 /// Ops whose meta function is known to tell other strides, or other shapes, than the kernel
 /// returns. (Others are found out when they are verified.)
 constexpr std::array<string_view, 25> kWrongMeta = {"aten::native_batch_norm",
@@ -163,6 +169,9 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
   torch_name = name;
   torch_name.replace(colons, 2, ".");
   aten = base.rfind("aten::", 0) == 0;
+  trusts_contents = std::any_of(kVendors.begin(), kVendors.end(), [&](string_view vendor) {
+    return short_name.find(vendor) != std::string::npos;
+  });
   for (const c10::Argument& argument : schema.arguments()) {
     ArgInfo info{kind_of(argument), written(argument)};
     const string_view argument_name = argument.name();
@@ -170,6 +179,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
                   (argument_name == "running_mean" || argument_name == "running_var");
     info.overwritten = info.write && (argument.is_out() || contains(kOverwriting, base));
     writes |= info.write;
+    trusts_contents |= !info.write && contains(kRowNumbers, argument.name());
     takes_generator |= info.kind == ArgKind::generator;
     args.push_back(info);
   }

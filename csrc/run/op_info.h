@@ -59,6 +59,9 @@ struct OpInfo {
   bool scalars_are_data = false;  ///< no value of a Scalar argument is an error or decides a shape
   bool storage_size_matters = false;  ///< shapes depend on, or are checked against, storage size
   bool wrong_meta = false;  ///< the meta function is known to tell something else than the kernel
+  /// Its kernels read and write where values of an argument point, without a check: a workspace, or
+  /// LAPACK's row numbers. Never called with made-up arguments.
+  bool trusts_contents = false;
   /// On the CPU it is made of other ops, and so it is on the meta device: that tells the truth.
   bool made_of_ops = false;
   bool cpp_meta = false;        ///< (of these) without any Python
