@@ -254,6 +254,23 @@ bool has_odd_strides(const Call& call) {
   return false;
 }
 
+/// On the CPU torch first copies the arguments that have another dtype than the one it computes in;
+/// a copy of what is not dense has strides of its own, and the result follows those. Structured
+/// meta functions copy nothing on other devices, such as that of their stand-ins.
+bool follows_a_copy(const Call& call, const Plan& plan) {
+  if (plan.outputs.empty() || !plan.outputs[0].geometry) return false;
+  const c10::ScalarType result = plan.outputs[0].geometry->dtype();
+  std::optional<c10::ScalarType> first;
+  bool mixed = false, copied = false;
+  for (const run::GeometryRef& look : call.looks) {
+    if (!look || look->data().wrapped_number) continue;
+    mixed |= first && *first != look->dtype();
+    first = first.value_or(look->dtype());
+    copied |= !look->dense() && look->dtype() != result;
+  }
+  return copied && (mixed || result != c10::kBool);  // (comparisons of one dtype copy nothing)
+}
+
 /// What is known of an op's meta function, for calls of one kind. Not all tell the truth: for
 /// layer_norm of bfloat16 one speaks of what the GPU's kernel makes.
 struct MetaFinding {
@@ -327,7 +344,7 @@ PlanRef infer(const Call& call) {
   Answer answer = Answer::none;
   if (call.info.structured_meta && !call.info.distrust_structured) {
     PlanRef plan = ask_meta(call, For::structured_meta, answer);
-    if (answer != Answer::none) return plan;
+    if (answer != Answer::none && !(plan && follows_a_copy(call, *plan))) return plan;
   }
   if (kernel_can_be_tried(call)) return ask_kernel(call);
   // (Of a custom op its author's fake kernel is all there is to ask.)
