@@ -1,4 +1,4 @@
-"""Results have eager's shape and strides, also for dims of one element, where no element shows them."""
+"""Results have eager's shape and strides, also for dims of one element, where none shows them."""
 
 import itertools
 import random
