@@ -40,7 +40,6 @@ from torch.utils.cpp_extension import (  # noqa: E402
     include_paths,
 )
 
-
 # What BuildExtension defines for each file; a compiled header must have been made with the same.
 MACROS = ("TORCH_API_INCLUDE_EXTENSION_H", "TORCH_EXTENSION_NAME=_C")
 
@@ -82,7 +81,7 @@ class build_ext(BuildExtension):  # noqa: N801 (the name of the command)
         shutil.copyfile(header, copy)
         made_by.unlink(missing_ok=True)
         print(f"precompiling {header.relative_to(ROOT)}", flush=True)
-        if subprocess.run(command).returncode:
+        if subprocess.run(command, check=False).returncode:
             compiled.unlink(missing_ok=True)
             return None
         made_by.write_text(recipe)
