@@ -7,6 +7,7 @@
 # MAX_JOBS=n compilers at once (default 2); LAZYENG_WERROR=1 turns warnings into errors.
 import os
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -71,9 +72,9 @@ class build_ext(BuildExtension):  # noqa: N801 (the name of the command)
         compiled = copy.with_name(f"{copy.name}.gch")
         includes = [f"-I{path}" for path in self.include_dirs + extension.include_dirs]
         flags = extension.extra_compile_args["cxx"] + [f"-D{name}" for name in MACROS]
-        command = [get_cxx_compiler(), *self.compiler.compiler_so[1:], *includes, *flags]
+        command = shlex.split(get_cxx_compiler()) + self.compiler.compiler_so[1:] + includes + flags
         command += ["-x", "c++-header", str(copy), "-o", str(compiled)]
-        made_by = copy.with_suffix(".command")  # all objects depend on it: made anew if it changed
+        made_by = copy.with_suffix(".command")  # by another command, it would not fit: made anew
         recipe = f"{command}\n{header.read_text()}"
         if compiled.exists() and made_by.exists() and made_by.read_text() == recipe:
             return copy
