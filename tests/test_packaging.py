@@ -69,6 +69,7 @@ def checkout(tmp_path):
     (copy / "lazyeng" / "__init__.py").write_text(TRIVIAL_INIT)
     (copy / "csrc").mkdir()
     (copy / "csrc" / "bindings.cpp").write_text(TRIVIAL_BINDINGS)
+    (copy / "csrc" / "torch_headers.h").write_text("#include <vector>\n")
     (copy / "csrc" / "answer.h").write_text("constexpr int kAnswer = 1;\n")
     return copy
 
