@@ -56,3 +56,17 @@ def test_binary(mode, dtypes):
             args = [lazy[0].as_strided(*first), lazy[1].as_strided(*second)]
             got = outcome(function, args)
         assert got == expected, (name, first, second)
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+def test_an_index_is_not_promoted(mode):
+    """It has another dtype than the result and may repeat elements: that decides no strides."""
+    x = lazyeng.wrap(torch.rand(300, 200))
+    index = lazyeng.wrap(torch.randint(300, (250, 1))).expand(250, 200)
+    lazyeng.set_sync_debug_mode("error")
+    try:
+        with lazyeng.lazy(mode):
+            result = x.gather(0, index)
+    finally:
+        lazyeng.set_sync_debug_mode("off")
+    assert torch.equal(lazyeng.unwrap(result), lazyeng.unwrap(x).gather(0, lazyeng.unwrap(index)))

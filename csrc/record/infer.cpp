@@ -254,10 +254,11 @@ bool has_odd_strides(const Call& call) {
   return false;
 }
 
-/// On the CPU torch first copies the arguments that have another dtype than the one it computes in;
-/// a copy of what is not dense has strides of its own, and the result follows those. Structured
-/// meta functions copy nothing on other devices, such as that of their stand-ins.
+/// Pointwise ops on the CPU first copy the arguments that have another dtype than the one they
+/// compute in; a copy of what is not dense has strides of its own, and the result follows those.
+/// Structured meta functions copy nothing on other devices, such as that of their stand-ins.
 bool follows_a_copy(const Call& call, const Plan& plan) {
+  if (!call.info.handle.hasTag(at::Tag::pointwise)) return false;  // (an index is not promoted)
   if (plan.outputs.empty() || !plan.outputs[0].geometry) return false;
   const c10::ScalarType result = plan.outputs[0].geometry->dtype();
   std::optional<c10::ScalarType> first;

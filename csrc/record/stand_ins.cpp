@@ -192,7 +192,7 @@ bool only_makes_views(const run::OpInfo& info) {
 bool kernel_can_be_tried(const Call& call) {
   const run::OpInfo& info = call.info;
   // Kernels of other namespaces may have effects; draws from a generator that is no argument, and
-  // checks of values, must not happen twice.
+  // checks of values, must not happen twice. (trusts_contents: made-up values would be addresses.)
   if (!info.aten || info.checks_values || info.trusts_contents ||
       (info.random && !info.takes_generator))
     return false;
