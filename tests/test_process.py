@@ -190,6 +190,23 @@ def test_fork_from_a_thread_while_others_record():
     """, "[0, 0, 0, 0, 0]")  # fmt: skip
 
 
+def test_ops_run_in_parallel_right_after_a_fork():
+    """torch's own thread pool has to be made anew, and cannot be in two threads at once."""
+    check("""
+        torch.set_num_threads(3)
+        def child():
+            ones = [wrap(torch.ones(4)) * k for k in range(60)]
+            return all(x.sum().item() == 4 * k for k, x in enumerate(ones))
+        assert child()
+        codes = []
+        for _ in range(150):
+            pid = os.fork()
+            if pid == 0: os._exit(0 if child() else 1)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        print(codes.count(0))
+    """, "150", LAZYENG_NUM_WORKERS="8")  # fmt: skip
+
+
 FORK_STORM = """
 import threading
 stop = threading.Event()

@@ -12,6 +12,7 @@
 // fork (pthread_atfork), so that no Python code runs meanwhile.
 #include "csrc/record/fork.h"
 
+#include <ATen/Parallel.h>
 #include <pthread.h>
 
 #include <thread>
@@ -61,6 +62,12 @@ bool drain(Recorder& recorder, milliseconds patience) {
          engine::WaitResult::done;
 }
 
+/// torch's thread pool (pthreadpool) does not survive a fork: the first at::set_num_threads in the
+/// child, which the first parallel kernel of each thread calls too, makes a new one, and fails in
+/// two threads at the same time ("Invalid thread pool!"). So one thread makes it before there are
+/// others; not the forking one, whose own number of threads may be another than the process's.
+void renew_torch_thread_pool() { std::thread(at::init_num_threads).join(); }
+
 }  // namespace
 
 void install_fork_handlers() { pthread_atfork(&hold_leaves, &let_go_of_leaves, &in_child); }
@@ -97,6 +104,7 @@ void after_fork_in_parent(Recorder& recorder) {
 
 bool after_fork_in_child(Recorder& recorder) {
   if (Gate::is_lost()) return false;
+  renew_torch_thread_pool();
   recorder.engine().start();
   recorder.start_threads();
   return true;
