@@ -282,14 +282,7 @@ t = threading.Thread(target=start_children); t.start(); t.join()
 }
 
 
-# Open defect (docs/state.md): hung in a child in two of some hundred runs, on a busy machine only.
-RARELY_HANGS = pytest.mark.skipif(
-    os.environ.get("LAZYENG_TEST_HANGS") != "1", reason="rarely hangs: see docs/state.md"
-)
-STORMS = [pytest.param(how, marks=RARELY_HANGS if how == "two threads" else ()) for how in FORKS]
-
-
-@pytest.mark.parametrize("how", STORMS)
+@pytest.mark.parametrize("how", FORKS)
 def test_fork_storm(how):
     """Children of a process whose other threads record, read and run ops at the call all work."""
     check(FORK_STORM.replace("{forks}", FORKS[how]), "end", LAZYENG_MAX_PENDING_OPS="500")
