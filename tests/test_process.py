@@ -120,6 +120,28 @@ def test_fork_with_a_team_of_openmp():
     )
 
 
+def test_eager_code_gets_its_cores_back():
+    """OpenMP's helpers sleep if there are more than cores, also those of eager kernels: none of the
+    engine's stay when nothing is recorded any more."""
+    check("""
+        torch.set_num_threads(2)
+        def threads():
+            names = [open(f"/proc/self/task/{t}/comm").read() for t in os.listdir("/proc/self/task")]
+            return sorted(n.strip() for n in names if n.startswith("lazyeng"))
+        def work():
+            m = wrap(torch.ones(300, 300))
+            for _ in range(20): m = m @ m / 300
+            m.wait()
+        before = threads()
+        for _ in range(2):  # they come again
+            work()
+            with_helpers = threads()
+            end = time.monotonic() + 20
+            while threads() != before and time.monotonic() < end: time.sleep(0.01)
+            print(len(with_helpers) > len(before), threads() == before)
+    """, "True True True True", LAZYENG_NUM_WORKERS="2")  # fmt: skip
+
+
 def test_fork_before_first_use():
     check_forked(
         "", 'print("child", (wrap(torch.ones(3)) + 1).sum().item())',

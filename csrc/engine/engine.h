@@ -93,11 +93,16 @@ class Engine {
     thread_init_ = std::move(init);
   }
 
+  /// Called on an engine thread that has had nothing to do for some milliseconds (let go of what it
+  /// keeps for speed). Set before start(). Never throws.
+  void set_long_idle(std::function<void()> long_idle) { long_idle_ = std::move(long_idle); }
+
   Counters counters() const noexcept;
 
  protected:
   std::function<bool()> hungry_;
   std::function<void(QueueId, unsigned)> thread_init_;
+  std::function<void()> long_idle_;
 
   /// Ops are complete: takes back what admit() counted.
   void release(uint64_t ops, uint64_t bytes) noexcept;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <thread>
 
 namespace lazyeng::engine {
 
@@ -16,19 +15,18 @@ inline void pause() noexcept {
 }
 
 /// Spins until over() or for `limit`, whichever is first. Returns over().
-/// After the first microseconds it offers its core to others: whom we wait for may need it.
+/// For microseconds only, since whom we wait for may need the core. (Yielding it is no way out:
+/// Linux makes a thread that yields wait a whole time slice, of milliseconds, if others keep
+/// running.)
 template <class Over>
 bool spin_until(Over over, std::chrono::microseconds limit) {
-  constexpr auto kKeepCore = std::chrono::microseconds(3);
   const auto start = std::chrono::steady_clock::now();
   for (;;) {
     for (int i = 0; i < 16; ++i) {
       if (over()) return true;
       pause();
     }
-    const auto spent = std::chrono::steady_clock::now() - start;
-    if (spent >= limit) return over();
-    if (spent >= kKeepCore) std::this_thread::yield();
+    if (std::chrono::steady_clock::now() - start >= limit) return over();
   }
 }
 

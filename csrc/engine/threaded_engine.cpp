@@ -85,6 +85,9 @@ WorkerPool& ThreadedEngine::make_pool(QueueId queue) {
         works_for = this;
         if (thread_init_) thread_init_(id, index);
       },
+      [this] {
+        if (long_idle_) long_idle_();
+      },
   };
   owned_[slot] = std::make_unique<WorkerPool>(QueueId(slot), is_cpu ? num_workers_.load() : 1,
                                               !is_cpu, std::move(hooks));

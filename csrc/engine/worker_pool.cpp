@@ -157,8 +157,15 @@ WorkerPool::Signal WorkerPool::wait_for_signal(Worker& self) {
   }
   Signal expected = Signal::none;
   if (self.signal.compare_exchange_strong(expected, Signal::parked, std::memory_order_acq_rel))
-    self.signal.wait(Signal::parked, std::memory_order_acquire);
+    park(self);
   return self.signal.load(std::memory_order_acquire);
+}
+
+// Who replaces `parked` by a signal releases the semaphore, once; so we acquire it once.
+void WorkerPool::park(Worker& self) {
+  if (self.unparked.try_acquire_for(kLongIdle)) return;
+  hooks_.long_idle();
+  self.unparked.acquire();
 }
 
 // Keeps P1. Returns a worker to unpark after the lock, or null.
@@ -182,7 +189,7 @@ WorkerPool::Worker* WorkerPool::choose_idle(Signal signal) {
 }
 
 void WorkerPool::unpark(Worker* worker) {
-  if (worker) worker->signal.notify_one();
+  if (worker) worker->unparked.release();
 }
 
 // The window of the recorder, without a lost wakeup. A recording thread appends to its window, then

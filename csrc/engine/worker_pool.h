@@ -16,9 +16,11 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <semaphore>
 #include <thread>
 #include <vector>
 
@@ -28,6 +30,9 @@ namespace lazyeng::engine {
 
 class WorkerPool {
  public:
+  /// Longer than most gaps within a step of a program, shorter than anybody would notice.
+  static constexpr std::chrono::milliseconds kLongIdle{2};
+
   struct Hooks {
     /// Runs the op. Returns one to continue with, of the same queue, or null.
     std::function<Op*(Op*, WorkerPool&)> perform;
@@ -35,6 +40,9 @@ class WorkerPool {
     std::function<bool()> hungry;
     /// Called on each thread before anything else.
     std::function<void(QueueId, unsigned)> thread_init;
+    /// Called on a thread that has had nothing to do for kLongIdle, once, until it has worked
+    /// again.
+    std::function<void()> long_idle;
   };
 
   /// With `strict` the priority and push order of ready ops is kept exactly; otherwise a worker
@@ -69,7 +77,8 @@ class WorkerPool {
     unsigned index = 0;
     std::thread thread;
     std::atomic<Signal> signal{Signal::none};
-    bool on_its_way = false;  // counted in on_their_way_; guarded by mutex_
+    std::binary_semaphore unparked{0};  // released once for each signal that replaced `parked`
+    bool on_its_way = false;            // counted in on_their_way_; guarded by mutex_
   };
 
   void start_threads();
@@ -79,6 +88,7 @@ class WorkerPool {
   bool announce_idle(Worker& self);
   Signal withdraw(Worker& self);
   Signal wait_for_signal(Worker& self);
+  void park(Worker& self);
   Worker* wake_for_work();
   Worker* choose_idle(Signal signal);
   static void unpark(Worker* worker);

@@ -122,6 +122,7 @@ Recorder::Recorder(std::unique_ptr<engine::Engine> engine)
     run::init_engine_thread();
     Gate::exempt_this_thread();
   });
+  engine_->set_long_idle([] { run::openmp_helpers().end_own_team(); });
 }
 
 Recorder::~Recorder() = default;

@@ -8,6 +8,7 @@
 #include "csrc/fuse/op_table.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/sync_debug.h"
+#include "csrc/run/openmp_team.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::record {
@@ -111,6 +112,7 @@ Recorder::Batch Recorder::flush_locked() {
   if (window_.empty()) return {};
   if (window_.size() > 1 && fusion_.load(std::memory_order_relaxed))
     window_ = partition_.run(std::move(window_));
+  run::openmp_helpers().program_records();
   engine_->push(std::span<Ref<engine::Op>>(window_));
   run::StorageVar::pushed_up_to.store(last_number_, std::memory_order_release);
   Batch pushed = std::move(window_);

@@ -4,6 +4,9 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
+#include <chrono>
+#include <utility>
+
 namespace lazyeng::run {
 namespace {
 
@@ -35,6 +38,9 @@ const OpenMp& open_mp() {
   }();
   return found;
 }
+
+/// A program that has not recorded for so long runs eager code.
+constexpr std::chrono::milliseconds kLookEvery{20};
 
 void make_team() {
   open_mp().parallel([](void*) {}, nullptr, 2, 0);
@@ -82,20 +88,31 @@ void OpenMpHelpers::end_own_team() {
     end_team();
 }
 
+void OpenMpHelpers::note_record() {
+  recorded_.store(true, std::memory_order_relaxed);
+  {
+    std::lock_guard lock(mutex_);
+    if (std::exchange(recording_, true)) return;
+  }
+  changed_.notify_one();
+}
+
 void OpenMpHelpers::work() {
   pthread_setname_np(pthread_self(), "lazyeng-openmp");
   bool has_team = false;
   std::unique_lock lock(mutex_);
   while (runs_) {
-    const bool wanted = waiting_ == 0;
-    if (wanted == has_team) {
+    const bool wanted = recording_ && waiting_ == 0;
+    if (wanted != has_team) {
+      lock.unlock();
+      wanted ? make_team() : end_team();
+      has_team = wanted;
+      lock.lock();
+    } else if (!recording_) {
       changed_.wait(lock);
-      continue;
+    } else if (changed_.wait_for(lock, kLookEvery) == std::cv_status::timeout && waiting_ == 0) {
+      recording_ = recorded_.exchange(false, std::memory_order_relaxed);
     }
-    lock.unlock();
-    wanted ? make_team() : end_team();
-    has_team = wanted;
-    lock.lock();
   }
 }  // (its team ends with it)
 

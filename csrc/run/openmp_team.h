@@ -8,6 +8,9 @@
 // whose kernels are many and large. So helpers shall sleep while the program records, and may spin
 // while it waits. The one way to tell libgomp so is the number of threads: an idle team of two,
 // that counts and costs nothing else.
+//
+// Eager code of the program shall not notice: when nothing has been recorded for a while, the idle
+// team ends, and so do the teams of engine threads that have nothing to do.
 #pragma once
 
 #include <atomic>
@@ -25,9 +28,16 @@ class OpenMpHelpers {
   /// would wait for it for ever in its first parallel region, as it does in eager torch.)
   void stop();
 
+  /// Something was recorded. Costs a load while the idle team is there.
+  void program_records() {
+    if (!recorded_.load(std::memory_order_relaxed)) note_record();
+  }
   /// The calling thread waits for the engine and records nothing, or does so no longer. Its own
   /// team, left over from eager code, ends too.
   void program_waits(bool waits);
+
+  /// Ends the team of the calling thread.
+  void end_own_team();
 
   /// In a forked child: a team that the forking thread still had exists on paper only.
   void after_fork_in_child() noexcept {
@@ -36,14 +46,16 @@ class OpenMpHelpers {
 
  private:
   void work();
-  void end_own_team();
+  void note_record();
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::thread thread_;
   bool runs_ = false;
   int waiting_ = 0;
-  bool ended_for_fork_ = false;  // the forking thread's team is; between stop() and start()
+  bool recording_ = false;
+  std::atomic<bool> recorded_{false};  // since the thread looked last
+  bool ended_for_fork_ = false;        // the forking thread's team is; between stop() and start()
   std::atomic<bool> forked_{false};
 };
 

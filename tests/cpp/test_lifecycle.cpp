@@ -268,6 +268,31 @@ void idle_hints() {
   check(!engine->has_idle_worker(), "stopped");
 }
 
+void long_idle_workers() {
+  auto engine = make_threaded_engine(1);
+  std::atomic<int> told{0};
+  engine->set_long_idle([&] {
+    ++told;
+    sleep_ms(1);  // pushes come meanwhile, too
+  });
+  engine->start();
+  auto var = make_ref<IntVar>();
+  auto add = [&] { push(*engine, writes(op([&] { ++var->value; }), {var})); };
+  add();
+  engine->wait_for_all({});
+  while (told == 0) sleep_ms(1);
+  sleep_ms(20);
+  same(told.load(), 1, "once while it is idle");
+  const int rounds = scaled(300);
+  for (int i = 0; i < rounds; ++i) {
+    add();
+    engine->wait_for_var(*var, {});
+    same(var->value, i + 2u, "value");
+    std::this_thread::sleep_for(std::chrono::microseconds(1700 + i * 13 % 700));
+  }
+  check(told <= rounds + 1, "at most once each time");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -280,5 +305,6 @@ int main(int argc, char** argv) {
                     {"hungry workers find the window", hungry_workers},
                     {"hungry workers, two recording threads", hungry_workers_two_threads},
                     {"sleepy workers find their ops", sleepy_workers},
-                    {"idle hints and nudges", idle_hints}});
+                    {"idle hints and nudges", idle_hints},
+                    {"workers that are idle for long", long_idle_workers}});
 }
