@@ -1,10 +1,11 @@
 """Steps of whole programs (benchmarks/workloads.py) against eager, in one run.
 
-Method. Each program runs in a process of its own. Eager and lazy take turns in bursts of steps
-(about `--burst` seconds of eager work), so that drift of a shared machine hits both; the figure is
-the median over rounds of eager's time by lazy's: above 1 lazy is faster. A burst of lazy steps runs
-inside one lazy() block, and ends when all of it is done. "read" is the same with `loss.item()`
-after every step, in eager too.
+Method. Eager and lazy run in processes of their own, so that threads of one do not slow the other:
+the eager one does not even import lazyeng. They take turns in bursts of steps (about `--burst`
+seconds of eager work), so that drift of a shared machine hits both; the figure is the median over
+rounds of eager's time by lazy's: above 1 lazy is faster. A burst of lazy steps runs inside one
+lazy() block, and ends when all of it is done. "read" is the same with `loss.item()` after every
+step, in eager too.
 "first" is the first step of a fresh process by eager's in another fresh process, from after the
 import; "memory" what the steps add to the process's peak memory, by what eager's add (or 1 MiB, if
 that is more). torch.compile of the whole step is shown where it runs (`--compile`).
@@ -13,18 +14,17 @@ that is more). torch.compile of the whole step is shown where it runs (`--compil
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
 
 import torch
 
-import lazyeng
 from benchmarks.workloads import WORKLOADS, Step
 
 TARGETS = {
@@ -41,37 +41,89 @@ def steps(step: Step, count: int, read: bool) -> None:
             result.item()
 
 
-def burst(step: Step, count: int, lazily: bool, read: bool) -> float:
+def burst(step: Step, count: int, kind: str, read: bool) -> float:
     start = time.perf_counter()
-    with lazyeng.lazy() if lazily else nullcontext():
-        steps(step, count, read)
-        if lazily:
+    if kind == "lazy":
+        lazyeng = importlib.import_module("lazyeng")
+        with lazyeng.lazy():
+            steps(step, count, read)
             lazyeng.synchronize()
+    else:
+        steps(step, count, read)
     return time.perf_counter() - start
 
 
-def compiled(step: Step) -> Step:
-    whole: Callable[[], torch.Tensor] = torch.compile(step)
-    return whole
+def prepare(name: str, kind: str) -> Step:
+    if kind == "lazy":
+        importlib.import_module("lazyeng")
+    torch.manual_seed(0)
+    step = WORKLOADS[name]()
+    compiled: Step = torch.compile(step) if kind == "compile" else step
+    return compiled
+
+
+def serve(name: str, kind: str) -> None:
+    """A process that runs bursts when told to by a line "steps read", and answers the seconds."""
+    step = prepare(name, kind)
+    for read in (False, True):
+        burst(step, 5, kind, read)
+    for line in sys.stdin:
+        count, read = map(int, line.split())
+        print(burst(step, count, kind, bool(read)), flush=True)
+
+
+def first_step(name: str, kind: str) -> None:
+    """Milliseconds of the first step, and mebibytes that 20 steps add to the peak."""
+    step = prepare(name, kind)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds = burst(step, 1, kind, True)
+    burst(step, 20, kind, False)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps({"ms": seconds * 1e3, "mib": (after - before) / 1024}))
+
+
+def new_process(name: str, kind: str, part: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.steps", "--part", part, "--only", name, "--kind", kind],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ | ({} if kind == "lazy" else {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}),
+    )  # fmt: skip
+
+
+class Runner:
+    """A process with one kind of steps, ready to run bursts of them."""
+
+    def __init__(self, name: str, kind: str) -> None:
+        self._process = new_process(name, kind, "serve")
+
+    def burst(self, count: int, read: bool) -> float:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(f"{count} {int(read)}\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        return float(answer) if answer else sys.exit("a measuring process has ended")
+
+    def end(self) -> None:
+        self._process.communicate()
 
 
 def compare(name: str, options: argparse.Namespace) -> dict[str, float]:
     """Ratios of eager's time to lazy's, and eager's milliseconds per step."""
-    torch.manual_seed(0)
-    runners: dict[str, Step] = {"eager": WORKLOADS[name](), "lazy": WORKLOADS[name]()}
-    if options.compile:
-        runners["compile"] = compiled(WORKLOADS[name]())
-    for kind, step in runners.items():
-        for read in (False, True):
-            burst(step, 5, kind == "lazy", read)
-    once = min(burst(runners["eager"], 1, False, False) for _ in range(5))
-    count = max(2, int(options.burst / once))
+    kinds = ["eager", "lazy"] + (["compile"] if options.compile else [])
+    runners = {kind: Runner(name, kind) for kind in kinds}
+    for runner in runners.values():  # one after another, until each is warm
+        once = [runner.burst(1, False) for _ in range(5)]
+        if runner is runners["eager"]:
+            count = max(2, int(options.burst / min(once)))
     times: dict[tuple[str, bool], list[float]] = {
-        (kind, read): [] for kind in runners for read in (False, True)
+        (kind, read): [] for kind in kinds for read in (False, True)
     }
     for _ in range(options.rounds):
         for (kind, read), found in times.items():
-            found.append(burst(runners[kind], count, kind == "lazy", read))
+            time.sleep(0.02)  # helper threads of the other process spin for a while
+            found.append(runners[kind].burst(count, read))
+    for runner in runners.values():
+        runner.end()
 
     def ratio(kind: str, read: bool) -> float:
         pairs = zip(times["eager", read], times[kind, read], strict=True)
@@ -84,31 +136,15 @@ def compare(name: str, options: argparse.Namespace) -> dict[str, float]:
     return figures
 
 
-def first_step(name: str, lazily: bool) -> dict[str, float]:
-    """Milliseconds of the first step, and mebibytes that 20 steps add to the peak."""
-    torch.manual_seed(0)
-    step = WORKLOADS[name]()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    seconds = burst(step, 1, lazily, True)
-    burst(step, 20, lazily, False)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"ms": seconds * 1e3, "mib": (after - before) / 1024}
+def first(name: str, kind: str) -> dict[str, float]:
+    process = new_process(name, kind, "first")
+    answer, _ = process.communicate()
+    return json.loads(answer) if answer else sys.exit("a measuring process has ended")
 
 
-def in_new_process(*arguments: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.steps", *arguments]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def measure(name: str, passed_on: list[str]) -> dict[str, float]:
-    figures = in_new_process("--part", "compare", "--only", name, *passed_on)
-    firsts = [
-        [in_new_process("--part", "first", "--only", name, *way) for way in ([], ["--lazily"])]
-        for _ in range(3)
-    ]
+def measure(name: str, options: argparse.Namespace) -> dict[str, float]:
+    figures = compare(name, options)
+    firsts = [[first(name, kind) for kind in ("eager", "lazy")] for _ in range(3)]
     figures["first"] = statistics.median(lazy["ms"] / eager["ms"] for eager, lazy in firsts)
     figures["memory"] = statistics.median(
         lazy["mib"] / max(eager["mib"], 1.0) for eager, lazy in firsts
@@ -122,21 +158,17 @@ def main() -> None:
     parser.add_argument("--burst", type=float, default=0.1)
     parser.add_argument("--only", choices=WORKLOADS)
     parser.add_argument("--compile", action="store_true", help="torch.compile beside it (minutes)")
-    parser.add_argument("--part", choices=("compare", "first"), help=argparse.SUPPRESS)
-    parser.add_argument("--lazily", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=("serve", "first"), help=argparse.SUPPRESS)
+    parser.add_argument("--kind", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.part == "compare":
-        return print(json.dumps(compare(options.only, options)))
-    if options.part == "first":
-        return print(json.dumps(first_step(options.only, options.lazily)))
+    if options.part:
+        return (serve if options.part == "serve" else first_step)(options.only, options.kind)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; eager's time by lazy's")
     compile_title = f"{'compile':>9}" if options.compile else ""
     print(f"{'':25}{'eager ms':>9}{'lazy':>7}{'target':>8}{'read':>7}{compile_title}"
           f"{'first':>7}{'memory':>8}")  # fmt: skip
-    passed_on = [f"--rounds={options.rounds}", f"--burst={options.burst}"]
-    passed_on += ["--compile"] if options.compile else []
     for name in [options.only] if options.only else WORKLOADS:
-        f = measure(name, passed_on)
+        f = measure(name, options)
         compile_ratio = f"{f['compile']:9.2f}" if options.compile else ""
         print(f"{name:25}{f['ms']:9.2f}{f['lazy']:7.2f}{TARGETS[name]:8.1f}{f['read']:7.2f}"
               f"{compile_ratio}{f['first']:7.2f}{f['memory']:8.2f}", flush=True)  # fmt: skip
