@@ -125,20 +125,22 @@ def test_eager_code_gets_its_cores_back():
     engine's stay when nothing is recorded any more."""
     check("""
         torch.set_num_threads(2)
-        def threads():
-            names = [open(f"/proc/self/task/{t}/comm").read() for t in os.listdir("/proc/self/task")]
-            return sorted(n.strip() for n in names if n.startswith("lazyeng"))
-        def work():
-            m = wrap(torch.ones(300, 300))
-            for _ in range(20): m = m @ m / 300
-            m.wait()
-        before = threads()
-        for _ in range(2):  # they come again
-            work()
-            with_helpers = threads()
+        def name(thread):
+            try: return open(f"/proc/self/task/{thread}/comm").read()
+            except OSError: return ""  # it has ended since it was listed
+        def threads():  # of two workers and the one that keeps the idle team, and their helpers
+            ours = ("lazyeng-cpu", "lazyeng-openmp")
+            return sum(name(thread).startswith(ours) for thread in os.listdir("/proc/self/task"))
+        def come_to(holds):
             end = time.monotonic() + 20
-            while threads() != before and time.monotonic() < end: time.sleep(0.01)
-            print(len(with_helpers) > len(before), threads() == before)
+            while not holds(threads()) and time.monotonic() < end: time.sleep(0.001)
+            return holds(threads())
+        for _ in range(2):  # they come again
+            m = wrap(torch.ones(600, 600))
+            for _ in range(100): m = m @ m / 600
+            seen = False
+            while not m.is_ready(): seen |= threads() > 3
+            print(seen, come_to(lambda n: n == 3))
     """, "True True True True", LAZYENG_NUM_WORKERS="2")  # fmt: skip
 
 
