@@ -47,6 +47,7 @@ lint: $(VENV)/test.stamp $(VENV)/lint.stamp
 	$(bin)/pyright --pythonpath $(bin)/python
 	$(bin)/clang-format --dry-run -Werror $(cpp_files)
 	$(bin)/python tools/check_imports.py
+	$(bin)/python tools/api_reference.py --check
 
 format: $(VENV)/lint.stamp
 	$(bin)/ruff check --fix-only .

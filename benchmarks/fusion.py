@@ -155,6 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--largest", type=int, default=64, help="MiB")
+    parser.add_argument("--only", default="", help="programs whose name has this in it")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     options = parser.parse_args()
     sizes = [
@@ -162,9 +163,13 @@ def main() -> None:
     ]
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; ratios to out.copy_(x)")
     for name, program in PROGRAMS.items():
+        if options.only not in name:
+            continue
         for dtype in (torch.float32, torch.bfloat16):
             for nbytes in sizes:
                 measure(name, program, nbytes, dtype, options)
+    if options.only:
+        return
     for mode in ("async", "deferred"):
         peak = in_new_process(PEAK.format(mode=mode))
         print(f"peak of a 30-op chain on 64 MiB, {mode}: {peak:.1f} buffers")

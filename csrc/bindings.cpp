@@ -52,8 +52,8 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT,
 PyObject* make_module() {
   run::PyRef made(PyModule_Create(&module));
   if (!made) return nullptr;
-  for (PyMethodDef* methods :
-       {tensor_methods, block_methods, engine_methods, stack_methods, trace_methods, graph_methods})
+  for (PyMethodDef* methods : {tensor_methods, block_methods, engine_methods, stack_methods,
+                               trace_methods, graph_methods, fusion_methods})
     if (PyModule_AddFunctions(made.get(), methods) != 0) return nullptr;
   return made.release();
 }

@@ -165,6 +165,11 @@ def set_inexact_fusion(on: bool, /) -> None:
 def plan_count() -> int:
     """How many plans of groups are kept."""
 
+def planned() -> tuple[
+    list[tuple[list[tuple], dict[str, Any] | None]], list[tuple], list[torch.Tensor | None]
+]:
+    """What stands in the window as it would be pushed now: (calls, program) of each op, values, storages; lazyeng.fuse.description has a class for each."""
+
 def set_fusion_log(on: bool, /) -> None:
     """Says whether each group is reported on stderr when it runs."""
 

@@ -58,11 +58,12 @@ class _FromOrigin(Generic[T]):
 
 
 class _Original:
-    """The private copy of the original: after a pickle round trip, what the chain says."""
+    """A copy of the exception that the operator raised, with the traceback of its call."""
 
     def __get__(self, error: BaseException | None, owner: type) -> BaseException | None:
         if error is None:
             return None
+        # (after a pickle round trip, what the chain says)
         return error.__dict__.get(ORIGINAL) or error.__cause__
 
 

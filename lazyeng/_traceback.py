@@ -17,7 +17,7 @@ from traceback import FrameSummary, StackSummary
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple, TypeVar
 
-from lazyeng import _C
+from lazyeng import _C, config
 
 F = TypeVar("F", bound=Callable[..., Any])
 Stack = Sequence[tuple[CodeType, int]]
@@ -54,7 +54,7 @@ def internal(function: F) -> F:
 
 def show_all() -> bool:
     """Whether the user asked for internal frames (asked at each failure, so it can be set late)."""
-    return os.environ.get("LAZYENG_TRACEBACK") == "full"
+    return config.TRACEBACK.read()
 
 
 def _internal_prefixes() -> tuple[str, ...]:
@@ -99,7 +99,7 @@ def _site(code: CodeType, offset: int, is_internal: bool) -> Site:
 
 def full_stacks() -> bool:
     """Whether the user wants internal entries in creation stacks."""
-    return os.environ.get("LAZYENG_STACKS") == "full" or show_all()
+    return config.STACK_CAPTURE.read() == "full" or show_all()
 
 
 def shown(sites: Sequence[Site]) -> list[Site]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -29,6 +30,12 @@ def _positive(text: str) -> int:
     return value
 
 
+def _spare_cores() -> int:
+    """The cores that the process may use, less the one of the thread that records; at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, (cores or 1) - 1)
+
+
 def _eighth_of_memory() -> int:
     """An eighth of the machine's memory, at least 256 MiB."""
     try:
@@ -38,14 +45,10 @@ def _eighth_of_memory() -> int:
     return max(256 << 20, total // 8)
 
 
-def _read(name: str, default: T, parse: Callable[[str], T]) -> T:
-    text = os.environ.get(name)
-    if text is None or text == "":
-        return default
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}, got {text!r}") from None
+def _user_cache() -> Path:
+    """Where programs keep what they can make again (the XDG base directories)."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "lazyeng"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,86 @@ class Config:
     max_pending_bytes: int
     max_pool_bytes: int
     fusion: str
+    cache_dir: Path
     logs: frozenset[str]
-    full_traceback: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Variable(Generic[T]):
+    """An environment variable; `values` and `default_is` are its row in docs/api.md."""
+
+    name: str
+    parse: Callable[[str], T]
+    default: Callable[[], T]
+    values: str
+    default_is: str
+
+    def read(self) -> T:
+        """What the environment asks for; empty is as if it were not set.
+
+        Raises:
+            ValueError: the value is not allowed; the message names it and the variable.
+        """
+        text = os.environ.get(self.name)
+        if not text:
+            return self.default()
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}, got {text!r}") from None
+
+
+_EIGHTH = "an eighth of the memory, at least 256 MiB"
+MODE = Variable(
+    "LAZYENG_MODE", _choice(*MODES), lambda: "async",
+    "`async`, `deferred`, `sync`: the mode outside any `lazy()` block", "`async`",
+)  # fmt: skip
+NUM_WORKERS = Variable(
+    "LAZYENG_NUM_WORKERS", _positive, _spare_cores,
+    "threads for CPU ops, at least 1; later by `set_num_workers(n)`",
+    "the cores that the process may use, less one for the thread that records; at least 1",
+)  # fmt: skip
+STACK_CAPTURE = Variable(
+    "LAZYENG_STACKS", _choice(*STACKS), lambda: "user",
+    "`off`: no creation stacks; `user`: captured, frames of torch and lazyeng hidden; "
+    "`full`: internal frames shown in creation stacks", "`user`",
+)  # fmt: skip
+TRACEBACK = Variable(
+    "LAZYENG_TRACEBACK", lambda text: text == "full", lambda: False,
+    "`full`: show internal frames in all tracebacks (asked at each failure, so it may be set "
+    "late)", "hidden",
+)  # fmt: skip
+FUSION = Variable(
+    "LAZYENG_FUSION", _choice("exact", "on", "off"), lambda: "exact",
+    "what runs in groups: `exact`, what then gives eager's bits; `on`, also the rest, within the "
+    "tolerance of `assert_close`; `off`, nothing", "`exact`",
+)  # fmt: skip
+MAX_PENDING_OPS = Variable(
+    "LAZYENG_MAX_PENDING_OPS", _positive, lambda: 1 << 16,
+    "bound of run-ahead in ops; beyond it recording waits", "65536",
+)  # fmt: skip
+MAX_PENDING_BYTES = Variable(
+    "LAZYENG_MAX_PENDING_BYTES", _positive, _eighth_of_memory,
+    "bound of run-ahead in bytes of fresh outputs", _EIGHTH,
+)  # fmt: skip
+MAX_POOL_BYTES = Variable(
+    "LAZYENG_MAX_POOL_BYTES", _positive, _eighth_of_memory,
+    "bound of memory that is kept for reuse, in bytes", _EIGHTH,
+)  # fmt: skip
+CACHE_DIR = Variable(
+    "LAZYENG_CACHE_DIR", Path, _user_cache,
+    "the folder of compiled kernels (docs/triton.md)",
+    "`lazyeng` in `$XDG_CACHE_HOME` or `~/.cache`",
+)  # fmt: skip
+LOGS = Variable(
+    "LAZYENG_LOGS", lambda text: frozenset(text.split(",")), frozenset[str],
+    "names, separated by commas; `fusion`: each group, on stderr, when it runs", "none",
+)  # fmt: skip
+
+VARIABLES: tuple[Variable[Any], ...] = (
+    MODE, NUM_WORKERS, STACK_CAPTURE, TRACEBACK, FUSION, MAX_PENDING_OPS, MAX_PENDING_BYTES,
+    MAX_POOL_BYTES, CACHE_DIR, LOGS,
+)  # fmt: skip
 
 
 def read() -> Config:
@@ -69,15 +150,14 @@ def read() -> Config:
     Raises:
         ValueError: a variable has a value that is not allowed; the message names both.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return Config(
-        mode=_read("LAZYENG_MODE", "async", _choice(*MODES)),
-        num_workers=_read("LAZYENG_NUM_WORKERS", max(1, (cores or 1) - 1), _positive),
-        stacks=_read("LAZYENG_STACKS", "user", _choice(*STACKS)),
-        max_pending_ops=_read("LAZYENG_MAX_PENDING_OPS", 1 << 16, _positive),
-        max_pending_bytes=_read("LAZYENG_MAX_PENDING_BYTES", _eighth_of_memory(), _positive),
-        max_pool_bytes=_read("LAZYENG_MAX_POOL_BYTES", _eighth_of_memory(), _positive),
-        fusion=_read("LAZYENG_FUSION", "exact", _choice("exact", "on", "off")),
-        logs=_read("LAZYENG_LOGS", frozenset(), lambda text: frozenset(text.split(","))),
-        full_traceback=os.environ.get("LAZYENG_TRACEBACK") == "full",
+        mode=MODE.read(),
+        num_workers=NUM_WORKERS.read(),
+        stacks=STACK_CAPTURE.read(),
+        max_pending_ops=MAX_PENDING_OPS.read(),
+        max_pending_bytes=MAX_PENDING_BYTES.read(),
+        max_pool_bytes=MAX_POOL_BYTES.read(),
+        fusion=FUSION.read(),
+        cache_dir=CACHE_DIR.read(),
+        logs=LOGS.read(),
     )

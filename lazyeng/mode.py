@@ -22,7 +22,8 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
     A context manager, re-entrant and per thread, and a decorator. Writes to plain tensors, such as
     an optimizer step, are complete when the block exits; if one failed, the block raises its
     failure there (as a note on an exception that is already on its way out). Lazy results may
-    outlive the block.
+    outlive the block. Entering never waits; leaving waits for those writes, also at the end of an
+    inner block.
 
     Args:
         mode: ``"async"``: the engine starts work as soon as it pays; ``"deferred"``: nothing runs

@@ -1,4 +1,4 @@
-"""Reads of plain tensors' memory: they wait for recorded writes, and run outside the lazy mode.
+"""What looks at plain tensors' memory waits for recorded writes, and runs outside the lazy mode.
 
 Values of a plain tensor are read through operators, which record, except by the few methods that
 look at its memory. Inside lazy(), and while a recorded write is pending, those would find stale
@@ -18,27 +18,27 @@ from lazyeng import _C, errors
 
 _METHODS = (
     "numpy", "tolist", "data_ptr", "__dlpack__", "__deepcopy__", "__reduce_ex__", "untyped_storage",
-    "_typed_storage", "storage", "share_memory_", "is_shared",
+    "_typed_storage", "storage", "share_memory_", "is_shared", "__repr__",
 )  # fmt: skip
 
 
 def install() -> None:
-    """Puts the waiting methods in place of torch.Tensor's. Once per process, at import."""
+    """Puts the waiting methods in place of torch's. Once per process, at import."""
     for name in _METHODS:
-        setattr(torch.Tensor, name, _waiting(getattr(torch.Tensor, name)))
+        setattr(torch.Tensor, name, _waiting(name, getattr(torch.Tensor, name)))
     # torch.nn.Parameter(plain) stays plain.
     torch.Tensor._make_subclass = staticmethod(_outside(torch.Tensor._make_subclass))
 
 
-def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
-    @errors.boundary
-    @functools.wraps(original)
+def _waiting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if _C.reads_directly(self):
             return original(self, *args, **kwargs)
         return _C.call_eagerly(original, self, args, kwargs)
 
-    return read
+    # What sync_debug calls the frame that waits.
+    read.__code__ = read.__code__.replace(co_qualname=f"Tensor.{name}")
+    return errors.boundary(functools.wraps(original)(read))
 
 
 def _outside(original: Callable[..., Any]) -> Callable[..., Any]:

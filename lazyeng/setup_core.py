@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from lazyeng import _C, backward, custom_ops, device, plain_reads, process, sharing
+from lazyeng import _C, backward, custom_ops, device, plain_data, plain_reads, process, sharing
 from lazyeng.config import MODES, STACKS, Config
 from lazyeng.tensor import LazyTensor, _rebuild
 
@@ -25,6 +25,7 @@ def start(config: Config) -> None:
     device.register()
     torch.serialization.add_safe_globals([LazyTensor, _rebuild])
     plain_reads.install()
+    plain_data.install()
     backward.install()
     custom_ops.install()
     sharing.install()

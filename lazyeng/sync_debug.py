@@ -159,7 +159,8 @@ def _users_frame(frame: FrameType) -> tuple[FrameType, str]:
     """
     entry = ""
     while (is_internal_frame(frame) or _of_standard_library(frame)) and frame.f_back is not None:
-        if is_internal_frame(frame) and frame.f_code.co_name != "at_boundary":
-            entry = frame.f_code.co_qualname
+        name = frame.f_code.co_qualname
+        if is_internal_frame(frame) and "<locals>" not in name:  # (those are what decorators put)
+            entry = name
         frame = frame.f_back
     return frame, entry

@@ -22,6 +22,16 @@ class LazyTensor(torch.Tensor):
     Reading values (``item()``, ``numpy()``, ``bool(x)`` ...) waits for what this tensor depends on
     and raises the failure of any operation that it depends on, as an exception of the type that
     eager raises, which is a `lazyeng.LazyError` too. ``repr()`` never waits.
+
+    ``LazyTensor(data)`` is ``lazyeng.wrap(torch.as_tensor(data))``, detached.
+
+    Args:
+        data: what `torch.as_tensor` takes; a strided tensor of any shape and dtype shares its
+            memory with the result.
+        requires_grad: whether autograd records operations on the result.
+
+    Raises:
+        RuntimeError: `requires_grad` for a dtype that is neither floating nor complex.
     """
 
     # Results are lazy without it.
@@ -29,16 +39,6 @@ class LazyTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, data: Any, *, requires_grad: bool = False) -> LazyTensor:
-        """``LazyTensor(data)`` is ``lazyeng.wrap(torch.as_tensor(data))``, detached.
-
-        Args:
-            data: what `torch.as_tensor` takes; a strided tensor of any shape and dtype shares its
-                memory with the result.
-            requires_grad: whether autograd records operations on the result.
-
-        Raises:
-            RuntimeError: `requires_grad` for a dtype that is neither floating nor complex.
-        """
         tensor = _C.wrap_tensor(torch.as_tensor(data).detach())
         tensor.requires_grad_(requires_grad)
         return tensor
@@ -73,17 +73,36 @@ class LazyTensor(torch.Tensor):
 
     @errors.boundary
     def item(self) -> Any:
-        """The value of a tensor of one element, as a Python number. Waits; raises what failed."""
+        """The value as a bool, int, float or complex, as the dtype has it. Waits.
+
+        Raises:
+            RuntimeError: the tensor has not exactly one element.
+            LazyError: what the tensor depends on failed.
+        """
         return self._plain().item()
 
     @errors.boundary
     def tolist(self) -> Any:
-        """The values as nested lists, or one number. Waits; raises what failed."""
+        """The values as lists nested as deep as the shape, of no dims one number. Waits.
+
+        Raises:
+            LazyError: what the tensor depends on failed.
+        """
         return self._plain().tolist()
 
     @errors.boundary
     def numpy(self, *, force: bool = False) -> Any:
-        """A numpy array over the same memory. Waits; raises what failed, and what torch raises."""
+        """An array of the same shape and dtype over the same memory. Waits.
+
+        Args:
+            force: copies where memory cannot be shared: of tensors that require grad, on a GPU,
+                conjugated or negated ones.
+
+        Raises:
+            RuntimeError: the tensor requires grad.
+            TypeError: it is on a GPU, or numpy has no such dtype (bfloat16).
+            LazyError: what the tensor depends on failed.
+        """
         return self._plain().numpy() if force else self._plain_with_grad_flag().numpy()
 
     @errors.boundary
@@ -138,7 +157,7 @@ class LazyTensor(torch.Tensor):
         return f"LazyTensor({fields}, {state}={text})"
 
     def _ready_repr(self) -> str:
-        text = repr(self._plain())
+        text = _C.call_outside(repr, (self._plain(),), {})  # (a repr computes, which would record)
         text = "LazyTensor" + text.removeprefix("tensor").replace("\n ", "\n     ")
         if self.grad_fn is not None:
             return f"{text[:-1]}, grad_fn=<{self.grad_fn.name()}>)"
@@ -148,7 +167,7 @@ class LazyTensor(torch.Tensor):
 
     @errors.boundary
     def data_ptr(self) -> int:
-        """The address of the first element. Waits; raises what failed."""
+        """The address of the first element, in bytes. Waits; raises what failed."""
         return self._plain().data_ptr()
 
     @errors.boundary

@@ -25,6 +25,10 @@ def wrap(obj: T) -> T:
             gets lazy parameters and buffers in place and is returned; anything else, and what is
             lazy already, is returned as it is; so are sparse, quantized, nested and meta tensors
             and parameters without a shape yet.
+
+    Returns:
+        The same structure. Lazy tensors have the shape, strides, dtype and device of what they
+        wrap; ``requires_grad`` and ``.grad`` go with them, the history of autograd does not.
     """
     if isinstance(obj, torch.nn.Module):
         return _in_place(obj, _wrap_tensor)

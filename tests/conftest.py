@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import lazyeng
+from lazyeng import _C
 
 # Seconds. The engine waits; a wait that never ends must show where, instead of blocking the run.
 DEFAULT_LIMIT = 180
@@ -63,3 +64,33 @@ def lazy_mode(request):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "limit(seconds): time limit of this test")
+
+
+@pytest.fixture
+def groups():
+    """Counts the groups that ran since it was asked last."""
+    before = 0
+
+    def count():
+        nonlocal before
+        now = lazyeng.engine_stats()["groups"]
+        before, new = now, now - before
+        return new
+
+    count()
+    return count
+
+
+@pytest.fixture
+def inexact():
+    """All that can be fused is, as with LAZYENG_FUSION=on."""
+    _C.set_inexact_fusion(True)
+    yield
+    _C.set_inexact_fusion(False)
+
+
+@pytest.fixture
+def unfused():
+    _C.set_fusion(False)
+    yield
+    _C.set_fusion(True)

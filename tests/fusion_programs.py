@@ -2,7 +2,8 @@
 
 A program is a seed. Its results depend on nothing else, so eager, unfused and fused runs of one
 seed can be compared. `exact` programs use only ops whose fused results are eager's bit for bit;
-others are kept within [-1, 1] now and then, so that a difference in the last bit stays one.
+others are kept within [-1, 1] now and then, so that a difference in the last bit stays one. Those
+with `rows` reduce along dims as well.
 """
 
 from __future__ import annotations
@@ -30,9 +31,15 @@ class Dag:
         exact: bool,
         wrap: Callable[[Tensor], Tensor],
         floats: tuple[torch.dtype, ...] = FLOATS,
+        rows: bool = False,
     ) -> None:
         self.choice = random.Random(seed)
         self.exact = exact
+        self.makers = EXACT if exact else EXACT[:N_ARITHMETIC] + SMOOTH
+        if rows:
+            # (Of the narrow dtypes only what does not subtract values that were rounded.)
+            self.makers = [*self.makers, _normalised, _reduced, _normalised, _reduced]
+            self.makers += [_centered] * (floats[0] not in FLOATS[2:])
         self.floats = floats
         self.rows = 6 if exact else 470  # functions are fused for many elements only
         generator = torch.Generator().manual_seed(seed)
@@ -64,12 +71,18 @@ class Dag:
         x = self.any()
         return x if x.is_floating_point() else x.to(self.choice.choice(self.floats))
 
+    def wide(self) -> Tensor:
+        """Within [-1, 1], with all rows and columns."""
+        x = self.float()
+        if x.shape != (self.rows, COLUMNS):
+            x = x + torch.zeros(self.rows, COLUMNS, dtype=x.dtype)
+        return x.clamp(-1, 1)
+
     def number(self) -> float | int:
         return self.choice.choice([2, 3, -1, 0.5, 1.25, -0.75, 0.1] + [0.0, -0.0] * self.exact)
 
     def step(self) -> None:
-        makers = EXACT if self.exact else EXACT[:N_ARITHMETIC] + SMOOTH
-        x = self.choice.choice(makers)(self)
+        x = self.choice.choice(self.makers)(self)
         if not self.exact and x.is_floating_point():
             x = x.clamp(-1, 1)
         if x.numel() <= self.rows * COLUMNS:
@@ -198,6 +211,48 @@ def _combined(dag: Dag) -> Tensor:
             lambda: torch.lerp(x, y, 0.25),
             lambda: torch.add(x, z, alpha=0.3),
             lambda: 1.5 - x,
+        ]
+    )()
+
+
+def _reduced(dag: Dag) -> Tensor:
+    x, keepdim = dag.wide(), dag.choice.random() < 0.6
+    y = dag.choice.choice(
+        [
+            lambda: x.sum(-1, keepdim=keepdim) / COLUMNS, lambda: x.mean(-1, keepdim=keepdim),
+            lambda: x.amax(-1, keepdim=keepdim), lambda: x.amin(-1, keepdim=keepdim),
+            lambda: x.var(-1, keepdim=keepdim), lambda: x.std(-1, keepdim=keepdim),
+            lambda: x.logsumexp(-1, keepdim=keepdim),
+            lambda: (x > 0).sum(-1, keepdim=keepdim), lambda: x.square().sum(-1, keepdim=keepdim),
+        ]
+    )()  # fmt: skip
+    return y if keepdim else y.unsqueeze(1)
+
+
+def _normalised(dag: Dag) -> Tensor:
+    f, x = torch.nn.functional, dag.wide()
+    shape = x.shape[-1:]
+    weight = torch.linspace(0.5, 1.5, COLUMNS).to(x.dtype)
+    return dag.choice.choice(
+        [
+            lambda: f.softmax(x * 3, -1), lambda: f.log_softmax(x, -1),
+            lambda: f.layer_norm(x, shape, eps=0.1),
+            lambda: f.layer_norm(x, shape, weight, weight, eps=0.1),
+            lambda: f.rms_norm(x, shape, weight, eps=0.1),
+        ]
+    )()  # fmt: skip
+
+
+def _centered(dag: Dag) -> Tensor:
+    x = dag.wide()
+    mean = x.mean(-1, keepdim=True)
+    variance = (x - mean).square().mean(-1, keepdim=True)
+    return dag.choice.choice(
+        [
+            lambda: (x - mean) * (variance + 0.1).rsqrt(),
+            lambda: (x - x.amax(-1, keepdim=True)).exp(),
+            lambda: x.clone().sub_(mean.mul_(0.5)),
+            lambda: (x + x.sum(-1, keepdim=True).tanh()).softmax(-1),
         ]
     )()
 

@@ -1,4 +1,4 @@
-"""docs/errors.md shows what lazyeng prints: run again, and compared to the letter."""
+"""docs/errors/README.md shows what lazyeng prints: run again, and compared to the letter."""
 
 import importlib.util
 import sys

@@ -13,61 +13,12 @@ import lazyeng
 from lazyeng import _C, lazy, wrap
 
 from .fusion_programs import FLOATS, Dag, exact_functions, hard_values
+from .fusion_runs import evaluate, fused, same_bits, without_fusion
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
-
-@pytest.fixture
-def groups():
-    """Counts the groups that ran since it was asked last."""
-    before = 0
-
-    def count():
-        nonlocal before
-        now = lazyeng.engine_stats()["groups"]
-        before, new = now, now - before
-        return new
-
-    count()
-    return count
-
-
-@pytest.fixture(autouse=True)
-def inexact():
-    """All that can be fused is, as with LAZYENG_FUSION=on."""
-    _C.set_inexact_fusion(True)
-    yield
-    _C.set_inexact_fusion(False)
-
-
-@pytest.fixture
-def unfused():
-    _C.set_fusion(False)
-    yield
-    _C.set_fusion(True)
-
-
-def evaluate(seed, steps, exact, floats=FLOATS):
-    """The program's results, all of them as plain tensors."""
-    with lazy("deferred"):
-        return lazyeng.unwrap(Dag(seed, exact, wrap, floats).run(steps))
-
-
-def without_fusion(function, *args):
-    _C.set_fusion(False)
-    try:
-        return function(*args)
-    finally:
-        _C.set_fusion(True)
-
-
-def same_bits(a, b):
-    """Also the signs of zeros; any NaN is as good as any other."""
-    torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-    if a.is_floating_point():
-        signs_a, signs_b = (torch.signbit(x) & ~x.isnan() for x in (a, b))
-        assert torch.equal(signs_a, signs_b)
-
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.usefixtures("inexact"),
+]
 
 SEEDS = 150
 
@@ -143,12 +94,6 @@ def chain(x, steps=20):
     for i in range(steps // 2):
         x = x * 1.01 + i
     return x
-
-
-def fused(function, *args):
-    with lazy("deferred"):
-        result = function(*map(wrap, args))
-        return lazyeng.unwrap(result)
 
 
 def test_a_chain_is_one_group(groups):

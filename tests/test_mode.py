@@ -533,3 +533,55 @@ def test_kernels_run_with_the_number_of_threads_of_the_call():
         torch.set_num_threads(usual)
     synchronize()
     assert seen == [1, 3, 2]
+
+
+# --- what torch does to plain tensors without an op
+
+
+def test_data_of_a_plain_tensor_is_set_to_a_recorded_result(mode):
+    p = torch.nn.Parameter(torch.ones(2))
+    with lazy(mode):
+        p.data = p.data * 0.5
+        p.data.add_(1)
+        assert type(p) is torch.nn.Parameter and type(p.data) is torch.Tensor
+        assert (p * 2).tolist() == [3.0, 3.0]
+    assert p.tolist() == [1.5, 1.5]
+
+
+def test_data_set_to_a_failed_result_raises_its_failure(lazy_mode):
+    p = torch.ones(1)
+    with lazy(lazy_mode):
+        bad = torch.ones(2).take(torch.tensor([5]))
+        with pytest.raises(IndexError):
+            p.data = bad
+    assert p.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("convert", [
+    lambda m: m.double(), lambda m: m.to(torch.bfloat16), lambda m: m.cpu(),
+    lambda m: m.share_memory(), lambda m: m._apply(lambda t: t * 2),
+])  # fmt: skip
+def test_module_conversions_keep_plain_parameters(mode, convert):
+    """Also those that have gradients: an optimizer holds the parameters."""
+
+    def program():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        before = list(model.parameters())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        model(torch.ones(4, 2)).square().sum().backward()
+        optimizer.step()
+        convert(model)
+        assert all(a is b for a, b in zip(before, model.parameters(), strict=True))
+        dtype = before[0].dtype
+        assert all(p.grad.dtype == dtype for p in before)
+        model(torch.ones(4, 2, dtype=dtype)).sum().backward()
+        optimizer.step()
+        return before
+
+    expected = program()
+    with lazy(mode):
+        found = program()
+    for a, b in zip(expected, found, strict=True):
+        assert type(b) is torch.nn.Parameter
+        torch.testing.assert_close(b, a)

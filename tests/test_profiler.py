@@ -134,7 +134,7 @@ def test_failures_stay_for_their_readers(path):
 
 def test_threads_have_their_names(path):
     def work():
-        (wrap(torch.rand(8, 8)) @ torch.rand(8, 8)).tolist()
+        (wrap(torch.rand(256, 256)) @ torch.rand(256, 256)).tolist()  # too large for the reader
 
     thread = threading.Thread(target=work, name="my loader")
     with lazyeng.profile(path):
@@ -256,7 +256,7 @@ def test_under_torchs_profiler():
 
 
 def test_torchs_profiler_sees_the_engines_threads():
-    x = torch.rand(16, 16)
+    x = torch.rand(256, 256)  # too large for the thread that reads to run it itself
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     with torch.profiler.profile(experimental_config=config) as profiler, lazy("deferred"):
         ((x @ x) * 2 + 1).tolist()

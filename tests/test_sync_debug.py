@@ -88,6 +88,57 @@ def test_reading_what_is_ready_is_no_wait(name):
         assert waits_of(lambda: READS[name](x)) == []
 
 
+def test_repr_of_what_is_ready_is_no_wait(mode):
+    """It computes (which values to show, how many digits), and records none of that."""
+    x = pending().wait()
+    plain = torch.ones(2)
+
+    def read():
+        with lazy(mode):
+            assert "2." in repr(x) and "1." in repr(plain) and "1." in f"{plain}"
+
+    before = lazyeng.engine_stats()["recorded"]
+    assert waits_of(read) == []
+    assert lazyeng.engine_stats()["recorded"] == before
+
+
+def test_a_plain_tensor_is_shown_with_what_is_recorded():
+    p = torch.zeros(2)
+
+    def read():
+        with lazy("deferred"):
+            p.add_(1)
+            assert repr(p) == "tensor([1., 1.])"
+
+    ((wait, _),) = waits_of(read)
+    assert wait.op == "aten.add_.Tensor"
+
+
+@pytest.mark.parametrize("name, read", [
+    ("Tensor.numpy", lambda p: p.numpy()), ("Tensor.tolist", lambda p: p.tolist()),
+    ("Tensor.__repr__", repr), ("Tensor.__deepcopy__", __import__("copy").deepcopy),
+    ("Adam.step", lambda p: step(torch.optim.Adam, p)),
+    ("clip_grad_norm_",
+     lambda p: torch.nn.utils.clip_grad_norm_(p, 1.0, error_if_nonfinite=True)),
+])  # fmt: skip
+def test_the_function_that_waits_is_named_without_its_decorators(name, read):
+    p = torch.zeros(2, requires_grad=not name.startswith("Tensor"))
+
+    def program():
+        with lazy("deferred"), torch.no_grad():
+            p.grad = torch.ones(2) * 2
+            p.add_(1)
+            read(p)
+
+    reasons = [wait.reason for wait, _ in waits_of(program)]
+    assert any(reason.startswith(f"{name}: ") for reason in reasons), reasons
+    assert not any("<locals>" in reason for reason in reasons)
+
+
+def step(optimizer, p):
+    optimizer([p]).step()
+
+
 def test_code_without_a_module_name():
     def program():
         exec("x.tolist()", {"x": pending()})
@@ -108,8 +159,10 @@ def test_other_places_that_wait():
         with lazy("deferred"):
             p.add_(pending())
 
-    def outside():
-        torch.zeros(2).add_(pending())
+    def outside():  # (what it waits for starts before it waits: milliseconds, to be seen waiting)
+        with lazy("deferred"):
+            product = wrap(torch.ones(700, 700)) @ torch.ones(700, 700)
+        torch.zeros(700, 700).add_(product)
 
     def generator():
         with lazy("deferred"):

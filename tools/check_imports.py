@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 # A module of lazyeng that is not named here is of the layer of tensor, mode and data: wrapping,
-# lagged, stats, and what setup_core installs (backward, custom_ops, device, plain_reads, process).
+# lagged, stats, and what setup_core installs (backward, custom_ops, device, plain_data, ...).
 PYTHON_LAYERS = {
     "_C": 0, "_build_info": 0, "_check_torch": 0, "triton_kernels": 0,
     "errors": 1, "_record": 1, "_dual": 1, "_traceback": 1, "config": 1, "fuse": 1,

@@ -1,5 +1,5 @@
-# tools/error_texts.py: writes the outputs in docs/errors.md. Usage: error_texts.py [MXNET_PYTHON]
-"""Runs the programs of docs/errors/ and puts what they print below the marks in docs/errors.md.
+# tools/error_texts.py: writes the outputs in docs/errors/. Usage: error_texts.py [MXNET_PYTHON]
+"""Runs the programs of docs/errors/ and puts what they print below the marks of its README.md.
 
 A mark is `<!-- index.py: eager -->` before a fenced block. lazyeng's texts are checked by
 tests/test_errors_texts.py; the others are kept as they were printed.
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "errors.md"
+PAGE = ROOT / "docs" / "errors" / "README.md"
 PROGRAMS = ("index", "cholesky", "labels", "custom_op", "backward")
 _LONGEST = 30  # lines of torch.compile's text
 
@@ -63,7 +63,7 @@ def with_block(page: str, program: str, how: str, text: str) -> str:
     """The page with another text below the mark."""
     mark = f"<!-- {program}.py: {how} -->\n"
     before, found, rest = page.partition(mark)
-    assert found, f"docs/errors.md has no mark {mark.strip()}"
+    assert found, f"docs/errors/README.md has no mark {mark.strip()}"
     _, _, after = rest.partition("```text\n")[2].partition("\n```\n")
     return f"{before}{mark}```text\n{text}\n```\n{after}"
 

@@ -28,5 +28,6 @@ extern PyMethodDef engine_methods[];
 extern PyMethodDef stack_methods[];
 extern PyMethodDef trace_methods[];
 extern PyMethodDef graph_methods[];
+extern PyMethodDef fusion_methods[];
 
 }  // namespace lazyeng::bindings

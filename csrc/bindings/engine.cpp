@@ -2,6 +2,7 @@
 // numbers.
 #include "csrc/bindings/bindings.h"
 #include "csrc/fuse/group.h"
+#include "csrc/fuse/op_table.h"
 #include "csrc/fuse/plan.h"
 #include "csrc/record/fork.h"
 #include "csrc/record/gate.h"

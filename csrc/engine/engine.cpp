@@ -3,6 +3,12 @@
 
 namespace lazyeng::engine {
 
+GuestScope::GuestScope(Engine& engine) : engine_(engine.begin_visit() ? &engine : nullptr) {}
+
+GuestScope::~GuestScope() {
+  if (engine_) engine_->end_visit();
+}
+
 void Engine::admit(uint64_t bytes) noexcept {
   admitted_ops_.fetch_add(1, std::memory_order_relaxed);
   if (bytes) admitted_bytes_.fetch_add(bytes, std::memory_order_relaxed);

@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 
+#include "csrc/engine/guest.h"
 #include "csrc/engine/op.h"
 #include "csrc/engine/wait.h"
 
@@ -97,12 +98,26 @@ class Engine {
   /// keeps for speed). Set before start(). Never throws.
   void set_long_idle(std::function<void()> long_idle) { long_idle_ = std::move(long_idle); }
 
+  /// Called on a guest (guest.h): `begin` before it runs ops, so that it is as an engine thread is,
+  /// and `end` before it sleeps, leaves or calls back its owner. Set before start(). Never throw.
+  void set_guest_hooks(std::function<void()> begin, std::function<void()> end) {
+    guest_begin_ = std::move(begin);
+    guest_end_ = std::move(end);
+  }
+
   Counters counters() const noexcept;
 
  protected:
   std::function<bool()> hungry_;
   std::function<void(QueueId, unsigned)> thread_init_;
   std::function<void()> long_idle_;
+  std::function<void()> guest_begin_;
+  std::function<void()> guest_end_;
+
+  friend class GuestScope;
+  /// The calling thread becomes a guest. False if it cannot, or is one already.
+  virtual bool begin_visit() { return false; }
+  virtual void end_visit() {}
 
   /// Ops are complete: takes back what admit() counted.
   void release(uint64_t ops, uint64_t bytes) noexcept;

@@ -19,26 +19,26 @@ Op* ReadyList::take_first_in_order() noexcept {
   return first;
 }
 
+bool ReadyQueue::first_is_in_heap() const noexcept {
+  return in_order_.empty() || (!heap_.empty() && heap_.front()->order_ < in_order_.front()->order_);
+}
+
 void ReadyQueue::push(Op* op) {
+  ++size_;
   if (in_order_.empty() || in_order_.back()->order_ < op->order_) return in_order_.push_back(op);
   heap_.push_back(op);
   std::push_heap(heap_.begin(), heap_.end(), [](Op* a, Op* b) { return a->order_ > b->order_; });
 }
 
 Op* ReadyQueue::pop() {
-  const bool from_heap =
-      in_order_.empty() || (!heap_.empty() && heap_.front()->order_ < in_order_.front()->order_);
-  if (!from_heap) return in_order_.pop_front();
+  --size_;
+  if (!first_is_in_heap()) return in_order_.pop_front();
   std::pop_heap(heap_.begin(), heap_.end(), [](Op* a, Op* b) { return a->order_ > b->order_; });
   Op* op = heap_.back();
   heap_.pop_back();
   return op;
 }
 
-uint64_t ReadyQueue::first() const noexcept {
-  const uint64_t listed = in_order_.empty() ? kNone : in_order_.front()->order_;
-  const uint64_t heaped = heap_.empty() ? kNone : heap_.front()->order_;
-  return std::min(listed, heaped);
-}
+uint64_t ReadyQueue::first() const noexcept { return empty() ? kNone : front().order_; }
 
 }  // namespace lazyeng::engine

@@ -54,16 +54,24 @@ class ReadyQueue {
  public:
   static constexpr uint64_t kNone = ~uint64_t{0};
 
-  bool empty() const noexcept { return in_order_.empty() && heap_.empty(); }
+  bool empty() const noexcept { return size_ == 0; }
+  size_t size() const noexcept { return size_; }
   void push(Op* op);
   Op* pop();
+  /// The op that pop() would return. The queue must not be empty.
+  const Op& front() const noexcept {
+    return *(first_is_in_heap() ? heap_.front() : in_order_.front());
+  }
   /// Op::order_ of the op that pop() would return; kNone if there is none.
   uint64_t first() const noexcept;
 
  private:
+  bool first_is_in_heap() const noexcept;
+
   // Most ops become ready in push order: these cost a list append. The others go to the heap.
   ReadyList in_order_;
   std::vector<Op*> heap_;
+  size_t size_ = 0;  // of both
 };
 
 }  // namespace lazyeng::engine

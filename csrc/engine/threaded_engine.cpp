@@ -16,6 +16,31 @@ namespace {
 class ThreadedEngine;
 thread_local const ThreadedEngine* works_for = nullptr;  // set on engine threads
 
+/// The calling thread as a guest of an engine's CPU pool, if it is one.
+class Visit final : public Guest {
+ public:
+  bool run_one() override;
+  bool has_one() const noexcept override;
+  void arrive() override;
+  void leave() override;
+
+  void begin(ThreadedEngine& engine);
+  void end();
+  void depart();
+  const ThreadedEngine* engine() const noexcept { return engine_; }
+  bool runs_op() const noexcept { return runs_op_; }
+
+ private:
+  void pass_on();
+
+  ThreadedEngine* engine_ = nullptr;
+  Op* next_ = nullptr;     // made ready by the last one, brief; nobody else knows it
+  bool arrived_ = false;   // counted by the pool
+  bool prepared_ = false;  // between the owner's hooks
+  bool runs_op_ = false;
+};
+thread_local Visit visit;
+
 class ThreadedEngine final : public TrackedEngine {
  public:
   explicit ThreadedEngine(unsigned workers) : num_workers_(std::max(workers, 1u)) {
@@ -42,8 +67,15 @@ class ThreadedEngine final : public TrackedEngine {
 
  protected:
   void dispatch(ReadyList ready) override;
+  bool begin_visit() override;
+  void end_visit() override { visit.end(); }
+  Guest* guest() noexcept override {
+    return visit.engine() == this && !visit.runs_op() ? &visit : nullptr;
+  }
 
  private:
+  friend class Visit;
+
   // Queue ids beyond share the threads of the device queues before them.
   static constexpr unsigned kMaxPools = 256;
 
@@ -100,7 +132,8 @@ void ThreadedEngine::push(std::span<Ref<Op>> ops) {
   TrackedEngine::push(ops);
   // After the append: a stop() that closed its epoch before it then finds the flag, set before the
   // op that pushes is complete.
-  if (works_for == this) pushed_by_worker_.store(true);
+  if (works_for == this || (visit.engine() == this && visit.runs_op()))
+    pushed_by_worker_.store(true);
 }
 
 Op* ThreadedEngine::perform(Op* op, WorkerPool& pool) {
@@ -129,6 +162,63 @@ Op* ThreadedEngine::keep_one(ReadyList& ready, WorkerPool& pool) {
   }
   if (!ours.empty()) pool.enqueue(ours);
   return first;
+}
+
+bool ThreadedEngine::begin_visit() {
+  if (visit.runs_op()) visit.depart();  // an op that waits after all: nobody shall count on us
+  if (works_for || visit.engine()) return false;
+  visit.begin(*this);
+  return true;
+}
+
+void Visit::begin(ThreadedEngine& engine) {
+  engine_ = &engine;
+  arrive();
+}
+
+void Visit::end() {
+  leave();
+  engine_ = nullptr;
+}
+
+void Visit::arrive() {
+  if (!std::exchange(arrived_, true)) engine_->pool_of(QueueId::cpu).guest_arrives();
+}
+
+void Visit::leave() {
+  depart();
+  if (std::exchange(prepared_, false) && engine_->guest_end_) engine_->guest_end_();
+}
+
+void Visit::depart() {
+  pass_on();
+  if (std::exchange(arrived_, false)) engine_->pool_of(QueueId::cpu).guest_leaves();
+}
+
+void Visit::pass_on() {
+  if (!next_) return;
+  ReadyList one;
+  one.push_back(std::exchange(next_, nullptr));
+  engine_->pool_of(QueueId::cpu).enqueue(one);
+}
+
+bool Visit::has_one() const noexcept {
+  return next_ || engine_->pool_of(QueueId::cpu).offers_brief();
+}
+
+bool Visit::run_one() {
+  WorkerPool& pool = engine_->pool_of(QueueId::cpu);
+  Op* const op = next_                 ? std::exchange(next_, nullptr)
+                 : pool.offers_brief() ? pool.take_brief()
+                                       : nullptr;
+  if (!op) return false;
+  if (!std::exchange(prepared_, true) && engine_->guest_begin_) engine_->guest_begin_();
+  runs_op_ = true;
+  next_ = engine_->perform(op, pool);
+  runs_op_ = false;
+  if (next_ && !next_->brief) pass_on();
+  arrive();  // in case that the op waited
+  return true;
 }
 
 void ThreadedEngine::dispatch(ReadyList ready) {

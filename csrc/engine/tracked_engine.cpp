@@ -120,8 +120,9 @@ WaitResult TrackedEngine::push_and_run(Ref<Op> op, const Interrupt& interrupt,
   append(std::span(&op, 1), ready);
   op = nullptr;  // the engine's reference is left
   if (appended) appended();
-  if (turn->wait(interrupt) == WaitResult::interrupted && turn->abandon())
+  if (turn->wait(interrupt, guest()) == WaitResult::interrupted && turn->abandon())
     return WaitResult::interrupted;
+  if (Guest* const self = guest()) self->leave();  // the op may take long
   while (!execute(*mine, ready)) {
   }
   if (!ready.empty()) dispatch(ready);
@@ -156,18 +157,19 @@ WaitResult TrackedEngine::wait_for_vars(std::span<Var* const> vars, const Interr
   }
   settle(ready);
   if (!ready.empty()) dispatch(ready);
-  return waiter->wait(interrupt);
+  return waiter->wait(interrupt, guest());
 }
 
 WaitResult TrackedEngine::wait_for_all(const Interrupt& interrupt) {
   const uint64_t epoch = tracker_.close_epoch();
-  return news_.await([&] { return tracker_.is_complete(epoch); }, interrupt);
+  return news_.await([&] { return tracker_.is_complete(epoch); }, interrupt, guest());
 }
 
 WaitResult TrackedEngine::wait_below_limits(const Interrupt& interrupt) {
   if (within_half_limits()) return WaitResult::done;
   limit_waits_.fetch_add(1, std::memory_order_seq_cst);
-  const WaitResult result = news_.await([this] { return within_half_limits(); }, interrupt);
+  const WaitResult result =
+      news_.await([this] { return within_half_limits(); }, interrupt, guest());
   limit_waits_.fetch_sub(1, std::memory_order_relaxed);
   return result;
 }

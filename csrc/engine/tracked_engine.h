@@ -21,6 +21,8 @@ class TrackedEngine : public Engine {
  protected:
   /// Sees to it that the ops run, now or later. They are of turn queue.
   virtual void dispatch(ReadyList ready) = 0;
+  /// The calling thread as a guest of this engine, or null.
+  virtual Guest* guest() noexcept { return nullptr; }
 
   // An op that is ready goes through these two, in this order, on one thread. In between, the
   // thread sees to the ops that have become ready, so that they do not wait for destructors.

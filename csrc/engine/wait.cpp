@@ -16,8 +16,24 @@ void EventCount::notify() noexcept {
   moved_.notify_all();
 }
 
-void EventCount::wait_for_news(uint32_t seen, Clock::time_point latest) {
-  if (spin_until([&] { return events_.load(std::memory_order_acquire) != seen; }, kSpin)) return;
+void EventCount::wait_for_news(uint32_t seen, Clock::time_point latest, Guest* guest) {
+  const auto over = [&] {
+    return events_.load(std::memory_order_acquire) != seen || (guest && guest->has_one());
+  };
+  if (spin_until(over, kSpin)) return;
+  if (guest) guest->leave();
+  sleep(seen, latest);
+  if (guest) guest->arrive();
+}
+
+bool EventCount::ask(const Interrupt& interrupt, Guest* guest) {
+  if (guest) guest->leave();
+  const bool leaves = interrupt();
+  if (guest) guest->arrive();
+  return leaves;
+}
+
+void EventCount::sleep(uint32_t seen, Clock::time_point latest) {
   std::unique_lock lock(mutex_);
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   moved_.wait_until(lock, latest, [&] { return events_.load(std::memory_order_seq_cst) != seen; });
@@ -31,9 +47,9 @@ bool Waiter::signal() noexcept {
   return true;
 }
 
-WaitResult Waiter::wait(const Interrupt& interrupt) {
+WaitResult Waiter::wait(const Interrupt& interrupt, Guest* guest) {
   return all_came_.await([this] { return missing_.load(std::memory_order_acquire) == 0; },
-                         interrupt);
+                         interrupt, guest);
 }
 
 bool Waiter::abandon() noexcept {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <mutex>
 
+#include "csrc/engine/guest.h"
 #include "csrc/engine/ref.h"
 
 namespace lazyeng::engine {
@@ -30,18 +31,19 @@ class EventCount {
  public:
   void notify() noexcept;
 
-  /// Returns when done() holds. done() runs on this thread, without the event's lock.
+  /// Returns when done() holds. done() runs on this thread, without the event's lock. A `guest` has
+  /// arrived; it makes itself useful meanwhile.
   template <class Done>
-  WaitResult await(Done done, const Interrupt& interrupt) {
+  WaitResult await(Done done, const Interrupt& interrupt, Guest* guest = nullptr) {
     auto next_poll = Clock::now() + kFirstPoll;
     for (;;) {
       const uint32_t seen = events_.load(std::memory_order_seq_cst);
       if (done()) return WaitResult::done;
-      wait_for_news(seen, next_poll);
+      if (!guest || !guest->run_one()) wait_for_news(seen, next_poll, guest);
       const auto now = Clock::now();
       if (now < next_poll) continue;
       next_poll = now + kPoll;
-      if (interrupt && interrupt()) return WaitResult::interrupted;
+      if (interrupt && ask(interrupt, guest)) return WaitResult::interrupted;
     }
   }
 
@@ -51,8 +53,11 @@ class EventCount {
   static constexpr auto kPoll = std::chrono::milliseconds(20);
   static constexpr auto kSpin = std::chrono::microseconds(20);  // cheaper than sleep and wake-up
 
-  /// Returns when the count is no longer `seen`, or at `latest`.
-  void wait_for_news(uint32_t seen, Clock::time_point latest);
+  /// Returns when the count is no longer `seen`, when the guest may have something to do, or at
+  /// `latest`.
+  void wait_for_news(uint32_t seen, Clock::time_point latest, Guest* guest);
+  void sleep(uint32_t seen, Clock::time_point latest);
+  static bool ask(const Interrupt& interrupt, Guest* guest);
 
   std::atomic<uint32_t> events_{0};
   std::atomic<uint32_t> sleepers_{0};
@@ -69,7 +74,7 @@ class Waiter : public RefCounted {
   /// One of the things waited for has come. False if the waiting thread has left (abandon).
   bool signal() noexcept;
   /// Returns when all have come. Only for the thread that made the waiter.
-  WaitResult wait(const Interrupt& interrupt);
+  WaitResult wait(const Interrupt& interrupt, Guest* guest = nullptr);
   /// Leaves for good; false if everything has come after all. Decides the race with signal().
   bool abandon() noexcept;
 

@@ -14,6 +14,9 @@ namespace {
 
 constexpr auto kSpin = std::chrono::microseconds(15);
 
+/// Brief ops that a guest runs in less time than a worker takes to wake up.
+constexpr size_t kLeftToGuests = 4;
+
 void name_thread(QueueId queue, unsigned index) {
   std::string name = "lazyeng-";
   if (queue == QueueId::cpu)
@@ -37,7 +40,7 @@ void WorkerPool::enqueue(ReadyList ops) {
   {
     std::lock_guard lock(mutex_);
     while (!ops.empty()) ready_.push(ops.pop_front());
-    first_.store(ready_.first(), std::memory_order_relaxed);
+    ready_changed();
     if (open_.load(std::memory_order_relaxed) && running_ == 0) start_threads();
     woken = wake_for_work();
   }
@@ -118,11 +121,41 @@ bool WorkerPool::take(Worker& self, Op*& op) {
     if (!open_.load(std::memory_order_relaxed)) return true;
     if (ready_.empty()) return false;
     op = ready_.pop();
-    first_.store(ready_.first(), std::memory_order_relaxed);
+    ready_changed();
     woken = wake_for_work();
   }
   unpark(woken);
   return true;
+}
+
+void WorkerPool::guest_arrives() {
+  std::lock_guard lock(mutex_);
+  ++guests_;
+}
+
+void WorkerPool::guest_leaves() {
+  Worker* woken;
+  {
+    std::lock_guard lock(mutex_);
+    --guests_;
+    woken = wake_for_work();
+  }
+  unpark(woken);
+}
+
+Op* WorkerPool::take_brief() {
+  Op* op;
+  Worker* woken;
+  {
+    std::lock_guard lock(mutex_);
+    if (!open_.load(std::memory_order_relaxed) || ready_.empty() || !ready_.front().brief)
+      return nullptr;
+    op = ready_.pop();
+    ready_changed();
+    woken = wake_for_work();
+  }
+  unpark(woken);
+  return op;
 }
 
 bool WorkerPool::announce_idle(Worker& self) {
@@ -168,9 +201,18 @@ void WorkerPool::park(Worker& self) {
   self.unparked.acquire();
 }
 
+void WorkerPool::ready_changed() {
+  first_.store(ready_.first(), std::memory_order_relaxed);
+  offers_brief_.store(!ready_.empty() && ready_.front().brief, std::memory_order_relaxed);
+}
+
+bool WorkerPool::left_to_guests() const noexcept {
+  return guests_ != 0 && ready_.front().brief && ready_.size() <= kLeftToGuests;
+}
+
 // Keeps P1. Returns a worker to unpark after the lock, or null.
 WorkerPool::Worker* WorkerPool::wake_for_work() {
-  if (ready_.empty() || idle_.empty() || on_their_way_ != 0) return nullptr;
+  if (ready_.empty() || idle_.empty() || on_their_way_ != 0 || left_to_guests()) return nullptr;
   return choose_idle(Signal::work);
 }
 

@@ -1,7 +1,8 @@
 // csrc/engine/worker_pool.h: the threads of one queue and the ready ops that they share.
 //
 // Invariants (kept under mutex_):
-//   P1  if ops are ready and a worker is idle, then a woken worker is on its way to them;
+//   P1  if ops are ready and a worker is idle, then a woken worker is on its way to them, or they
+//       are few, the first is brief, and a guest is here;
 //   P2  a worker announces itself idle only while nothing is ready.
 // No lost wakeup: an op is enqueued under the lock. Is a worker idle then, one is woken (P1), and
 // it takes an op and wakes the next if more are left; is none idle, each worker looks at the queue
@@ -10,6 +11,9 @@
 // Wake-ups cost: the enqueuing thread wakes at most one worker, and none while one is on its way;
 // waking more is left to the woken. The worker that went idle first spins for a moment before it
 // sleeps (at most one spins at a time), and is preferred: it needs no system call.
+//
+// Guests (guest.h) look at the queue before they leave, and take its first op if that is brief. If
+// it is not, or when the last guest leaves, P1 asks for a worker: so each of these steps wakes one.
 //
 // Thread safety: any thread, but start, stop and set_threads only one at a time and never from a
 // worker. No lock is held while a hook runs.
@@ -59,6 +63,14 @@ class WorkerPool {
   /// Whether a worker may go on with the op without asking the queue.
   bool may_continue(const Op& op) const noexcept;
 
+  /// For guests: a thread is one between these two.
+  void guest_arrives();
+  void guest_leaves();
+  /// The first ready op if that is brief, else null.
+  Op* take_brief();
+  /// Whether take_brief() would find one. A hint.
+  bool offers_brief() const noexcept { return offers_brief_.load(std::memory_order_relaxed); }
+
   bool has_idle_worker() const noexcept;
   /// Wakes an idle worker to call hungry. False if there is none.
   bool nudge() noexcept;
@@ -89,6 +101,8 @@ class WorkerPool {
   Signal withdraw(Worker& self);
   Signal wait_for_signal(Worker& self);
   void park(Worker& self);
+  void ready_changed();
+  bool left_to_guests() const noexcept;
   Worker* wake_for_work();
   Worker* choose_idle(Signal signal);
   static void unpark(Worker* worker);
@@ -104,12 +118,14 @@ class WorkerPool {
   Worker* spinner_ = nullptr;  // the idle worker that is not asleep
   unsigned on_their_way_ = 0;  // woken for work, not yet at the queue
   unsigned running_ = 0;       // workers that have a thread
+  unsigned guests_ = 0;
   // Never freed while the pool lives: whoever wakes a worker touches it without the lock.
   std::vector<std::unique_ptr<Worker>> workers_;
 
   // Written under mutex_, read anywhere.
   std::atomic<bool> open_{false};  // may run
   std::atomic<uint64_t> first_{ReadyQueue::kNone};
+  std::atomic<bool> offers_brief_{false};
   alignas(64) mutable std::atomic<unsigned> num_idle_{0};
 };
 

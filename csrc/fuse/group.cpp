@@ -19,21 +19,23 @@ bool overwrites(const run::TensorArg& arg) {
   return arg.overwritten && arg.value->geometry().covers(arg.value->var().nbytes());
 }
 
-/// Whether anybody but the group can still ask for the var's newest version.
+/// The references to the var that claims hold: that of the group, or, before it has any, those of
+/// its members.
+size_t claims_on(const Group& group, const run::StorageVar& var) {
+  if (!group.claims().empty()) return 1;
+  size_t claims = 0;
+  for (const Member& member : group.members)
+    for (const engine::Access& claim : member.node->claims()) claims += claim.var.get() == &var;
+  return claims;
+}
+
 bool is_needed(const Group& group, uint16_t index) {
   const GroupVar& var = group.vars[index];
   if (!var.fresh) return true;
-  // (The group's claim holds one reference, each value another.)
-  if (var.var->use_count() != 1u + var.values) return true;
+  if (var.var->use_count() != claims_on(group, *var.var) + var.values) return true;
   for (const GroupValue& value : group.values)
     if (value.var == index && value.value->use_count() != value.references) return true;
   return false;
-}
-
-std::vector<bool> needed_vars(const Group& group) {
-  std::vector<bool> needed(group.vars.size());
-  for (size_t v = 0; v < needed.size(); ++v) needed[v] = is_needed(group, static_cast<uint16_t>(v));
-  return needed;
 }
 
 void report(const Group& group, const Plan& plan) {
@@ -50,6 +52,12 @@ void report(const Group& group, const Plan& plan) {
 
 }  // namespace
 
+std::vector<bool> needed_vars(const Group& group) {
+  std::vector<bool> needed(group.vars.size());
+  for (size_t v = 0; v < needed.size(); ++v) needed[v] = is_needed(group, static_cast<uint16_t>(v));
+  return needed;
+}
+
 Stats& stats() {
   static Stats instance;
   return instance;
@@ -61,7 +69,9 @@ bool logging() { return log_groups.load(std::memory_order_relaxed); }
 void Group::claim() {
   handles_failures = true;
   weight = 0;
+  brief = true;
   for (const Member& member : members) {
+    brief &= member.node->brief;
     weight += member.node->weight;
     cost_bytes += member.node->cost_bytes;
     member.node->drop_claims();

@@ -20,7 +20,7 @@ struct Member {
   Ref<run::Node> node;
   /// The value of each tensor argument; kNone for numbers and undefined tensors.
   c10::SmallVector<int16_t, 4> operands;
-  int16_t result = 0;  ///< the value that it makes, or writes
+  c10::SmallVector<int16_t, 1> results;  ///< the values that it makes, or the one it writes
 };
 inline constexpr int16_t kNone = -1;
 
@@ -54,6 +54,7 @@ class Group final : public engine::Op, public engine::Pooled<Group> {
   std::vector<GroupValue> values;
   std::vector<GroupVar> vars;
   int64_t numel = 0;
+  int64_t row = 0;  ///< elements of a row that members reduce along; 0: none does
   Dims shape;
 
  private:
@@ -69,6 +70,10 @@ class Group final : public engine::Op, public engine::Pooled<Group> {
   /// What members that ran one by one made of the vars, the newest last.
   std::vector<std::pair<const engine::Var*, engine::FailurePtr>> outcomes_;
 };
+
+/// Of each var, whether anybody but the group can still ask for its newest version: its memory must
+/// be written. Also of a group that is only planned.
+std::vector<bool> needed_vars(const Group& group);
 
 struct Stats {
   std::atomic<uint64_t> groups{0};       ///< run as programs

@@ -7,16 +7,6 @@
 namespace lazyeng::fuse {
 namespace {
 
-/// The dims of the result that have more than one element, outermost in memory first.
-Dims order_of(const run::Geometry& result) {
-  Dims order;
-  for (size_t d = 0; d < result.sizes().size(); ++d)
-    if (result.sizes()[d] != 1) order.push_back(static_cast<int64_t>(d));
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return result.strides()[a] > result.strides()[b]; });
-  return order;
-}
-
 /// Strides of an operand over the result's dims in that order; 0 where it is broadcast.
 bool strides_over(const run::Geometry& result, const Dims& order, const run::Geometry& operand,
                   Dims& strides) {
@@ -75,6 +65,33 @@ bool all_alike(const run::Geometry& result, c10::ArrayRef<const run::Geometry*> 
 
 }  // namespace
 
+Dims memory_order(const run::Geometry& look) {
+  Dims order;
+  for (size_t d = 0; d < look.sizes().size(); ++d)
+    if (look.sizes()[d] != 1) order.push_back(static_cast<int64_t>(d));
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return look.strides()[a] > look.strides()[b]; });
+  return order;
+}
+
+int64_t constant_run(const Dims& shape, const Dims& strides) {
+  size_t d = strides.size();
+  int64_t run = 1;
+  while (d > 0 && strides[d - 1] == 0) run *= shape[--d];
+  const Dims outer_shape(shape.begin(), shape.begin() + d);
+  const Dims outer(strides.begin(), strides.begin() + d);
+  return run > 1 && d > 0 && is_linear(outer_shape, outer) ? run : 0;
+}
+
+int64_t repeated_run(const Dims& shape, const Dims& strides) {
+  size_t d = strides.size();
+  int64_t run = 1;
+  while (d > 0 && strides[d - 1] == run) run *= shape[--d];
+  const bool rest_repeats =
+      std::all_of(strides.begin(), strides.begin() + d, [](int64_t stride) { return stride == 0; });
+  return run > 1 && d > 0 && rest_repeats ? run : 0;
+}
+
 bool iterate(const run::Geometry& result, c10::ArrayRef<const run::Geometry*> operands,
              Iteration& iteration) {
   iteration.numel = result.numel();
@@ -83,7 +100,7 @@ bool iterate(const run::Geometry& result, c10::ArrayRef<const run::Geometry*> op
     iteration.shape.assign(1, iteration.numel);
     return true;
   }
-  const Dims order = order_of(result);
+  const Dims order = memory_order(result);
   c10::SmallVector<Dims, 6> all(operands.size() + 1);
   for (int64_t d : order) iteration.shape.push_back(result.sizes()[d]);
   if (!strides_over(result, order, result, all[0])) return false;

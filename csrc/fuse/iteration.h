@@ -23,6 +23,15 @@ struct Iteration {
 bool iterate(const run::Geometry& result, c10::ArrayRef<const run::Geometry*> operands,
              Iteration& iteration);
 
+/// The dims of a tensor that have more than one element, outermost in memory first.
+Dims memory_order(const run::Geometry& look);
+
+/// Elements of a *row* that a tensor over the shape is constant in, if it is linear from row to
+/// row; 0: there are no such rows.
+int64_t constant_run(const Dims& shape, const Dims& strides);
+/// Elements of a row, if the tensor is linear within it and every row is the same; 0: not so.
+int64_t repeated_run(const Dims& shape, const Dims& strides);
+
 /// float32 for torch's float, and so on; false for a dtype that programs do not know.
 bool register_dtype(c10::ScalarType dtype, Type& type);
 

@@ -2,6 +2,7 @@
 #include "csrc/fuse/op_table.h"
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 #include <unordered_map>
 
@@ -123,6 +124,18 @@ constexpr Row kRows[] = {
     {"amin", {Form::minimum, Opcode::copy}},
     {"min", {Form::minimum, Opcode::copy}},
     {"ones_like", {Form::one, Opcode::copy}},
+    {"mse_loss", {Form::mse_loss, Opcode::copy}},
+    {"mse_loss_backward", {Form::mse_loss_backward, Opcode::copy}},
+    {"var.correction", {Form::variance, Opcode::copy}},
+    {"std.correction", {Form::variance, Opcode::sqrt}},
+    {"var_mean.correction", {Form::variance_and_mean, Opcode::copy}},
+    {"std_mean.correction", {Form::variance_and_mean, Opcode::sqrt}},
+    {"logsumexp", {Form::logsumexp, Opcode::copy}},
+    {"_softmax", {Form::softmax, Opcode::copy}},
+    {"_log_softmax", {Form::log_softmax, Opcode::copy}},
+    {"_softmax_backward_data", {Form::softmax_backward, Opcode::copy}},
+    {"_log_softmax_backward_data", {Form::log_softmax_backward, Opcode::copy}},
+    {"native_layer_norm", {Form::layer_norm, Opcode::copy}},
 };
 
 /// "aten::add_.Tensor", the op that writes its first argument.
@@ -141,10 +154,20 @@ Table make_table() {
   return table;
 }
 
+std::atomic<bool> inexact{false};
+
 }  // namespace
 
+void set_inexact(bool on) { inexact.store(on, std::memory_order_relaxed); }
+bool allows_inexact() { return inexact.load(std::memory_order_relaxed); }
+
+bool may_join(const run::OpInfo& info) {
+  const OpRule* rule = rule_of(info);
+  return rule && (!is_reduction(rule->form) || allows_inexact());
+}
+
 bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType result) {
-  if (is_reduction(rule.form)) return false;
+  if (is_reduction(rule.form) || rule.form == Form::mse_loss_backward) return false;
   // Of 0.0 and -0.0 torch takes the second in whole vectors, and the first in what is left over.
   if (rule.form == Form::binary &&
       (rule.opcode == Opcode::maximum || rule.opcode == Opcode::minimum))
@@ -155,7 +178,7 @@ bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType 
     return false;
   if (rule.form == Form::power && node.args[1].isScalar()) {
     const double exponent = node.args[1].toScalar().toDouble();
-    constexpr double kProductsAndRoots[] = {-2, -1, -0.5, 0, 1, 2, 3};  // see lowering.cpp
+    constexpr double kProductsAndRoots[] = {-2, -1, -0.5, 0, 1, 2, 3};  // see pointwise_forms.cpp
     return std::ranges::find(kProductsAndRoots, exponent) != std::end(kProductsAndRoots);
   }
   if (rule.form == Form::binary_scaled || rule.form == Form::reversed) {

@@ -28,14 +28,27 @@ enum class Form : uint8_t {
   fill,           ///< (tensor that is not read, number)
   zero,
   one,
-  sum,  ///< (tensor, ...) to a single element; which dims it names does not matter then
+  mse_loss_backward,  ///< (grad, tensor, tensor, reduction)
+  // Reductions (csrc/fuse/extent.h): a tensor, and dims if it may keep some.
+  sum,
   mean,
   maximum,
   minimum,
+  mse_loss,              ///< (tensor, tensor, reduction)
+  variance,              ///< (tensor, dims, correction, keepdim); sqrt: the standard deviation
+  variance_and_mean,     ///< the same, with the mean as a second result
+  logsumexp,             ///< (tensor, dims, keepdim)
+  softmax,               ///< (tensor, dim, half to float)
+  log_softmax,           ///< the same
+  softmax_backward,      ///< (grad, result, dim, dtype of the input)
+  log_softmax_backward,  ///< the same
+  layer_norm,            ///< (tensor, normalized shape, weight?, bias?, eps); and mean and 1/std
 };
 
-/// Whether the op folds a tensor.
+/// Whether the op reduces a tensor, to one element or along dims.
 constexpr bool is_reduction(Form form) { return form >= Form::sum; }
+/// Of these, what has a result as large as its argument.
+constexpr bool is_normalization(Form form) { return form >= Form::softmax; }
 
 struct OpRule {
   Form form;
@@ -47,6 +60,13 @@ struct OpRule {
 /// something, which is rounded in between, or is not. And a fold has an order. `result` is the
 /// dtype of the result.
 bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType result);
+
+/// Whether groups may hold what they round otherwise than torch's own kernels do. Any thread.
+void set_inexact(bool on);
+bool allows_inexact();
+
+/// Whether it pays to wait for what the op may be fused with.
+bool may_join(const run::OpInfo& info);
 
 /// Null: the op never joins a group.
 const OpRule* rule_of(const run::OpInfo& info);

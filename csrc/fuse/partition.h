@@ -2,12 +2,13 @@
 //
 // One pass over the nodes in the order of recording. A few groups are open at a time, each over one
 // iteration shape. A node joins the open group of its shape if everything it shares with it is
-// accessed in one way; every other open group that it conflicts with (one of the two writes what
-// the other touches) is closed first, that is, emitted. So at any moment no two open groups
-// conflict, and moving the members of a group to the place where it is emitted passes over nothing
-// that they conflict with: the order of any two conflicting nodes stays. The work for a node is in
-// proportion to its arguments: what an open group does with a var stands in a table that the var
-// has its place in.
+// accessed in one way. The first node that reduces along dims gives its group rows; then nodes over
+// the results of such reductions join too, which do their work once for each row. Every other open
+// group that it conflicts with (one of the two writes what the other touches) is closed first, that
+// is, emitted. So at any moment no two open groups conflict, and moving the members of a group to
+// the place where it is emitted passes over nothing that they conflict with: the order of any two
+// conflicting nodes stays. The work for a node is in proportion to its arguments: what an open
+// group does with a var stands in a table that the var has its place in.
 //
 // Not thread safe: used under the window's lock.
 #pragma once
@@ -15,40 +16,21 @@
 #include <array>
 #include <vector>
 
+#include "csrc/fuse/candidate.h"
 #include "csrc/fuse/group.h"
-#include "csrc/fuse/iteration.h"
 
 namespace lazyeng::fuse {
-
-/// Whether groups may hold what they round otherwise than torch's own kernels do. Any thread.
-void set_inexact(bool on);
 
 class Partition {
  public:
   using Batch = std::vector<Ref<engine::Op>>;
   /// The ops to push for these nodes, in order; groups of one stay the node that they are.
   Batch run(Batch nodes);
-  /// The same, for a look: nothing changes, and nothing of it can be pushed.
-  std::vector<std::vector<Ref<run::Node>>> plan(const Batch& nodes);
+  /// The same, for a look: nothing changes, and the groups cannot be pushed.
+  Batch plan(const Batch& nodes);
 
  private:
   static constexpr size_t kOpen = 4;
-
-  /// How a node goes over one of its tensors.
-  struct Mapping {
-    const run::Geometry* look = nullptr;
-    Dims strides;            ///< as Iteration::strides
-    bool parameter = false;  ///< a single element, read before the program runs
-  };
-
-  struct Candidate {
-    run::Node* node = nullptr;
-    Iteration iteration;
-    c10::SmallVector<Mapping, 4> mappings;  ///< of each tensor argument; no look: no value
-    run::Value* result = nullptr;
-    bool in_place = false;
-    bool folds = false;  ///< a reduction to one element
-  };
 
   /// What only the building of a group needs to know of a var.
   struct VarUse {
@@ -73,16 +55,14 @@ class Partition {
     } in[kOpen];
   };
 
-  static bool describe(run::Node& node, Candidate& candidate);
-  static bool describe_tensors(run::Node& node, Candidate& candidate);
-  static bool same(const Mapping& a, const Mapping& b);
-
   VarState& state(run::StorageVar& var);
   int slot_in(size_t open, run::StorageVar& var);
   bool conflicts(size_t open, const run::Node& node);
+  bool is_done_by_row(size_t open, const Candidate& candidate);
   bool fits(size_t open, const Candidate& candidate);
   bool fits(size_t open, run::StorageVar& var, const Mapping& mapping, bool writes);
   size_t place_for(const Candidate& candidate);
+  void open_group(size_t open, const Candidate& candidate);
   void join(size_t open, const Candidate& candidate, Ref<engine::Op> node);
   uint16_t add_var(size_t open, run::StorageVar& var, const Mapping& mapping);
   int16_t add_value(size_t open, run::Value& value, const Mapping& mapping);

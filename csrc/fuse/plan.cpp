@@ -28,7 +28,8 @@ struct HashKey {
 void add_number(const OpRule& rule, const c10::IValue& number, Key& key) {
   const c10::Scalar scalar = number.toScalar();
   key.push_back(static_cast<uint64_t>(scalar.type()) << 8 | 1);
-  if (rule.form == Form::power) key.push_back(std::bit_cast<uint64_t>(scalar.toDouble()));
+  if (rule.form == Form::power || is_reduction(rule.form))
+    key.push_back(std::bit_cast<uint64_t>(scalar.toDouble()));
   if (rule.form == Form::binary_scaled || rule.form == Form::reversed)
     key.push_back(scalar.equal(1));
 }
@@ -40,6 +41,11 @@ void add_argument(const OpRule& rule, const run::ArgInfo& info, const c10::IValu
   if (value.isInt()) key.push_back(static_cast<uint64_t>(value.toInt()));
   if (value.isBool()) key.push_back(value.toBool());
   if (value.isDouble()) key.push_back(std::bit_cast<uint64_t>(value.toDouble()));
+  if (value.isIntList()) {
+    const std::vector<int64_t> list = value.toIntVector();
+    key.push_back(list.size());
+    key.insert(key.end(), list.begin(), list.end());
+  }
   if (value.isString()) key.push_back(std::hash<std::string_view>()(value.toStringView()));
 }
 
@@ -57,7 +63,7 @@ void add_member(const Member& member, Key& key) {
       key.push_back(static_cast<uint64_t>(raw.scalar_type()) << 9 | raw.dim() << 1 |
                     raw.unsafeGetTensorImpl()->is_wrapped_number());
   }
-  key.push_back(static_cast<uint64_t>(member.result));
+  for (int16_t result : member.results) key.push_back(static_cast<uint64_t>(result));
 }
 
 Key key_of(const Group& group, const std::vector<bool>& needed) {

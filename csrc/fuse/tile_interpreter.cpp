@@ -1,68 +1,25 @@
 // csrc/fuse/tile_interpreter.cpp: running a program: tile after tile, on one thread or on all.
 #include <ATen/Parallel.h>
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
 
 #include <algorithm>
-#include <cstring>
-#include <limits>
 #include <memory>
 
-#include "csrc/fuse/tile_program.h"
+#include "csrc/fuse/moves.h"
+#include "csrc/fuse/totals.h"
 
 namespace lazyeng::fuse {
 namespace {
 
 constexpr size_t kCacheLine = 64;
 
-/// Walks `n` elements of a strided tensor from element `first` of the iteration on, in runs along
-/// the innermost dim: run(memory, stride in bytes, elements).
-template <class Run>
-void for_runs(const Program& program, const TensorAccess& tensor, char* base, int64_t first,
-              int64_t n, const Run& run) {
-  const size_t item = size_of(tensor.type);
-  const int inner = static_cast<int>(program.shape.size()) - 1;
-  Dims at(program.shape.size());
-  int64_t offset = 0;
-  for (int d = inner; d >= 0; --d) {
-    at[d] = first % program.shape[d];
-    first /= program.shape[d];
-    offset += at[d] * tensor.strides[d];
-  }
-  while (n > 0) {
-    const int64_t length = std::min(n, program.shape[inner] - at[inner]);
-    run(base + offset * static_cast<int64_t>(item),
-        tensor.strides[inner] * static_cast<int64_t>(item), length);
-    n -= length;
-    at[inner] += length;
-    offset += length * tensor.strides[inner];
-    for (int d = inner; d > 0 && at[d] == program.shape[d]; --d) {
-      offset += tensor.strides[d - 1] - at[d] * tensor.strides[d];
-      at[d] = 0;
-      ++at[d - 1];
-    }
-  }
+size_t slot_bytes(const Program& program) {
+  return (static_cast<size_t>(program.tile) * program.slot_item + kCacheLine - 1) / kCacheLine *
+         kCacheLine;
 }
 
-template <class T>
-void copy_strided(char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t n) {
-  for (int64_t i = 0; i < n; ++i)
-    std::memcpy(to + i * to_stride, from + i * from_stride, sizeof(T));
-}
-
-void copy_run(size_t item, char* to, int64_t to_stride, const char* from, int64_t from_stride,
-              int64_t n) {
-  const auto width = static_cast<int64_t>(item);
-  if (to_stride == width && from_stride == width)
-    std::memcpy(to, from, static_cast<size_t>(n * width));
-  else if (item == 1)
-    copy_strided<uint8_t>(to, to_stride, from, from_stride, n);
-  else if (item == 2)
-    copy_strided<uint16_t>(to, to_stride, from, from_stride, n);
-  else if (item == 4)
-    copy_strided<uint32_t>(to, to_stride, from, from_stride, n);
-  else
-    copy_strided<uint64_t>(to, to_stride, from, from_stride, n);
+size_t row_slot_bytes(const Program& program) {
+  if (!program.row) return 0;
+  return static_cast<size_t>(program.tile / program.row * kLanes) * program.slot_item;
 }
 
 /// One thread's registers, and the tiles that it runs.
@@ -71,61 +28,104 @@ class Worker {
   Worker(const Program& program, const Bindings& bindings, char* scratch)
       : program_(program), bindings_(bindings), place_(program.registers.size()) {
     for (const Reduction& reduction : program.reductions)
-      totals_.push_back(empty_total(reduction.fold));
-    const size_t slot = static_cast<size_t>(program.tile) * program.slot_item;
+      totals_.push_back(empty_total(reduction.folding.fold));
+    char* const row_scratch = scratch + program.scratch_slots * slot_bytes(program);
     for (size_t r = 0; r < place_.size(); ++r) {
       const Register& reg = program.registers[r];
-      if (reg.kind == Register::Kind::scratch) place_[r] = scratch + reg.index * slot;
+      if (reg.kind == Register::Kind::scratch)
+        place_[r] = reg.rate == Rate::row ? row_scratch + reg.index * row_slot_bytes(program)
+                                          : scratch + reg.index * slot_bytes(program);
       if (reg.kind == Register::Kind::parameter)
         place_[r] = bindings.splats + reg.index * kSplatBytes;
     }
   }
 
+  /// The n elements from `first` on; whole rows if there are any.
   void run(int64_t first, int64_t n) {
     for (size_t r = 0; r < place_.size(); ++r) {
       const Register& reg = program_.registers[r];
-      if (reg.kind == Register::Kind::tensor)
-        place_[r] = bindings_.tensors[reg.index] + first * static_cast<int64_t>(size_of(reg.type));
+      if (reg.kind != Register::Kind::tensor) continue;
+      const int64_t from = reg.rate == Rate::column ? 0 : first;
+      place_[r] = bindings_.tensors[reg.index] + from * static_cast<int64_t>(size_of(reg.type));
     }
-    for (const Move& move : program_.gathers) gather(move, first, n);
-    KernelArgs args{};
-    args.n = n;
+    for (const Move& move : program_.gathers)
+      gather(program_, program_.tensors[move.tensor], bindings_.tensors[move.tensor],
+             place_[move.reg], first, n);
     for (const Step& step : program_.steps) {
-      args.out = place_[step.out];
-      for (int k = 0; k < step.inputs; ++k) {
-        args.in[k] = place_[step.in[k]];
-        args.step[k] = program_.registers[step.in[k]].kind != Register::Kind::parameter;
-      }
-      step.kernel(args);
+      if (!step.kernel)
+        fold_rows(step, n / program_.row);
+      else if (step.by_row)
+        run_by_row(step, n / program_.row);
+      else
+        run_whole(step, n);
     }
-    for (const Move& move : program_.scatters) scatter(move, first, n);
-    for (size_t r = 0; r < totals_.size(); ++r)
-      program_.reductions[r].kernel(place_[program_.reductions[r].reg], n, totals_[r]);
+    for (const Move& move : program_.scatters)
+      scatter(program_, program_.tensors[move.tensor], bindings_.tensors[move.tensor],
+              place_[move.reg], first, n);
+    for (size_t r = 0; r < totals_.size(); ++r) {
+      const Reduction& reduction = program_.reductions[r];
+      reduction.folding.kernel(place_[reduction.reg], n, totals_[r]);
+    }
   }
 
   const std::vector<Total>& totals() const { return totals_; }
 
  private:
-  void gather(const Move& move, int64_t first, int64_t n) {
-    const TensorAccess& tensor = program_.tensors[move.tensor];
-    const size_t item = size_of(tensor.type);
-    char* to = place_[move.reg];
-    for_runs(program_, tensor, bindings_.tensors[move.tensor], first, n,
-             [&](const char* from, int64_t stride, int64_t length) {
-               copy_run(item, to, static_cast<int64_t>(item), from, stride, length);
-               to += length * static_cast<int64_t>(item);
-             });
+  /// Elements in scratch that a register has for n elements of the iteration.
+  int64_t length(const Register& reg, int64_t n) const {
+    if (reg.rate == Rate::element) return n;
+    return reg.rate == Rate::column ? program_.row : n / program_.row * kLanes;
   }
 
-  void scatter(const Move& move, int64_t first, int64_t n) {
-    const TensorAccess& tensor = program_.tensors[move.tensor];
-    const size_t item = size_of(tensor.type);
-    const char* from = place_[move.reg];
-    for_runs(program_, tensor, bindings_.tensors[move.tensor], first, n,
-             [&](char* to, int64_t stride, int64_t length) {
-               copy_run(item, to, stride, from, static_cast<int64_t>(item), length);
-               from += length * static_cast<int64_t>(item);
-             });
+  void run_whole(const Step& step, int64_t n) const {
+    KernelArgs args{};
+    args.n = length(program_.registers[step.out], n);
+    args.out = place_[step.out];
+    for (int k = 0; k < step.inputs; ++k) {
+      args.in[k] = place_[step.in[k]];
+      args.step[k] = program_.registers[step.in[k]].kind != Register::Kind::parameter;
+    }
+    step.kernel(args);
+  }
+
+  /// An element of a register at row rate is a splat for its row.
+  void run_by_row(const Step& step, int64_t rows) const {
+    KernelArgs args{};
+    args.n = program_.row;
+    args.out = place_[step.out];
+    const int64_t out_stride = program_.row * item(step.out);
+    int64_t strides[kMaxInputs] = {};
+    for (int k = 0; k < step.inputs; ++k) {
+      const Register& reg = program_.registers[step.in[k]];
+      const bool parameter = reg.kind == Register::Kind::parameter;
+      args.in[k] = place_[step.in[k]];
+      args.step[k] = !parameter && reg.rate != Rate::row;
+      if (!parameter && reg.rate != Rate::column)
+        strides[k] = item(step.in[k]) * (reg.rate == Rate::row ? kLanes : program_.row);
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+      step.kernel(args);
+      args.out += out_stride;
+      for (int k = 0; k < step.inputs; ++k) args.in[k] += strides[k];
+    }
+  }
+
+  void fold_rows(const Step& step, int64_t rows) const {
+    const Type type = program_.registers[step.out].type;
+    const char* in = place_[step.in[0]];
+    char* out = place_[step.out];
+    for (int64_t row = 0; row < rows; ++row) {
+      Total total = empty_total(step.folding.fold);
+      step.folding.kernel(in, program_.row, total);
+      write_total(out, type, total, step.folding.divisor);
+      fill_splat(out, size_of(type));
+      in += program_.row * item(step.in[0]);
+      out += kLanes * item(step.out);
+    }
+  }
+
+  int64_t item(RegisterId reg) const {
+    return static_cast<int64_t>(size_of(program_.registers[reg].type));
   }
 
   const Program& program_;
@@ -134,55 +134,22 @@ class Worker {
   std::vector<Total> totals_;
 };
 
-bool is_real(Type type) { return type >= Type::f32; }
-
-void add_total(Fold fold, bool real, const Total& part, Total& total) {
-  const auto both = [fold](auto a, auto b) {
-    if (fold == Fold::sum) return a + b;
-    return b != b || (fold == Fold::maximum ? b > a : b < a) ? b : a;
-  };
-  if (real)
-    total.real = both(total.real, part.real);
-  else
-    total.integer = both(total.integer, part.integer);
-}
-
-template <class T>
-void put(char* memory, T value) {
-  std::memcpy(memory, &value, sizeof value);
-}
-
-void write_total(char* memory, Type type, const Total& total, double divisor) {
-  const double real = total.real / divisor;
-  switch (type) {
-    case Type::f64:
-      return put(memory, real);
-    case Type::f32:
-      return put(memory, static_cast<float>(real));
-    case Type::f16:
-      return put(memory, c10::Half(static_cast<float>(real)));
-    case Type::bf16:
-      return put(memory, c10::BFloat16(static_cast<float>(real)));
-    default:  // little end first: the low bytes are the narrower integer
-      std::memcpy(memory, &total.integer, size_of(type));
-  }
-}
-
 void finish_reductions(const Program& program, const Bindings& bindings,
                        const std::vector<Worker>& workers) {
   for (size_t r = 0; r < program.reductions.size(); ++r) {
     const Reduction& reduction = program.reductions[r];
-    const bool real = is_real(program.registers[reduction.reg].type);
-    Total total = empty_total(reduction.fold);
-    for (const Worker& worker : workers) add_total(reduction.fold, real, worker.totals()[r], total);
+    const Type type = program.registers[reduction.reg].type;
+    Total total = empty_total(reduction.folding.fold);
+    for (const Worker& worker : workers)
+      add_total(reduction.folding.fold, type, worker.totals()[r], total);
     write_total(bindings.tensors[reduction.tensor], program.tensors[reduction.tensor].type, total,
-                reduction.divisor);
+                reduction.folding.divisor);
   }
 }
 
 size_t scratch_bytes(const Program& program) {
-  const size_t slot = static_cast<size_t>(program.tile) * program.slot_item;
-  return program.scratch_slots * slot + kCacheLine;
+  return program.scratch_slots * slot_bytes(program) + program.row_slots * row_slot_bytes(program) +
+         kCacheLine;
 }
 
 char* aligned(char* memory) {
@@ -215,19 +182,6 @@ void run_program(const Program& program, const Bindings& bindings, bool wide) {
       for (int64_t t = from; t < to; ++t) run_share(t);
     });
   finish_reductions(program, bindings, workers);
-}
-
-Total empty_total(Fold fold) {
-  using Real = std::numeric_limits<double>;
-  using Integer = std::numeric_limits<int64_t>;
-  switch (fold) {
-    case Fold::maximum:
-      return {-Real::infinity(), Integer::min()};
-    case Fold::minimum:
-      return {Real::infinity(), Integer::max()};
-    default:
-      return {0, 0};
-  }
 }
 
 }  // namespace lazyeng::fuse

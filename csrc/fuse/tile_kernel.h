@@ -49,8 +49,14 @@ enum class Opcode : uint8_t {
   bit_and, bit_or, bit_xor, bit_not,
   // to the nearest value that the narrow type can hold
   round_f16, round_bf16,
+  // to the type of the result (KernelSet::cast has the kernels)
+  cast,
 };
 // clang-format on
+
+/// "add", "f32": as the enums above spell them.
+const char* name_of(Opcode opcode);
+const char* name_of(Type type);
 
 struct KernelArgs {
   char* out;
@@ -63,6 +69,7 @@ using Kernel = void (*)(const KernelArgs& args);
 /// All elements into one. Integers and bool are folded in int64, floats in double from tile to tile
 /// and within a tile in kLanes sums side by side, of the type of the register.
 enum class Fold : uint8_t { sum, maximum, minimum };
+const char* name_of(Fold fold);
 struct Total {
   double real;
   int64_t integer;

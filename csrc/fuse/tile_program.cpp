@@ -13,24 +13,26 @@ constexpr int64_t kMinTile = 512, kMaxTile = 4096;
 
 }  // namespace
 
-ProgramBuilder::ProgramBuilder(const KernelSet& kernels, int64_t numel, Dims shape)
+ProgramBuilder::ProgramBuilder(const KernelSet& kernels, int64_t numel, int64_t row, Dims shape)
     : kernels_(kernels) {
   program_.numel = numel;
+  program_.row = row;
   program_.shape = std::move(shape);
 }
 
 RegisterId ProgramBuilder::new_register(Register::Kind kind, Type type, uint16_t index) {
-  program_.registers.push_back({kind, type, index});
+  program_.registers.push_back({kind, type, Rate::element, index});
   return static_cast<RegisterId>(program_.registers.size() - 1);
 }
 
 RegisterId ProgramBuilder::load(TensorAccess tensor) {
   const Type type = tensor.type;
-  const bool linear = tensor.linear();
+  const Rate rate = tensor.rate;
+  const auto kind = tensor.linear() ? Register::Kind::tensor : Register::Kind::scratch;
   program_.tensors.push_back(std::move(tensor));
-  if (linear) return new_register(Register::Kind::tensor, type, last_tensor());
-  const RegisterId reg = new_register(Register::Kind::scratch, type);
-  program_.gathers.push_back({last_tensor(), reg});
+  const RegisterId reg = new_register(kind, type, last_tensor());
+  program_.registers[reg].rate = rate;
+  if (kind == Register::Kind::scratch) program_.gathers.push_back({last_tensor(), reg});
   return reg;
 }
 
@@ -40,27 +42,80 @@ RegisterId ProgramBuilder::parameter(Type type) {
                       static_cast<uint16_t>(program_.parameters.size() - 1));
 }
 
-RegisterId ProgramBuilder::add_step(Kernel kernel, Type out, std::initializer_list<RegisterId> in) {
+RegisterId ProgramBuilder::add_step(Kernel kernel, Opcode opcode, Type out,
+                                    std::initializer_list<RegisterId> in) {
   ok_ &= kernel != nullptr;
   Step step;
   step.kernel = kernel;
+  step.opcode = opcode;
+  step.member = member_;
   step.out = new_register(Register::Kind::scratch, out);
   for (RegisterId reg : in) step.in[step.inputs++] = reg;
+  program_.registers[step.out].rate = rate_of(step);
+  program_.steps.push_back(step);
+  return step.out;
+}
+
+Rate ProgramBuilder::rate_of(const Step& step) const {
+  bool of[3] = {};  // which rates its inputs have
+  for (int k = 0; k < step.inputs; ++k) {
+    const Register& reg = program_.registers[step.in[k]];
+    if (reg.kind != Register::Kind::parameter) of[static_cast<int>(reg.rate)] = true;
+  }
+  const bool row = of[static_cast<int>(Rate::row)], column = of[static_cast<int>(Rate::column)];
+  if (of[static_cast<int>(Rate::element)] || (row && column)) return Rate::element;
+  return row ? Rate::row : column ? Rate::column : rate_;
+}
+
+/// The same with as many elements as the tile.
+RegisterId ProgramBuilder::spread(RegisterId reg) {
+  if (program_.registers[reg].rate == Rate::element) return reg;
+  const Type type = type_of(reg);
+  const RegisterId all = step(Opcode::copy, type, type, {reg});
+  program_.registers[all].rate = Rate::element;
+  return all;
+}
+
+Folding ProgramBuilder::folding(RegisterId reg, Fold fold, double divisor) {
+  const FoldKernel kernel = kernels_.fold(fold, type_of(reg));
+  ok_ &= kernel != nullptr;
+  return {fold, kernel, divisor};
+}
+
+RegisterId ProgramBuilder::fold_rows(RegisterId reg, Fold fold, double divisor) {
+  reg = spread(reg);
+  Step step;
+  step.folding = folding(reg, fold, divisor);
+  step.member = member_;
+  step.out = new_register(Register::Kind::scratch, type_of(reg));
+  step.in[step.inputs++] = reg;
+  program_.registers[step.out].rate = Rate::row;
   program_.steps.push_back(step);
   return step.out;
 }
 
 RegisterId ProgramBuilder::step(Opcode opcode, Type type, Type out,
                                 std::initializer_list<RegisterId> in) {
-  return add_step(kernels_.kernel(opcode, type), out, in);
+  return add_step(kernels_.kernel(opcode, type), opcode, out, in);
 }
 
 RegisterId ProgramBuilder::cast(RegisterId from, Type to) {
-  return add_step(kernels_.cast(type_of(from), to), to, {from});
+  return add_step(kernels_.cast(type_of(from), to), Opcode::cast, to, {from});
+}
+
+/// What the register was before it was rounded to the narrow type, which narrowing does as well.
+RegisterId ProgramBuilder::before_rounding(RegisterId reg, Type narrow) const {
+  const Opcode opcode = narrow == Type::f16 ? Opcode::round_f16 : Opcode::round_bf16;
+  const Kernel rounds = kernels_.kernel(opcode, Type::f32);
+  for (const Step& step : program_.steps)
+    if (step.out == reg && step.kernel == rounds) return step.in[0];
+  return reg;
 }
 
 uint16_t ProgramBuilder::store(RegisterId reg, TensorAccess tensor) {
-  if (type_of(reg) != tensor.type) reg = cast(reg, tensor.type);  // to float16 or bfloat16
+  if (type_of(reg) != tensor.type)  // float16 or bfloat16
+    reg = cast(before_rounding(reg, tensor.type), tensor.type);
+  if (tensor.rate == Rate::element) reg = spread(reg);
   program_.tensors.push_back(std::move(tensor));
   if (program_.tensors.back().linear()) {
     program_.registers[reg].kind = Register::Kind::tensor;
@@ -75,9 +130,8 @@ uint16_t ProgramBuilder::reduce(RegisterId reg, Fold fold, double divisor, Type 
   TensorAccess tensor;
   tensor.type = type;
   program_.tensors.push_back(std::move(tensor));
-  const FoldKernel kernel = kernels_.fold(fold, type_of(reg));
-  ok_ &= kernel != nullptr;
-  program_.reductions.push_back({fold, kernel, reg, last_tensor(), divisor});
+  reg = spread(reg);
+  program_.reductions.push_back({folding(reg, fold, divisor), reg, last_tensor()});
   return last_tensor();
 }
 
@@ -99,7 +153,7 @@ void ProgramBuilder::drop_unused_steps() {
 }
 
 /// Linear scan: a slot is taken again once its last reader has run; by that reader's result only if
-/// the elements are equally wide, as a kernel goes over its operands at the same pace.
+/// the elements are equally wide and as many, as a kernel goes over its operands at the same pace.
 void ProgramBuilder::place_registers() {
   constexpr size_t kForever = SIZE_MAX;
   std::vector<size_t> last_use(program_.registers.size(), 0);
@@ -107,12 +161,16 @@ void ProgramBuilder::place_registers() {
     for (int k = 0; k < program_.steps[i].inputs; ++k) last_use[program_.steps[i].in[k]] = i;
   for (const Move& move : program_.scatters) last_use[move.reg] = kForever;
   for (const Reduction& reduction : program_.reductions) last_use[reduction.reg] = kForever;
-  std::vector<uint16_t> free;
+  std::vector<uint16_t> free_slots, free_row_slots;
+  const auto free_for = [&](const Register& reg) -> std::vector<uint16_t>& {
+    return reg.rate == Rate::row ? free_row_slots : free_slots;
+  };
   const auto place = [&](Register& reg) {
     if (reg.kind != Register::Kind::scratch) return;
     program_.slot_item = std::max(program_.slot_item, size_of(reg.type));
+    std::vector<uint16_t>& free = free_for(reg);
     if (free.empty()) {
-      reg.index = program_.scratch_slots++;
+      reg.index = reg.rate == Rate::row ? program_.row_slots++ : program_.scratch_slots++;
     } else {
       reg.index = free.back();
       free.pop_back();
@@ -122,15 +180,16 @@ void ProgramBuilder::place_registers() {
   std::vector<bool> freed(program_.registers.size());
   for (size_t i = 0; i < program_.steps.size(); ++i) {
     const Step& step = program_.steps[i];
-    const auto release = [&](bool equally_wide) {
+    const Register& out = program_.registers[step.out];
+    const auto release = [&](bool at_the_same_pace) {
       for (int k = 0; k < step.inputs; ++k) {
         const Register& reg = program_.registers[step.in[k]];
         if (reg.kind != Register::Kind::scratch || last_use[step.in[k]] != i || freed[step.in[k]])
           continue;
-        if (equally_wide && size_of(reg.type) != size_of(program_.registers[step.out].type))
+        if (at_the_same_pace && (size_of(reg.type) != size_of(out.type) || reg.rate != out.rate))
           continue;
         freed[step.in[k]] = true;
-        free.push_back(reg.index);
+        free_for(reg).push_back(reg.index);
       }
     };
     release(true);
@@ -143,12 +202,27 @@ void ProgramBuilder::choose_tile() {
   const size_t item = std::max<size_t>(1, program_.slot_item) * (program_.scratch_slots + 1);
   const int64_t fits = static_cast<int64_t>(kScratchBytes / item) / kLanes * kLanes;
   program_.tile = std::clamp(fits, kMinTile, kMaxTile);
+  if (program_.row)
+    program_.tile = std::max<int64_t>(1, program_.tile / program_.row) * program_.row;
+}
+
+/// A kernel goes over whole registers, unless they are of different lengths.
+void ProgramBuilder::choose_paces() {
+  for (Step& step : program_.steps) {
+    if (!step.kernel) continue;
+    for (int k = 0; k < step.inputs; ++k) {
+      const Register& reg = program_.registers[step.in[k]];
+      step.by_row |=
+          reg.kind != Register::Kind::parameter && reg.rate != program_.registers[step.out].rate;
+    }
+  }
 }
 
 Program ProgramBuilder::finish() && {
   drop_unused_steps();
   place_registers();
   choose_tile();
+  choose_paces();
   return std::move(program_);
 }
 

@@ -8,6 +8,11 @@
 // Every write of a tensor is a step of its own, in the order of recording, so that within a tile
 // everything that reads the old value has done so. Tiles may run in any order and at the same time:
 // a tensor that is written is read and written in one way only (the partition sees to that).
+//
+// An iteration may fall into *rows* of equal length, side by side. Tiles are whole rows then, and a
+// register may also hold one element a row, such as the row's sum, or the elements of one row that
+// all rows share, such as a bias. So a row passes through all steps, reductions along it and what
+// is made of their results included, while it is in the cache.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -21,28 +26,50 @@ namespace lazyeng::fuse {
 using Dims = c10::SmallVector<int64_t, 5>;
 using RegisterId = uint16_t;
 
+/// How many elements a register has; what is not `element` needs a program with rows.
+enum class Rate : uint8_t {
+  element,  ///< as many as the tile
+  row,      ///< one for each row of the tile, each repeated kLanes times: a splat for its row
+  column,   ///< as many as a row: every row has the same
+};
+
 struct Register {
   enum class Kind : uint8_t { scratch, tensor, parameter };
   Kind kind = Kind::scratch;
   Type type = Type::f32;
+  Rate rate = Rate::element;
   uint16_t index = 0;  ///< of the scratch slot, the tensor, the parameter
 };
 
+/// How elements are folded into one.
+struct Folding {
+  Fold fold = Fold::sum;
+  FoldKernel kernel = nullptr;
+  double divisor = 1;  ///< of floats: the mean is a sum, divided
+};
+
+/// A kernel, or (without one) a fold of each row.
 struct Step {
   Kernel kernel = nullptr;
+  Folding folding;
+  bool by_row = false;  ///< the kernel is called for each row: an input has another rate
   RegisterId out = 0;
   uint8_t inputs = 0;
+  Opcode opcode = Opcode::copy;
   RegisterId in[kMaxInputs] = {};
+  uint16_t member = 0;  ///< of the group, that it is for
 };
 
 /// A tensor in memory, as the iteration goes over it.
 struct TensorAccess {
   Type type = Type::f32;
-  Dims strides;  ///< over the shape, in elements; empty: linear
-  bool linear() const { return strides.empty(); }
+  Dims strides;  ///< over the shape, in elements; empty: linear, at its rate
+  Rate rate = Rate::element;
+  bool linear() const { return strides.empty() && rate != Rate::row; }
 };
 
-/// A tensor that is not linear, and the register that it is gathered into or scattered from.
+/// A tensor that is no register as it is, and the register that it is gathered into or scattered
+/// from.
 struct Move {
   uint16_t tensor;
   RegisterId reg;
@@ -50,16 +77,15 @@ struct Move {
 
 /// A register folded over the whole iteration, into a tensor of one element.
 struct Reduction {
-  Fold fold = Fold::sum;
-  FoldKernel kernel = nullptr;
+  Folding folding;
   RegisterId reg = 0;
   uint16_t tensor = 0;
-  double divisor = 1;  ///< of floats: the mean is a sum, divided
 };
 
 struct Program {
   int64_t numel = 0;
-  Dims shape;  ///< of the iteration, outermost first; only what is not linear needs it
+  int64_t row = 0;  ///< elements of a row; 0: there are none
+  Dims shape;       ///< of the iteration, outermost first; only what is not linear needs it
   std::vector<Register> registers;
   std::vector<TensorAccess> tensors;
   std::vector<Type> parameters;
@@ -68,21 +94,29 @@ struct Program {
   std::vector<Move> scatters;
   std::vector<Reduction> reductions;
   uint16_t scratch_slots = 0;
-  size_t slot_item = 0;  ///< bytes of an element, of the widest register in scratch
-  int64_t tile = 0;      ///< elements
+  uint16_t row_slots = 0;  ///< for registers of one element a row
+  size_t slot_item = 0;    ///< bytes of an element, of the widest register in scratch
+  int64_t tile = 0;        ///< elements; whole rows if there are any
 };
 
 /// Builds a program step by step; finish() drops steps whose result nobody uses, and gives the
 /// registers their places. A null kernel anywhere makes it not ok().
 class ProgramBuilder {
  public:
-  ProgramBuilder(const KernelSet& kernels, int64_t numel, Dims shape);
+  ProgramBuilder(const KernelSet& kernels, int64_t numel, int64_t row, Dims shape);
 
+  /// The rate of what is made of parameters alone.
+  void set_rate(Rate rate) { rate_ = rate; }
+
+  /// Steps from now on are for this member of the group.
+  void begin_member(size_t member) { member_ = static_cast<uint16_t>(member); }
   /// The elements of a tensor as they are before the program.
   RegisterId load(TensorAccess tensor);
   RegisterId parameter(Type type);
   RegisterId step(Opcode opcode, Type type, Type out, std::initializer_list<RegisterId> in);
   RegisterId cast(RegisterId from, Type to);
+  /// Each row of the register folded, into a register of one element a row.
+  RegisterId fold_rows(RegisterId reg, Fold fold, double divisor);
   /// The tensor gets what the register, which is the result of a step, holds. Returns its number,
   /// as load() does through last_tensor().
   uint16_t store(RegisterId reg, TensorAccess tensor);
@@ -97,13 +131,20 @@ class ProgramBuilder {
 
  private:
   RegisterId new_register(Register::Kind kind, Type type, uint16_t index = 0);
-  RegisterId add_step(Kernel kernel, Type out, std::initializer_list<RegisterId> in);
+  RegisterId add_step(Kernel kernel, Opcode opcode, Type out, std::initializer_list<RegisterId> in);
+  Rate rate_of(const Step& step) const;
+  RegisterId spread(RegisterId reg);
+  RegisterId before_rounding(RegisterId reg, Type narrow) const;
+  Folding folding(RegisterId reg, Fold fold, double divisor);
   void drop_unused_steps();
   void place_registers();
   void choose_tile();
+  void choose_paces();
 
   const KernelSet& kernels_;
   Program program_;
+  Rate rate_ = Rate::element;
+  uint16_t member_ = 0;
   bool ok_ = true;
 };
 

@@ -14,9 +14,16 @@
 namespace lazyeng::record {
 namespace {
 
-/// Their decomposition looks at the memory of an integer tensor (lengths, places to split at).
-constexpr std::array<const char*, 2> kReadMemory = {"ctc_loss.Tensor",
-                                                    "tensor_split.tensor_indices_or_sections"};
+/// Their decomposition looks at the memory of an integer tensor: lengths, places to split at, the
+/// batch sizes of a packed sequence.
+constexpr std::array<const char*, 8> kReadMemory = {"ctc_loss.Tensor",
+                                                    "tensor_split.tensor_indices_or_sections",
+                                                    "lstm.data",
+                                                    "gru.data",
+                                                    "rnn_tanh.data",
+                                                    "rnn_relu.data",
+                                                    "_pad_packed_sequence",
+                                                    "_pack_padded_sequence_backward"};
 
 /// Their decomposition starts from a factory, which gives a plain tensor. Not differentiable.
 constexpr std::array<const char*, 5> kStartFromFactory = {

@@ -22,13 +22,13 @@ void for_each_var(const run::Node& node, F f) {
 /// they name.
 class Finder {
  public:
-  void add_group(const std::vector<Ref<run::Node>>& nodes, bool pushed) {
-    const int group = nodes.size() > 1 ? groups_++ : -1;
-    for (const Ref<run::Node>& node : nodes) {
-      if (!known_.insert(node.get()).second) continue;
-      found_.push_back({node, group, pushed, {}, {}});
-      for_each_var(*node, [this](run::StorageVar& var, bool) { look_at(var); });
-    }
+  void add_op(const Ref<engine::Op>& op, bool pushed) {
+    if (auto* group = dynamic_cast<fuse::Group*>(op.get())) {
+      const int number = groups_++;
+      for (const fuse::Member& member : group->members) add_node(member.node, number, pushed);
+    } else if (auto* node = dynamic_cast<run::Node*>(op.get())) {
+      add_node(Ref<run::Node>(node), -1, pushed);
+    }  // (anything else marks a place for somebody who waits)
   }
 
   void look_at(run::StorageVar& var) {
@@ -39,7 +39,7 @@ class Finder {
     while (!vars_.empty()) {
       run::StorageVar* const var = vars_.back();
       vars_.pop_back();
-      for (const Ref<engine::Op>& op : var->pending_ops()) add_pushed(op);
+      for (const Ref<engine::Op>& op : var->pending_ops()) add_op(op, true);
     }
     std::sort(found_.begin(), found_.end(), [](const GraphNode& a, const GraphNode& b) {
       return a.node->number < b.node->number;
@@ -48,14 +48,10 @@ class Finder {
   }
 
  private:
-  void add_pushed(const Ref<engine::Op>& op) {
-    if (auto* group = dynamic_cast<fuse::Group*>(op.get())) {
-      std::vector<Ref<run::Node>> nodes;
-      for (const fuse::Member& member : group->members) nodes.push_back(member.node);
-      add_group(nodes, true);
-    } else if (auto* node = dynamic_cast<run::Node*>(op.get())) {
-      add_group({Ref<run::Node>(node)}, true);
-    }  // (anything else marks a place for somebody who waits)
+  void add_node(const Ref<run::Node>& node, int group, bool pushed) {
+    if (!known_.insert(node.get()).second) return;
+    found_.push_back({node, group, pushed, {}, {}});
+    for_each_var(*node, [this](run::StorageVar& var, bool) { look_at(var); });
   }
 
   int groups_ = 0;
@@ -126,10 +122,10 @@ Graph needed_for(const Graph& graph, const std::vector<run::StorageVarRef>& vars
 
 }  // namespace
 
-Graph make_graph(std::vector<std::vector<Ref<run::Node>>> window,
+Graph make_graph(const std::vector<Ref<engine::Op>>& window,
                  const std::vector<run::StorageVarRef>& vars) {
   Finder finder;
-  for (const auto& nodes : window) finder.add_group(nodes, false);
+  for (const Ref<engine::Op>& op : window) finder.add_op(op, false);
   for (const run::StorageVarRef& var : vars) finder.look_at(*var);
   Graph graph = finder.find();
   connect(graph);

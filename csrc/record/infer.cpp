@@ -176,6 +176,20 @@ bool nothing_to_run(const Call& call, const Plan& plan) {
   return true;
 }
 
+/// All tensors of the call together fit the first-level cache, more or less.
+bool is_brief(const Call& call, const Plan& plan) {
+  constexpr uint64_t kMostBytes = 1 << 16;
+  uint64_t bytes = 0;
+  const auto small = [&](const run::GeometryRef& look) {
+    if (!look) return true;
+    bytes += look->extent_bytes();
+    return look->device().is_cpu() && bytes <= kMostBytes;
+  };
+  return std::all_of(call.looks.begin(), call.looks.end(), small) &&
+         std::all_of(plan.outputs.begin(), plan.outputs.end(),
+                     [&](const OutputPlan& output) { return small(output.geometry); });
+}
+
 /// A plan if the answer was given and no doubt is left.
 PlanRef plan_from(const Call& call, For whom, const StandIns& stand_ins,
                   const torch::jit::Stack& results) {
@@ -191,6 +205,7 @@ PlanRef plan_from(const Call& call, For whom, const StandIns& stand_ins,
   // An out= argument of another shape warns, and that once.
   plan->run_now = !plan->rewrites.empty() && !call.info.moves_metadata;
   plan->only_metadata = nothing_to_run(call, *plan);
+  plan->brief = is_brief(call, *plan);
   return plan;
 }
 
@@ -387,6 +402,7 @@ PlanRef learn(const Call& call, const run::Node::Discovery& found) {
     plan->run_now = true;
   }
   plan->only_metadata = !plan->run_now && nothing_to_run(call, *plan);
+  plan->brief = is_brief(call, *plan);
   return plan;
 }
 

@@ -1,9 +1,9 @@
 // csrc/record/library.cpp: making torch's dispatcher call the recorder.
 //
 // A backend fallback alone is not enough: kernels registered for all backends (composite explicit
-// ones) outrank it. So every op that autograd does not see through (that is, without a composite
-// implicit kernel) gets the boxed kernel at PrivateUse1; the fallback serves ops of other
-// namespaces that have kernels for single devices only.
+// ones) outrank it. So every op that eager runs whole (that is, without a composite implicit
+// kernel, or with one of the CPU besides) gets the boxed kernel at PrivateUse1; the fallback serves
+// ops of other namespaces that have kernels for single devices only.
 #include "csrc/record/library.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -13,6 +13,7 @@
 #include <array>
 #include <unordered_map>
 
+#include "csrc/record/collectives.h"
 #include "csrc/record/composites.h"
 #include "csrc/record/factories.h"
 #include "csrc/record/gate.h"
@@ -56,9 +57,15 @@ bool handles_tensors(const c10::FunctionSchema& schema) {
          std::any_of(schema.returns().begin(), schema.returns().end(), tensor);
 }
 
+/// A decomposition for other backends is not what eager runs where the CPU has a kernel
+/// (silu_backward), and rounds otherwise.
+bool runs_whole(const c10::OperatorHandle& op) {
+  return !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
+         op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
+}
+
 bool wants_kernel(const c10::OperatorHandle& op) {
-  return op.hasSchema() && handles_tensors(op.schema()) &&
-         !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+  return op.hasSchema() && handles_tensors(op.schema()) && runs_whole(op) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1);
 }
 
@@ -194,6 +201,7 @@ size_t register_kernels() {
   register_fallbacks();
   register_factories();
   register_opaque_composites();
+  register_collectives();
   registered().new_ops.names = std::move(others);
   registered().new_ops.some = true;
   adopt_new_ops();

@@ -75,6 +75,7 @@ Ref<run::Node> build_node(Call& call, bool discover) {
 c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call,
                                                const Plan& plan) {
   c10::SmallVector<run::ValueRef, 2> values;
+  node.brief = plan.brief && node.queue == engine::QueueId::cpu;
   Ref<run::SiblingGroup> siblings;
   if (call.info.reports_info) siblings = make_ref<run::SiblingGroup>();
   for (const OutputPlan& output : plan.outputs) {

@@ -6,6 +6,7 @@
 #include "csrc/record/factories.h"
 #include "csrc/record/forward_stacks.h"
 #include "csrc/record/gate.h"
+#include "csrc/record/ignored_warnings.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
 #include "csrc/record/node_builder.h"
@@ -13,6 +14,7 @@
 #include "csrc/record/results.h"
 #include "csrc/record/sync_debug.h"
 #include "csrc/record/temporaries.h"
+#include "csrc/run/as_engine_thread.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/plain_storage.h"
@@ -61,19 +63,6 @@ void capture_stacks(run::Node& node) {
   if (has_new_autograd_node()) note_forward(node.forward_stack ? node.forward_stack : node.stack);
 }
 
-/// While metadata is inferred: kernels that are tried on stand-ins warn when they run for real.
-class IgnoredWarnings {
- public:
-  IgnoredWarnings() : guard_(&handler_) {}
-
- private:
-  class Nothing final : public c10::WarningHandler {
-    void process(const c10::Warning&) override {}
-  };
-  Nothing handler_;
-  c10::WarningUtils::WarningHandlerGuard guard_;
-};
-
 bool is_awaited(const Call& call) {
   return std::any_of(call.tensors.begin(), call.tensors.end(), [](const run::TensorArg& arg) {
     return arg.value && arg.value->var().awaited();
@@ -116,13 +105,16 @@ Recorder* current_recorder() { return current; }
 void set_current_recorder(Recorder* recorder) { current = recorder; }
 
 Recorder::Recorder(std::unique_ptr<engine::Engine> engine)
-    : engine_(std::move(engine)), holder_([this] { return held_up_to(); }, [this] { flush(); }) {
+    : engine_(std::move(engine)),
+      holder_([this] { return held_up_to(); }, [this] { flush_held(); }) {
   engine_->set_hungry([this] { return hungry(); });
   engine_->set_thread_init([](engine::QueueId, unsigned) {
     run::init_engine_thread();
     Gate::exempt_this_thread();
   });
   engine_->set_long_idle([] { run::openmp_helpers().end_own_team(); });
+  static thread_local std::optional<run::AsEngineThread> as_engine_thread;
+  engine_->set_guest_hooks([] { as_engine_thread.emplace(); }, [] { as_engine_thread.reset(); });
 }
 
 Recorder::~Recorder() = default;

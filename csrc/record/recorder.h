@@ -53,6 +53,9 @@ class Recorder {
   /// GIL.
   std::string describe_writer(const run::StorageVar& var);
 
+  using Batch = std::vector<Ref<engine::Op>>;
+  /// What stands in the window, as it would be pushed now: nodes, and groups for a look.
+  Batch planned();
   /// Ops that have not run (graph.h): those in the window, and those that `vars` wait for.
   Graph pending(const std::vector<run::StorageVarRef>& vars);
 
@@ -77,7 +80,6 @@ class Recorder {
  private:
   void record_plan(Call& call, const Plan& plan, torch::jit::Stack* results);
   void run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack* results);
-  using Batch = std::vector<Ref<engine::Op>>;
   void schedule(run::Node& node);
   void append(run::Node& node);
   /// Whether what was recorded before is pushed first: always, or only what the node must follow.
@@ -89,6 +91,7 @@ class Recorder {
   /// Pushes the window. The caller drops what it gets after it has let go of the lock.
   Batch flush_locked();
   bool hungry();
+  void flush_held();
   uint64_t held_up_to() const;
   bool may_wait_for_more(const run::Node& node) const;
   void throttle(const run::Node& node);

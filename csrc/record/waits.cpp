@@ -60,9 +60,10 @@ void Recorder::wait_for(run::StorageVar& var) {
   if (var.awaited()) {
     counters_.syncs.fetch_add(1, std::memory_order_relaxed);
     if (waits.wanted()) waits.begin(writer_name(var));
-    if (var.has_unpushed()) flush();
-    wait_until_done(
-        [&](const engine::Interrupt& interrupt) { return engine_->wait_for_var(var, interrupt); });
+    wait_until_done([&](const engine::Interrupt& interrupt) {
+      if (var.has_unpushed()) flush();
+      return engine_->wait_for_var(var, interrupt);
+    });
   }
   run::plain_storages().release(var);
   run::deliver_warnings();
@@ -78,9 +79,10 @@ void Recorder::wait_for_all() {
   WaitScope waits("it waits for everything");
   if (waits.wanted() && engine_->counters().pending_ops != 0) waits.begin("");
   counters_.syncs.fetch_add(1, std::memory_order_relaxed);
-  flush();
-  wait_until_done(
-      [&](const engine::Interrupt& interrupt) { return engine_->wait_for_all(interrupt); });
+  wait_until_done([&](const engine::Interrupt& interrupt) {
+    flush();
+    return engine_->wait_for_all(interrupt);
+  });
   run::plain_storages().release_complete();
   run::deliver_warnings();
   waits.report();

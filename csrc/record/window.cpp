@@ -61,18 +61,13 @@ std::string Recorder::describe_writer(const run::StorageVar& var) {
   return line.empty() ? writer.info->name : writer.info->name + " @ " + line;
 }
 
+Recorder::Batch Recorder::planned() {
+  std::lock_guard lock(window_mutex_);
+  return fusion_.load(std::memory_order_relaxed) ? partition_.plan(window_) : window_;
+}
+
 Graph Recorder::pending(const std::vector<run::StorageVarRef>& vars) {
-  std::vector<std::vector<Ref<run::Node>>> planned;
-  {
-    std::lock_guard lock(window_mutex_);
-    if (fusion_.load(std::memory_order_relaxed)) {
-      planned = partition_.plan(window_);
-    } else {
-      for (const Ref<engine::Op>& op : window_)
-        planned.push_back({Ref<run::Node>(static_cast<run::Node*>(op.get()))});
-    }
-  }
-  return make_graph(std::move(planned), vars);
+  return make_graph(planned(), vars);
 }
 
 void Recorder::append(run::Node& node) {
@@ -98,7 +93,7 @@ void Recorder::append(run::Node& node) {
 }
 
 bool Recorder::may_wait_for_more(const run::Node& node) const {
-  return fusion_.load(std::memory_order_relaxed) && holder_.runs() && fuse::rule_of(node.info);
+  return fusion_.load(std::memory_order_relaxed) && holder_.runs() && fuse::may_join(node.info);
 }
 
 /// Number of the newest node of a window that is held, 0 if none is. Without the lock: append
@@ -129,6 +124,14 @@ void Recorder::flush() {
   Batch pushed;
   std::lock_guard lock(window_mutex_);
   pushed = flush_locked();
+}
+
+/// For the holder, which has looked without the lock: by now the window may be another, of deferred
+/// nodes.
+void Recorder::flush_held() {
+  Batch pushed;
+  std::lock_guard lock(window_mutex_);
+  if (window_is_held_) pushed = flush_locked();
 }
 
 bool Recorder::hungry() {

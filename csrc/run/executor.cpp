@@ -180,7 +180,7 @@ RealDispatch::~RealDispatch() {
 }
 
 void init_engine_thread() {
-  collect_warnings_of_this_thread();
+  c10::WarningUtils::set_warning_handler(&kernel_warning_handler());
   c10::impl::_force_tls_local_dispatch_key_set(
       below_autograd(c10::impl::tls_local_dispatch_key_set()));
 }

@@ -75,9 +75,9 @@ bool deliver(const Kept& kept) {
 
 }  // namespace
 
-void collect_warnings_of_this_thread() {
-  static Handler* const handler = new Handler;
-  c10::WarningUtils::set_warning_handler(handler);
+c10::WarningHandler& kernel_warning_handler() {
+  static Handler* const handler = new Handler;  // engine threads may outlive statics
+  return *handler;
 }
 
 WarningsOf::WarningsOf(const Node& node) : before_(running) { running = &node; }

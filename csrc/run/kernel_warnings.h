@@ -9,8 +9,8 @@
 
 namespace lazyeng::run {
 
-/// Keeps what kernels on the calling thread warn of from now on.
-void collect_warnings_of_this_thread();
+/// Keeps what kernels warn of on the threads that it is set for.
+c10::WarningHandler& kernel_warning_handler();
 
 /// Says which node the kernel that runs in this scope belongs to.
 class WarningsOf {

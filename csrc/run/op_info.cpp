@@ -43,9 +43,11 @@ constexpr std::array<string_view, 8> kStorageSize = {
     "aten::as_strided", "aten::as_strided_",    "aten::set_",   "aten::resize_",
     "aten::resize_as_", "aten::_reshape_alias", "aten::unfold", "aten::as_strided_scatter"};
 
-/// Ops whose effect only a run shows, and that the tags do not mention.
-constexpr std::array<string_view, 3> kDataDependent = {
-    "aten::set_", "aten::_nested_tensor_from_mask", "aten::record_stream"};
+/// Ops whose effect, or the shape of what they return, only a run shows, and that the tags do not
+/// mention.
+constexpr std::array<string_view, 5> kDataDependent = {
+    "aten::set_", "aten::_nested_tensor_from_mask", "aten::record_stream",
+    "aten::_pack_padded_sequence", "aten::_padded_dense_to_jagged_forward"};
 
 /// Ops made of other ops whose meta functions are all C++.
 constexpr std::array<string_view, 3> kCppMeta = {"aten::sum", "aten::clone", "aten::_unsafe_view"};

@@ -11,24 +11,28 @@ case $mode in
   asan) flags="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all" percent=${PERCENT:-100} ;;
   *) echo "run.sh: unknown mode '$mode', expected plain, tsan or asan" >&2; exit 2 ;;
 esac
-flags="-std=c++20 $flags -Wall -Wextra -Werror -I. -pthread"
+flags="-std=c++20 $flags -Wall -Wextra -Werror -I. -pthread -ldl"
 out=${BUILD:-/tmp/lazyeng-tests}/$mode
 mkdir -p "$out"
 export TSAN_OPTIONS="halt_on_error=1 die_after_fork=0 ${TSAN_OPTIONS:-}"
 
 # Rebuilt only when a source is newer: enough for a handful of files.
-newest_header=$(ls -t csrc/engine/*.h tests/cpp/*.h tests/cpp/run.sh | head -n 1)
+newest_header=$(ls -t csrc/engine/*.h csrc/fuse/triton_launch.h tests/cpp/*.h tests/cpp/run.sh |
+  head -n 1)
 compile() {  # source, object
   if [ ! "$2" -nt "$1" ] || [ ! "$2" -nt "$newest_header" ]; then
     ${CXX:-g++} $flags -c "$1" -o "$2"
   fi
 }
 objects=""
-for source in csrc/engine/*.cpp; do
+for source in csrc/engine/*.cpp csrc/fuse/triton_launch.cpp; do
   object=$out/$(basename "$source" .cpp).o
   compile "$source" "$object"
   objects="$objects $object"
 done
+# What stands in for CUDA's driver (test_triton_launch.cpp).
+export FAKE_CUDA=$out/libfake_cuda.so
+${CXX:-g++} $flags -shared -fPIC tests/cpp/fake_cuda.cpp -o "$FAKE_CUDA"
 
 passed=0 failed=0
 [ $# -gt 0 ] || set -- tests/cpp/test_*.cpp

@@ -16,7 +16,7 @@ def test_examples_of_the_page(device):
     """One after the other, as a reader would type them; the kernel is a file, as Triton needs."""
     text = PAGE.read_text()
     blocks = list(re.finditer(r"^```python( kernel)?\n(.*?)^```$", text, re.M | re.S))
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     namespace = {}
     with tempfile.TemporaryDirectory() as folder:
         sys.path.insert(0, folder)

@@ -1,0 +1,43 @@
+// csrc/engine/guest.h: a thread that waits, and runs ops meanwhile.
+//
+// Handing a small op to a worker and hearing of its end costs two wake-ups, many times what the op
+// itself costs. A thread that is about to sleep until the op is complete can as well run it. It
+// takes ready ops that are marked `brief` only: a wait must end soon after what it waits for is
+// there, and soon after Ctrl-C.
+#pragma once
+
+namespace lazyeng::engine {
+
+class Engine;
+
+/// What a wait sees of that. For the waiting thread only.
+class Guest {
+ public:
+  virtual ~Guest() = default;
+
+  /// Runs a brief op that is ready. False if there is none now.
+  virtual bool run_one() = 0;
+  /// Whether run_one() would find one. A hint.
+  virtual bool has_one() const noexcept = 0;
+
+  /// The thread is going to look (run_one) before it leaves: for brief ops nobody need be woken.
+  virtual void arrive() = 0;
+  /// It may not look for a while: it sleeps, or calls back its owner. What is ready is passed on.
+  virtual void leave() = 0;
+};
+
+/// Makes the calling thread a guest of the engine, for the waits in this scope. Ops pushed within
+/// it are the guest's as well. Nests. Nothing happens on an engine thread, within an op, or with an
+/// engine that has no threads.
+class GuestScope {
+ public:
+  explicit GuestScope(Engine& engine);
+  ~GuestScope();
+  GuestScope(const GuestScope&) = delete;
+  GuestScope& operator=(const GuestScope&) = delete;
+
+ private:
+  Engine* engine_;  // null: nothing to end
+};
+
+}  // namespace lazyeng::engine

@@ -1,0 +1,145 @@
+// csrc/fuse/candidate.cpp: what a program can take of a node.
+#include "csrc/fuse/candidate.h"
+
+#include <algorithm>
+
+#include "csrc/fuse/extent.h"
+#include "csrc/fuse/op_table.h"
+
+namespace lazyeng::fuse {
+namespace {
+
+/// With fewer elements, what a program may round otherwise is left to torch's own kernel in any
+/// case: going over the cache once more costs next to nothing.
+constexpr int64_t kLeastInexact = 1 << 15;
+
+bool known_look(const run::Geometry& look) {
+  Type type;
+  return look.device().is_cpu() && look.numel() > 0 && !look.data().conj && !look.data().neg &&
+         register_dtype(look.dtype(), type);
+}
+
+bool known_number(const at::Tensor& raw) {
+  Type type;
+  return raw.defined() && raw.layout() == c10::kStrided && raw.device().is_cpu() &&
+         raw.numel() == 1 && register_dtype(raw.scalar_type(), type);
+}
+
+/// Arguments that are no tensors: what a program does not know of is left to the op.
+bool known_arguments(const run::Node& node, const OpRule& rule) {
+  const bool options = rule.form == Form::cast || rule.form == Form::fill ||
+                       rule.form == Form::zero || rule.form == Form::one;
+  for (size_t i = 0; i < node.args.size(); ++i) {
+    const c10::IValue& arg = node.args[i];
+    if (node.info.args[i].kind == run::ArgKind::tensor || arg.isNone()) continue;
+    if (arg.isComplexDouble() || arg.isGenerator()) return false;
+    if (arg.isList() && !(is_reduction(rule.form) && arg.isIntList())) return false;
+    if (options && arg.isBool() && arg.toBool() && node.info.args[i].kind != run::ArgKind::scalar)
+      return false;  // non_blocking, pin_memory
+  }
+  return true;
+}
+
+bool find_results(run::Node& node, const OpRule& rule, const Extent& extent, Candidate& candidate) {
+  if (candidate.in_place)
+    candidate.results.push_back(node.tensors[0].value.get());
+  else
+    for (const run::ValueRef& output : node.outputs) candidate.results.push_back(output.get());
+  for (size_t i = 0; i < candidate.results.size(); ++i) {
+    Mapping& mapping = candidate.result_mappings.emplace_back();
+    mapping.look = &candidate.results[i]->geometry();
+    if (!known_look(*mapping.look)) return false;
+    mapping.parameter =
+        extent.folds;  // there when all tiles are done: nobody in the group reads it
+    if (extent.row && is_row_result(rule.form, i)) mapping.row = extent.row;
+  }
+  return true;
+}
+
+bool find_looks(const run::Node& node, const OpRule& rule, const Candidate& candidate,
+                c10::SmallVector<const run::Geometry*, 4>& looks) {
+  for (size_t i = 0; i < node.tensors.size(); ++i) {
+    const run::TensorArg& arg = node.tensors[i];
+    if (arg.written != (candidate.in_place && i == 0)) return false;
+    const bool left_out = rule.form == Form::layer_norm && !arg.value && !arg.raw.defined();
+    if (arg.value ? !known_look(arg.value->geometry()) : !left_out && !known_number(arg.raw))
+      return false;
+    looks.push_back(arg.value ? &arg.value->geometry() : nullptr);
+  }
+  return true;
+}
+
+bool map_tensors(const run::Node& node, const Extent& extent,
+                 c10::ArrayRef<const run::Geometry*> looks, Candidate& candidate) {
+  if (!iterate(*extent.elements, looks, candidate.iteration)) return false;
+  for (size_t i = 0; i < looks.size(); ++i) {
+    Mapping& mapping = candidate.mappings.emplace_back();
+    mapping.look = looks[i];
+    mapping.strides = candidate.iteration.strides[i];
+    mapping.parameter = looks[i] && looks[i]->numel() == 1 && extent.elements->numel() != 1;
+    if (!mapping.strides.empty()) {
+      mapping.row = constant_run(candidate.iteration.shape, mapping.strides);
+      mapping.repeated = repeated_run(candidate.iteration.shape, mapping.strides);
+    }
+    const bool written = candidate.in_place && looks[i] &&
+                         node.tensors[i].value->var_ref() == candidate.results[0]->var_ref();
+    if (written && !same(mapping, candidate.mappings[0])) return false;
+  }
+  return true;
+}
+
+bool has_results(const run::Node& node) {
+  if (node.info.writes) return node.tensors[0].value != nullptr;
+  return !node.outputs.empty() && node.outputs.size() == node.info.returns.size() &&
+         std::all_of(node.outputs.begin(), node.outputs.end(),
+                     [](const run::ValueRef& output) { return output != nullptr; });
+}
+
+}  // namespace
+
+bool Mapping::needs_shape(int64_t group_row) const {
+  if (strides.empty()) return false;
+  return !group_row || (row != group_row && repeated != group_row);
+}
+
+bool same(const Mapping& a, const Mapping& b) {
+  if (a.parameter || b.parameter || a.row != b.row) return false;
+  if (a.row || (a.strides.empty() && b.strides.empty()))
+    return a.look->offset() == b.look->offset() && a.look->dtype() == b.look->dtype();
+  return a.look == b.look && a.strides == b.strides;
+}
+
+bool Candidate::needs_shape(int64_t group_row) const {
+  return std::any_of(mappings.begin(), mappings.end(), [group_row](const Mapping& mapping) {
+    return mapping.needs_shape(group_row);
+  });
+}
+
+bool Candidate::linear() const {
+  return std::all_of(mappings.begin(), mappings.end(),
+                     [](const Mapping& mapping) { return mapping.strides.empty(); });
+}
+
+bool describe(run::Node& node, Candidate& candidate) {
+  const OpRule* rule = rule_of(node.info);
+  if (!rule || node.queue != engine::QueueId::cpu || !node.rewrites.empty() || !has_results(node) ||
+      !known_arguments(node, *rule))
+    return false;
+  candidate.node = &node;
+  candidate.in_place = node.info.writes;
+  const Extent extent = extent_of(*rule, node);
+  if (!extent.elements) return false;
+  candidate.folds = extent.folds;
+  candidate.row = extent.row;
+  c10::SmallVector<const run::Geometry*, 4> looks;
+  if (!find_results(node, *rule, extent, candidate) || !find_looks(node, *rule, candidate, looks))
+    return false;
+  if (!gives_same_bits(*rule, node, candidate.result_mappings[0].look->dtype())) {
+    if (!allows_inexact()) return false;
+    candidate.rows_only = extent.elements->numel() < kLeastInexact;
+    if (candidate.rows_only && is_reduction(rule->form)) return false;
+  }
+  return map_tensors(node, extent, looks, candidate);
+}
+
+}  // namespace lazyeng::fuse

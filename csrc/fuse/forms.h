@@ -1,0 +1,22 @@
+// csrc/fuse/forms.h: what the forms of csrc/fuse/op_table.h compute, as steps of a program.
+//
+// All of them throw Unfit for arguments that they do not know.
+#pragma once
+
+#include "csrc/fuse/extent.h"
+#include "csrc/fuse/op_table.h"
+#include "csrc/fuse/registers.h"
+
+namespace lazyeng::fuse {
+
+/// The result of the member at hand, before it is cast to the dtype of the tensor that it goes to.
+Operand lower_pointwise(Registers& r, const OpRule& rule);
+/// A reduction to one element: folded when all tiles are done.
+void lower_fold(Registers& r, const OpRule& rule);
+/// A reduction along rows of so many elements.
+void lower_rows(Registers& r, const OpRule& rule, int64_t row);
+
+/// The squared difference of the arguments, not rounded, in the dtype's register.
+Operand squared_error(Registers& r);
+
+}  // namespace lazyeng::fuse

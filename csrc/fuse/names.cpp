@@ -1,0 +1,41 @@
+// csrc/fuse/names.cpp: what programs are made of, by name, for those who read one (lazyeng/fuse).
+#include <iterator>
+
+#include "csrc/fuse/tile_kernel.h"
+
+namespace lazyeng::fuse {
+namespace {
+
+// In the order of the enums, which the assertions below hold to them.
+// clang-format off
+constexpr const char* kOpcodes[] = {
+    "copy",
+    "add", "sub", "mul", "div", "add_scaled",
+    "neg", "abs", "square", "reciprocal", "sqrt", "rsqrt", "maximum", "minimum", "clamp", "sign",
+    "pow", "floor", "ceil", "trunc", "round", "addcmul", "addcdiv", "lerp",
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh", "sinh",
+    "cosh", "erf", "erfc", "sigmoid", "relu", "gelu", "gelu_tanh", "silu", "leaky_relu", "elu",
+    "softplus", "hardswish", "hardsigmoid",
+    "threshold_backward", "tanh_backward", "sigmoid_backward", "silu_backward", "gelu_backward",
+    "gelu_tanh_backward", "leaky_relu_backward",
+    "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not",
+    "select", "bit_and", "bit_or", "bit_xor", "bit_not",
+    "round_f16", "round_bf16",
+    "cast",
+};
+// clang-format on
+constexpr const char* kTypes[] = {"b8",  "u8",  "i8",  "i16", "i32",
+                                  "i64", "f32", "f64", "f16", "bf16"};
+constexpr const char* kFolds[] = {"sum", "maximum", "minimum"};
+
+static_assert(std::size(kOpcodes) == static_cast<size_t>(Opcode::cast) + 1);
+static_assert(std::size(kTypes) == static_cast<size_t>(Type::bf16) + 1);
+static_assert(std::size(kFolds) == static_cast<size_t>(Fold::minimum) + 1);
+
+}  // namespace
+
+const char* name_of(Opcode opcode) { return kOpcodes[static_cast<size_t>(opcode)]; }
+const char* name_of(Type type) { return kTypes[static_cast<size_t>(type)]; }
+const char* name_of(Fold fold) { return kFolds[static_cast<size_t>(fold)]; }
+
+}  // namespace lazyeng::fuse

@@ -1,0 +1,196 @@
+// csrc/fuse/registers.cpp: loads, numbers, conversions, results.
+#include "csrc/fuse/registers.h"
+
+namespace lazyeng::fuse {
+
+Type memory_type(c10::ScalarType dtype) {
+  Type type;
+  if (!register_dtype(dtype, type)) throw Unfit();
+  return type;
+}
+
+Type register_type(c10::ScalarType dtype) {
+  return is_narrow(dtype) ? Type::f32 : memory_type(dtype);
+}
+
+Registers::Registers(const Group& group)
+    : group_(group),
+      builder_(best_kernels(), group.numel, group.row, group.shape),
+      args_(group, group.members[0]),
+      written_(group.vars.size()) {}
+
+void Registers::begin(const Member& member, const run::Geometry& elements) {
+  args_ = Arguments(group_, member);
+  builder_.begin_member(static_cast<size_t>(&member - group_.members.data()));
+  c10::SmallVector<const run::Geometry*, 4> looks;
+  for (int16_t value : member.operands)
+    looks.push_back(value == kNone ? nullptr : &args_.look_of(value));
+  iteration_ = Iteration();
+  if (!iterate(elements, looks, iteration_)) throw Unfit();
+  rate_ = elements.numel() == group_.numel ? Rate::element : Rate::row;
+  builder_.set_rate(rate_);
+  for (const Dims& strides : iteration_.strides)
+    if (rate_over(strides) == Rate::element && !strides.empty() &&
+        (rate_ == Rate::row || iteration_.shape != group_.shape))
+      throw Unfit();
+}
+
+/// How often the program must look at a tensor that the member goes over like that.
+Rate Registers::rate_over(const Dims& strides) const {
+  if (strides.empty() || !group_.row) return rate_;
+  if (constant_run(iteration_.shape, strides) == group_.row) return Rate::row;
+  return repeated_run(iteration_.shape, strides) == group_.row ? Rate::column : Rate::element;
+}
+
+// ---- arguments
+
+RegisterId Registers::add_parameter(ParameterSource source, c10::ScalarType as) {
+  source.member = static_cast<uint16_t>(&args_.member() - group_.members.data());
+  source.as = as;
+  plan_.parameters.push_back(source);
+  return builder_.parameter(register_type(as));
+}
+
+RegisterId Registers::constant(double value, c10::ScalarType as) {
+  ParameterSource source;
+  source.constant = value;
+  return add_parameter(source, as);
+}
+
+RegisterId Registers::number(size_t arg, c10::ScalarType as, bool negate, bool no_nan) {
+  if (!args_.has_number(arg)) throw Unfit();
+  ParameterSource source;
+  source.kind = ParameterSource::Kind::argument;
+  source.index = static_cast<uint16_t>(arg);
+  source.negate = negate;
+  source.no_nan = no_nan;
+  return add_parameter(source, as);
+}
+
+RegisterId Registers::single(int tensor, c10::ScalarType as) {
+  ParameterSource source;
+  const int16_t value = args_.value_of(tensor);
+  source.kind = value == kNone ? ParameterSource::Kind::number : ParameterSource::Kind::value;
+  source.index = static_cast<uint16_t>(value == kNone ? tensor : value);
+  return add_parameter(source, as);
+}
+
+TensorAccess Registers::access(int16_t value, int operand) const {
+  TensorAccess access;
+  access.type = memory_type(args_.look_of(value).dtype());
+  access.rate = rate_;
+  if (operand < 0) return access;
+  const Dims& strides = iteration_.strides[static_cast<size_t>(operand)];
+  access.rate = rate_over(strides);
+  if (access.rate == Rate::element) access.strides = strides;
+  return access;
+}
+
+RegisterId Registers::load(int16_t value, int operand) {
+  const Written& var = written_[group_.values[static_cast<size_t>(value)].var];
+  if (var.written) return var.reg;
+  TensorAccess tensor = access(value, operand);
+  for (const Loaded& known : loaded_)
+    if (known.value == value && known.access.strides == tensor.strides &&
+        known.access.rate == tensor.rate)
+      return known.reg;
+  Loaded entry{value, tensor, builder_.load(tensor)};
+  plan_.tensors.push_back({static_cast<uint16_t>(value), false});
+  if (is_narrow(args_.look_of(value).dtype())) entry.reg = builder_.cast(entry.reg, Type::f32);
+  loaded_.push_back(entry);
+  return entry.reg;
+}
+
+RegisterId Registers::as(size_t arg, c10::ScalarType dtype, bool exact) {
+  const c10::ScalarType wanted = exact && is_narrow(dtype) ? c10::kFloat : dtype;
+  const int index = args_.tensor_at(arg);
+  if (index < 0) return number(arg, wanted);
+  const int16_t value = args_.value_of(index);
+  if (value == kNone || (args_.look_of(value).numel() == 1 && group_.numel != 1))
+    return single(index, wanted);
+  return convert({load(value, index), args_.look_of(value).dtype()}, wanted);
+}
+
+// ---- steps
+
+RegisterId Registers::round_to(RegisterId reg, c10::ScalarType dtype) {
+  if (!is_narrow(dtype)) return reg;
+  const Opcode opcode = dtype == c10::kHalf ? Opcode::round_f16 : Opcode::round_bf16;
+  return builder_.step(opcode, Type::f32, Type::f32, {reg});
+}
+
+RegisterId Registers::convert(Operand from, c10::ScalarType to) {
+  if (from.dtype == to) return from.reg;
+  const Type type = register_type(to);
+  RegisterId reg = from.reg;
+  if (builder_.type_of(reg) != type) reg = builder_.cast(reg, type);
+  // (What fits into bool or 8 bits fits into the narrow floats; float16 into bfloat16 does not.)
+  return round_to(reg, to);
+}
+
+Operand Registers::step(Opcode opcode, c10::ScalarType dtype,
+                        std::initializer_list<RegisterId> in) {
+  const Type type = register_type(dtype);
+  return {round_to(builder_.step(opcode, type, type, in), dtype), dtype};
+}
+
+// ---- results
+
+Registers::Written& Registers::result_var(size_t index) {
+  return written_[group_.values[static_cast<size_t>(args_.member().results[index])].var];
+}
+
+void Registers::set_result(RegisterId reg, Rate rate, size_t index) {
+  const int16_t result = args_.member().results[index];
+  Written& var = result_var(index);
+  var.reg = reg;
+  var.written = true;
+  var.value = result;
+  var.access = access(result, args_.node().info.writes ? 0 : -1);
+  var.access.rate = rate;
+}
+
+bool Registers::is_overwritten(int16_t value) const {
+  const GroupVar& var = group_.vars[group_.values[static_cast<size_t>(value)].var];
+  return var.written && !var.fresh;
+}
+
+void Registers::set_fold(RegisterId reg, Fold fold, double divisor) {
+  if (is_overwritten(args_.value_of(0))) {
+    // Folded at the end of a tile: not from memory that a step of the tile writes.
+    const Type type = builder_.type_of(reg);
+    reg = builder_.step(Opcode::copy, type, type, {reg});
+  }
+  Written& var = result_var(0);
+  var.reg = reg;
+  var.written = var.folded = true;
+  var.value = args_.member().results[0];
+  var.fold = fold;
+  var.divisor = divisor;
+  var.access.type = memory_type(args_.result_look().dtype());
+}
+
+void Registers::store(size_t v) {
+  const Written& var = written_[v];
+  if (var.folded)
+    builder_.reduce(var.reg, var.fold, var.divisor, var.access.type);
+  else
+    builder_.store(var.reg, var.access);
+  plan_.tensors.push_back({static_cast<uint16_t>(var.value), group_.vars[v].fresh});
+}
+
+Plan Registers::finish(const std::vector<bool>& needed) && {
+  for (size_t v = 0; v < written_.size(); ++v) {
+    if (!written_[v].written) continue;
+    if (needed[v])
+      store(v);
+    else
+      plan_.bytes_saved += args_.look_of(written_[v].value).extent_bytes();
+  }
+  if (!builder_.ok()) return {};
+  plan_.program = std::move(builder_).finish();
+  plan_.possible = true;
+  return std::move(plan_);
+}
+
+}  // namespace lazyeng::fuse

@@ -1,0 +1,198 @@
+// csrc/fuse/row_forms.cpp: reductions, and what is made of reductions along rows.
+//
+// As torch's own kernels do, these compute in float32 for float16 and bfloat16, and round only what
+// they return.
+#include <cmath>
+#include <limits>
+
+#include "csrc/fuse/forms.h"
+
+namespace lazyeng::fuse {
+namespace {
+
+/// Steps of one type, without rounding in between.
+class Math {
+ public:
+  Math(Registers& r, c10::ScalarType dtype)
+      : r_(r), dtype_(is_narrow(dtype) ? c10::kFloat : dtype), type_(register_type(dtype)) {
+    if (!c10::isFloatingType(dtype)) throw Unfit();
+  }
+
+  c10::ScalarType dtype() const { return dtype_; }
+  RegisterId argument(size_t arg) const { return r_.as(arg, dtype_); }
+  RegisterId number(double value) const { return r_.constant(value, dtype_); }
+  RegisterId operator()(Opcode opcode, RegisterId a) const {
+    return r_.builder().step(opcode, type_, type_, {a});
+  }
+  RegisterId operator()(Opcode opcode, RegisterId a, RegisterId b) const {
+    return r_.builder().step(opcode, type_, type_, {a, b});
+  }
+  RegisterId test(Opcode opcode, RegisterId a, RegisterId b) const {
+    return r_.builder().step(opcode, type_, Type::b8, {a, b});
+  }
+  RegisterId select(RegisterId mask, RegisterId yes, RegisterId no) const {
+    return r_.builder().step(Opcode::select, type_, type_, {mask, yes, no});
+  }
+  RegisterId fold(RegisterId reg, Fold fold, double divisor = 1) const {
+    return r_.builder().fold_rows(reg, fold, divisor);
+  }
+  void set_result(RegisterId reg, Rate rate, size_t index = 0) const {
+    const int16_t value = r_.args().member().results[index];
+    r_.set_result(r_.convert({reg, dtype_}, r_.args().look_of(value).dtype()), rate, index);
+  }
+
+ private:
+  Registers& r_;
+  const c10::ScalarType dtype_;
+  const Type type_;
+};
+
+Fold fold_of(Form form) {
+  return form == Form::maximum ? Fold::maximum : form == Form::minimum ? Fold::minimum : Fold::sum;
+}
+
+void lower_plain_fold(Registers& r, Form form, int64_t row) {
+  const c10::ScalarType dtype = r.args().result_look().dtype();
+  const double divisor = form == Form::mean ? static_cast<double>(row) : 1;
+  const RegisterId reg = r.builder().fold_rows(r.as(0, dtype), fold_of(form), divisor);
+  r.set_result(r.round_to(reg, dtype), Rate::row);
+}
+
+struct Exponentials {
+  RegisterId shifted;  ///< x less the row's maximum
+  RegisterId each;     ///< exp of it
+  RegisterId sum;      ///< of the row
+};
+
+Exponentials exponentials(const Math& math, RegisterId x, RegisterId maximum) {
+  const RegisterId shifted = math(Opcode::sub, x, maximum);
+  const RegisterId each = math(Opcode::exp, shifted);
+  return {shifted, each, math.fold(each, Fold::sum)};
+}
+
+void lower_softmax(Registers& r, bool log) {
+  const Math math(r, r.args().dtype_at(0));
+  const RegisterId x = math.argument(0);
+  const Exponentials e = exponentials(math, x, math.fold(x, Fold::maximum));
+  math.set_result(log ? math(Opcode::sub, e.shifted, math(Opcode::log, e.sum))
+                      : math(Opcode::mul, e.each, math(Opcode::reciprocal, e.sum)),
+                  Rate::element);
+}
+
+void lower_softmax_backward(Registers& r, bool log) {
+  const Math math(r, r.args().dtype_at(0));
+  const RegisterId grad = math.argument(0), output = math.argument(1);
+  if (log) {
+    const RegisterId total = math.fold(grad, Fold::sum);
+    const RegisterId part = math(Opcode::mul, math(Opcode::exp, output), total);
+    return math.set_result(math(Opcode::sub, grad, part), Rate::element);
+  }
+  const RegisterId total = math.fold(math(Opcode::mul, grad, output), Fold::sum);
+  math.set_result(math(Opcode::mul, math(Opcode::sub, grad, total), output), Rate::element);
+}
+
+/// The maximum is taken out of the exponents unless it is infinite.
+void lower_logsumexp(Registers& r) {
+  const Math math(r, r.args().float_dtype(r.args().dtype_at(0)));
+  const RegisterId x = math.argument(0), maximum = math.fold(x, Fold::maximum);
+  const RegisterId infinity = math.number(std::numeric_limits<double>::infinity());
+  const RegisterId infinite = math.test(Opcode::eq, math(Opcode::abs, maximum), infinity);
+  const RegisterId shift = math.select(infinite, math.number(0), maximum);
+  const RegisterId log = math(Opcode::log, exponentials(math, x, shift).sum);
+  math.set_result(math(Opcode::add, log, shift), Rate::row);
+}
+
+struct Moments {
+  RegisterId mean;
+  RegisterId centered;  ///< x less the mean
+  RegisterId variance;
+};
+
+/// In two passes. What the rounded mean is off is taken out of the sum of squares.
+Moments moments(const Math& math, RegisterId x, int64_t row, double divisor) {
+  const auto n = static_cast<double>(row);
+  const RegisterId mean = math.fold(x, Fold::sum, n);
+  const RegisterId centered = math(Opcode::sub, x, mean);
+  const RegisterId squares = math.fold(math(Opcode::square, centered), Fold::sum, divisor);
+  const RegisterId off = math.fold(centered, Fold::sum, std::sqrt(n * divisor));
+  const RegisterId variance = math(Opcode::sub, squares, math(Opcode::square, off));
+  return {mean, centered, math(Opcode::maximum, variance, math.number(0))};  // (a NaN stays one)
+}
+
+void lower_variance(Registers& r, const OpRule& rule, int64_t row) {
+  const Math math(r, r.args().dtype_at(0));
+  const c10::IValue& correction = r.args().node().args[2];
+  const double freedom =
+      static_cast<double>(row) - (correction.isNone() ? 1 : correction.toScalar().toDouble());
+  if (freedom <= 0) throw Unfit();  // torch warns
+  const Moments m = moments(math, math.argument(0), row, freedom);
+  const bool root = rule.opcode == Opcode::sqrt;
+  math.set_result(root ? math(Opcode::sqrt, m.variance) : m.variance, Rate::row);
+  if (rule.form == Form::variance_and_mean) math.set_result(m.mean, Rate::row, 1);
+}
+
+void lower_layer_norm(Registers& r, int64_t row) {
+  const Math math(r, r.args().dtype_at(0));
+  const Moments m = moments(math, math.argument(0), row, static_cast<double>(row));
+  const RegisterId eps = math.number(r.args().node().args[4].toDouble());
+  const RegisterId rstd = math(Opcode::rsqrt, math(Opcode::add, m.variance, eps));
+  RegisterId y = math(Opcode::mul, m.centered, rstd);
+  const auto is_given = [&](size_t arg) {
+    return r.args().value_of(r.args().tensor_at(arg)) != kNone;
+  };
+  if (is_given(2)) y = math(Opcode::mul, y, math.argument(2));
+  if (is_given(3)) y = math(Opcode::add, y, math.argument(3));
+  math.set_result(y, Rate::element);
+  math.set_result(m.mean, Rate::row, 1);
+  math.set_result(rstd, Rate::row, 2);
+}
+
+}  // namespace
+
+Operand squared_error(Registers& r) {
+  const c10::ScalarType dtype = r.args().common_dtype({0, 1});
+  const Math math(r, dtype);
+  const RegisterId difference = math(Opcode::sub, math.argument(0), math.argument(1));
+  return {r.round_to(math(Opcode::square, difference), dtype), dtype};
+}
+
+void lower_fold(Registers& r, const OpRule& rule) {
+  const c10::ScalarType dtype = r.args().result_look().dtype();
+  const run::Geometry& input = r.args().look_of(r.args().value_of(0));
+  if (rule.form == Form::mse_loss) {
+    const Operand error = squared_error(r);
+    if (error.dtype != dtype) throw Unfit();
+    const bool mean = r.args().node().args[2].toInt() == 1;
+    return r.set_fold(error.reg, Fold::sum, mean ? static_cast<double>(input.numel()) : 1);
+  }
+  r.set_fold(r.as(0, dtype), fold_of(rule.form),
+             rule.form == Form::mean ? static_cast<double>(input.numel()) : 1);
+}
+
+void lower_rows(Registers& r, const OpRule& rule, int64_t row) {
+  switch (rule.form) {
+    case Form::sum:
+    case Form::mean:
+    case Form::maximum:
+    case Form::minimum:
+      return lower_plain_fold(r, rule.form, row);
+    case Form::variance:
+    case Form::variance_and_mean:
+      return lower_variance(r, rule, row);
+    case Form::logsumexp:
+      return lower_logsumexp(r);
+    case Form::softmax:
+    case Form::log_softmax:
+      if (r.args().node().args[2].toBool()) throw Unfit();  // half to float
+      return lower_softmax(r, rule.form == Form::log_softmax);
+    case Form::softmax_backward:
+    case Form::log_softmax_backward:
+      return lower_softmax_backward(r, rule.form == Form::log_softmax_backward);
+    case Form::layer_norm:
+      return lower_layer_norm(r, row);
+    default:
+      throw Unfit();
+  }
+}
+
+}  // namespace lazyeng::fuse

@@ -1,0 +1,113 @@
+// csrc/fuse/triton_launch.h: loading a compiled Triton kernel and launching it, without Python.
+//
+// CUDA's driver is opened by name when it is needed: there is one build for machines with and
+// without a GPU, made without CUDA's headers. Nothing here knows torch either, so that it is tested
+// against a library that stands in for the driver (tests/cpp/test_triton_launch.cpp).
+//
+// A kernel belongs to the primary context of its device, the one that torch uses. Any thread may
+// launch it; launching is not waited for. Memory that a launch uses is the caller's to keep until
+// the stream is past it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+namespace lazyeng::fuse {
+
+/// What the driver refused: "[cuLaunchKernel] failed, got CUDA_ERROR_... (700): ...".
+class CudaError : public std::runtime_error {
+ public:
+  CudaError(int code, const std::string& what) : std::runtime_error(what), code_(code) {}
+  int code() const { return code_; }
+
+ private:
+  int code_;
+};
+
+/// The functions of the driver. Immutable; any thread. Outlives the kernels made with it.
+class CudaDriver {
+ public:
+  /// Opens the library. Throws std::runtime_error if it is not there, or lacks a function.
+  explicit CudaDriver(const char* library = "libcuda.so.1");
+  ~CudaDriver();
+  CudaDriver(const CudaDriver&) = delete;
+  CudaDriver& operator=(const CudaDriver&) = delete;
+
+  struct Functions;
+  const Functions& functions() const { return *functions_; }
+  /// Throws CudaError if the call's result is an error.
+  void check(const char* call, int result) const;
+
+ private:
+  struct Close {
+    void operator()(void* library) const;
+  };
+  std::unique_ptr<void, Close> library_;
+  std::unique_ptr<const Functions> functions_;
+};
+
+/// The arguments of one launch, each in the bytes that its type takes in the kernel.
+class LaunchArguments {
+ public:
+  /// A pointer to the device's memory, or a number: int32_t, int64_t, float, double, or two bytes
+  /// of float16 or bfloat16.
+  template <class T>
+  void add(T value) {
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= sizeof(Slot));
+    slots_.emplace_back();
+    std::memcpy(slots_.back().data(), &value, sizeof value);
+  }
+  size_t size() const { return slots_.size(); }
+  /// The address of each argument and of the two that Triton adds: scratch memory, and that of its
+  /// profiler, neither of which these kernels use. Valid until the next call of a member.
+  std::vector<void*> addresses();
+
+ private:
+  // (Eight bytes of alignment, as every argument's type asks for no more.)
+  using Slot = std::array<uint64_t, 1>;
+  std::vector<Slot> slots_;
+  void* null_ = nullptr;
+};
+
+/// What the compiler says of a kernel (lazyeng.fuse.compiler.Compiled).
+struct KernelImage {
+  std::string name;  ///< of the function in the cubin
+  uint32_t shared = 0;
+  uint32_t num_warps = 4;
+  std::string_view cubin;  ///< read by the constructor of TritonKernel only
+};
+
+class TritonKernel {
+ public:
+  /// Loads the cubin on the device. Throws std::runtime_error (CudaError) if that cannot be done.
+  TritonKernel(const CudaDriver& driver, int device, const KernelImage& image);
+  ~TritonKernel();
+  TritonKernel(const TritonKernel&) = delete;
+  TritonKernel& operator=(const TritonKernel&) = delete;
+
+  /// Launches `programs` programs on the stream (a CUstream; null: the default one). Throws
+  /// CudaError; errors of kernels that ran before may be among them.
+  void launch(uint32_t programs, void* stream, LaunchArguments& arguments) const;
+
+ private:
+  class Current;
+  void load(const KernelImage& image);
+  void release() noexcept;
+
+  const CudaDriver& driver_;
+  int device_ = 0;
+  void* context_ = nullptr;
+  void* module_ = nullptr;
+  void* function_ = nullptr;
+  uint32_t threads_ = 0;
+  uint32_t shared_ = 0;
+};
+
+}  // namespace lazyeng::fuse

@@ -1,0 +1,22 @@
+// csrc/record/ignored_warnings.h: a scope in which torch's warnings on this thread go nowhere.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+namespace lazyeng::record {
+
+/// While metadata is inferred (kernels that are tried on stand-ins warn when they run for real),
+/// and while our kernels take the place of others.
+class IgnoredWarnings {
+ public:
+  IgnoredWarnings() : guard_(&handler_) {}
+
+ private:
+  class Nothing final : public c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  };
+  Nothing handler_;
+  c10::WarningUtils::WarningHandlerGuard guard_;
+};
+
+}  // namespace lazyeng::record

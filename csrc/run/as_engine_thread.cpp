@@ -1,0 +1,62 @@
+// csrc/run/as_engine_thread.cpp: hiding what the program has set up on a thread.
+#include "csrc/run/as_engine_thread.h"
+
+#include <ATen/FuncTorchTLS.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <thread>
+
+#include "csrc/run/kernel_warnings.h"
+
+namespace lazyeng::run {
+namespace {
+
+/// What torch keeps per thread. Made on a new engine thread: as it is there.
+struct Fresh {
+  at::ThreadLocalState everything;
+  c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  c10::AutogradState autograd = c10::AutogradState::get_tls_state();
+};
+
+const Fresh& fresh() {
+  static const Fresh* const state = [] {
+    const Fresh* made = nullptr;
+    std::thread([&] {
+      init_engine_thread();
+      made = new Fresh;
+    }).join();
+    return made;
+  }();
+  return *state;
+}
+
+/// Whether the calling thread has more than dispatch keys and autograd's switches. (That those are
+/// enough then: all that a program sets up on a thread takes part in an op through a key of its
+/// own, or is looked at by the kernels of autograd, except for what is asked for here.)
+bool has_more() {
+  return c10::impl::TorchDispatchModeTLS::any_modes_set() ||
+         at::functorch::functorchTLSAccessor() || c10::ThreadLocalDebugInfo::current();
+}
+
+}  // namespace
+
+AsEngineThread::AsEngineThread()
+    : autograd_(c10::AutogradState::get_tls_state()),
+      warnings_(&kernel_warning_handler()),
+      settings_(ThreadSettings::of_this_thread()) {
+  if (has_more()) {
+    everything_.emplace(fresh().everything);
+  } else {
+    c10::impl::_force_tls_local_dispatch_key_set(fresh().keys);
+    c10::AutogradState::set_tls_state(fresh().autograd);
+  }
+}
+
+AsEngineThread::~AsEngineThread() {
+  settings_.apply();
+  if (everything_) return;
+  c10::AutogradState::set_tls_state(autograd_);
+}
+
+}  // namespace lazyeng::run

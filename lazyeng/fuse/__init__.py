@@ -1,0 +1,12 @@
+"""Fused groups as Triton kernels, in the order of a group's way to the GPU:
+
+``description``  what the partition chose, as the CPU's lowering puts it (``lazyeng._C.planned``)
+``expressions``  one table: operation -> Triton expression; ``functions`` has the longer ones
+``source``       readable source of one kernel, and what its arguments are
+``compiler``     source -> cubin, in a process of its own (``worker``)
+``disk_cache``   cubins that were compiled before
+``background``   the thread that does both while a group runs unfused
+
+``csrc/fuse/triton_launch`` loads and launches the cubin. Importing this package imports neither
+Triton nor a compiler.
+"""

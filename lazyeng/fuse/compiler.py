@@ -1,0 +1,121 @@
+"""From source to cubin: requests, their keys, and the process that compiles (``worker.py``)."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lazyeng.fuse.source import BLOCK_SIZE, MAX_PROGRAMS, NUM_WARPS, Kernel, Source
+
+WORKER = Path(__file__).with_name("worker.py")
+SECONDS = 120  # for a request; most take half of one
+FORMAT = 1  # of what is kept; another number is another key
+
+
+class CompileError(Exception):
+    """The compiler refused a source, crashed, or is not there; the message says what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One kernel to compile. ``divisible_by_16``: arguments that are, of pointers their address;
+    loads and stores can be wide then."""
+
+    text: str
+    kernel: str
+    signature: dict[str, str]
+    constants: dict[str, int]
+    divisible_by_16: tuple[str, ...]
+    arch: int
+    num_warps: int = NUM_WARPS
+
+    def key(self) -> str:
+        """Of all that decides the cubin, also the version of Triton."""
+        content = [FORMAT, triton_version(), asdict(self)]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A kernel for ``cuModuleLoadData``: its function's name, bytes of shared memory, warps."""
+
+    name: str
+    shared: int
+    num_warps: int
+    cubin: bytes
+
+    def to_bytes(self) -> bytes:
+        head = {"name": self.name, "shared": self.shared, "num_warps": self.num_warps}
+        return json.dumps(head).encode() + b"\n" + self.cubin
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Compiled:
+        head, _, cubin = data.partition(b"\n")
+        return cls(**json.loads(head), cubin=cubin)
+
+
+@cache
+def triton_version() -> str | None:
+    """The version that is installed; None if none is."""
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def request_for(
+    source: Source, kernel: Kernel, arch: int, divisible_by_16: Iterable[str] = ()
+) -> Request:
+    """A request for one of the kernels of a source; ``arch`` is 80, 90, ..."""
+    block = BLOCK_SIZE if kernel is source.group else MAX_PROGRAMS
+    signature = {argument.name: argument.type for argument in kernel.arguments}
+    return Request(source.text, kernel.name, signature, {"BLOCK_SIZE": block},
+                   tuple(sorted(divisible_by_16)), arch)  # fmt: skip
+
+
+def compile_kernels(requests: Sequence[Request]) -> list[Compiled]:
+    """Compiles in a new process; waits for it, without the GIL.
+
+    Raises:
+        CompileError: what is wrong with the first request that failed.
+    """
+    return [compiled(answer) for answer in answers(requests)]
+
+
+def answers(requests: Sequence[Request]) -> list[dict[str, Any]]:
+    """What the worker says to each request.
+
+    Raises:
+        CompileError: it did not end well.
+    """
+    command = [sys.executable, "-P", str(WORKER)]
+    try:
+        done = subprocess.run(
+            command,
+            input=json.dumps([asdict(request) for request in requests]).encode(),
+            capture_output=True,
+            timeout=SECONDS * max(1, len(requests)),
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompileError(f"the compiler did not run: {error}") from error
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
+        raise CompileError(f"the compiler ended with status {done.returncode}: {said[0]}")
+    return json.loads(done.stdout)
+
+
+def compiled(answer: dict[str, Any]) -> Compiled:
+    if error := answer.get("error"):
+        raise CompileError(error)
+    cubin = base64.b64decode(answer["cubin"])
+    return Compiled(answer["name"], answer["shared"], answer["num_warps"], cubin)

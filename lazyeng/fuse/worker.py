@@ -1,0 +1,77 @@
+"""Compiles kernels in a process of its own; run as a script, which imports Triton and not torch.
+
+In: a JSON list of requests (``compiler.Request``) on stdin. Out: a list of results, or of
+``{"error": ...}``, on stdout. A process, so that the program's threads are not held up for the GIL
+half a second at a time, a crash of the compiler is none of the program, and Triton's own cache,
+which trusts what it finds, can be replaced by an empty folder.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from typing import Any
+
+
+def main() -> None:
+    requests = json.load(sys.stdin)
+    results = sys.stdout
+    sys.stdout = sys.stderr  # what Triton prints is no result
+    with tempfile.TemporaryDirectory(prefix="lazyeng-triton-") as folder:  # 0700
+        os.environ["TRITON_CACHE_DIR"] = os.path.join(folder, "cache")
+        os.environ.pop("TRITON_INTERPRET", None)
+        json.dump([answer(request, folder) for request in requests], results)
+
+
+def answer(request: dict[str, Any], folder: str) -> dict[str, Any]:
+    try:
+        return compile_kernel(request, folder)
+    except BaseException as error:  # also SystemExit: the parent is to know in any case
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def compile_kernel(request: dict[str, Any], folder: str) -> dict[str, Any]:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = load(request["text"], folder)[request["kernel"]]
+    names = kernel.arg_names
+    attributes = {
+        (names.index(name),): [["tt.divisibility", 16]] for name in request["divisible_by_16"]
+    }
+    signature = request["signature"] | dict.fromkeys(request["constants"], "constexpr")
+    source: Any = ASTSource(kernel, signature, request["constants"], attributes)
+    # Products are not merged into sums: each op rounds, as in eager.
+    options = {"num_warps": request["num_warps"], "enable_fp_fusion": False}
+    compiled = triton.compile(source, GPUTarget("cuda", request["arch"], 32), options)
+    metadata: Any = compiled.metadata
+    asm: Any = compiled.asm
+    return {
+        "name": metadata.name,
+        "shared": metadata.shared,
+        "num_warps": metadata.num_warps,
+        "cubin": base64.b64encode(asm["cubin"]).decode(),
+        "ptx": asm["ptx"],
+    }
+
+
+def load(text: str, folder: str) -> dict[str, Any]:
+    """The names that the source defines. Triton wants a file to read functions from."""
+    handle, path = tempfile.mkstemp(".py", dir=folder)
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+    name = os.path.basename(path).removesuffix(".py")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return vars(module)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""`plain.data = lazy`, and module.to(...) inside lazy(), which does that to its parameters.
+
+Assigning `data` keeps the object, which optimizers hold and which layers may share, and gives it
+other memory. A plain tensor cannot take up what is not computed yet, so the assignment waits.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lazyeng import _C, errors
+
+_original: Any = torch.Tensor.data  # a descriptor, whatever its stub says
+
+
+def install() -> None:
+    """Puts the waiting setter in place of torch.Tensor's. Once per process, at import."""
+    data = property(_original.__get__, _set_data, doc=_original.__doc__)
+    setattr(torch.Tensor, "data", data)  # noqa: B010
+    name = "_has_compatible_shallow_copy_type"
+    setattr(torch, name, _of_plain_ones(getattr(torch, name)))
+
+
+@errors.boundary
+def _set_data(tensor: torch.Tensor, value: Any) -> None:
+    lazy = isinstance(value, torch.Tensor) and _C.is_lazy(value)
+    _original.__set__(tensor, _C.plain(value) if lazy else value)
+
+
+def _of_plain_ones(compatible: Callable[..., bool]) -> Callable[..., bool]:
+    """Whether `tensor.data = value` is possible; torch.nn.Module.to makes new parameters if not."""
+
+    @functools.wraps(compatible)
+    def call(tensor: torch.Tensor, value: torch.Tensor) -> bool:
+        _, blocks = _C.thread_mode()
+        if not blocks:  # module.to("lazyeng") is to make lazy parameters
+            return compatible(tensor, value)
+        return compatible(_plain_one(tensor), _plain_one(value))
+
+    return call
+
+
+def _plain_one(tensor: torch.Tensor) -> torch.Tensor:
+    return _C.call_outside(_empty_like, (tensor,), {}) if _C.is_lazy(tensor) else tensor
+
+
+def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device)

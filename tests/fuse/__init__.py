@@ -1,0 +1,1 @@
+"""Mirrors lazyeng/fuse/. conftest.py says in which process a test runs."""

@@ -1,0 +1,83 @@
+"""What Triton's interpreter lacks, or does otherwise than a GPU, so that generated kernels run in
+it as they are: libdevice (it has none), rounding to bfloat16 (it cuts off), and what a comparison
+of two scalars is (it takes it for one of their type). And folds in NumPy, which it makes element by
+element."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import types
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+_count = 0
+
+
+def load(text: str) -> dict:
+    """The names that a generated source defines."""
+    global _count
+    _count += 1
+    file = f"<group {_count}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    names: dict = {"__name__": file}
+    exec(compile(text, file, "exec"), names)
+    if interpreted():
+        names["libdevice"] = LIBDEVICE
+        mend()
+    return names
+
+
+def interpreted() -> bool:
+    return not torch.cuda.is_available()
+
+
+def _function(name: str):
+    def call(*operands):
+        values = [torch.from_numpy(np.asarray(operand.handle.data)) for operand in operands]
+        result = TORCH_NAMES.get(name, getattr(torch, name, None))(*values)
+        dtype = operands[0].dtype
+        return tl.tensor(interpreter.TensorHandle(result.numpy(), dtype), operands[0].type)
+
+    return call
+
+
+TORCH_NAMES = {"rint": torch.round}
+FUNCTIONS = (
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh", "sinh",
+    "cosh", "erf", "erfc", "floor", "ceil", "trunc", "rint", "pow",
+)  # fmt: skip
+LIBDEVICE = types.SimpleNamespace(**{name: _function(name) for name in FUNCTIONS})
+FOLDS = {"total": np.sum, "maximum": np.max, "minimum": np.min}  # (NaN wins in NumPy's)
+
+
+@functools.cache
+def mend() -> None:
+    """Casts between float32 and bfloat16 by torch: a GPU rounds to the nearest, or to even."""
+
+    def fold(self, inputs):
+        values = FOLDS[self.combine_fn.__name__](inputs[0].handle.data, axis=self.axis)
+        return (self.to_tensor(values.astype(inputs[0].handle.data.dtype), inputs[0].dtype),)
+
+    before = interpreter.InterpreterBuilder.cast_impl
+
+    def splat(self, type, scalar):
+        del self
+        return interpreter.TensorHandle(np.full(type.shape, scalar.data), scalar.dtype.scalar)
+
+    def cast(self, source, target):
+        kinds = source.dtype.scalar, target.scalar
+        if kinds == (tl.float32, tl.bfloat16):
+            narrow = torch.from_numpy(np.array(source.data)).bfloat16().view(torch.int16)
+            return interpreter.TensorHandle(narrow.numpy().view(np.uint16), target.scalar)
+        if kinds == (tl.bfloat16, tl.float32):
+            narrow = torch.from_numpy(np.array(source.data).view(np.int16)).view(torch.bfloat16)
+            return interpreter.TensorHandle(narrow.float().numpy(), target.scalar)
+        return before(self, source, target)
+
+    interpreter.InterpreterBuilder.cast_impl = cast
+    interpreter.InterpreterBuilder.create_splat = splat
+    interpreter.ReduceOps.generic_reduce = fold

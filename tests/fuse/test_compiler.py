@@ -1,0 +1,122 @@
+"""Compiling generated kernels without a device, in the worker's process."""
+
+import os
+import re
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+import torch
+
+from lazyeng.fuse import compiler
+from lazyeng.fuse.compiler import Compiled, CompileError, answers, request_for
+from lazyeng.fuse.source import source_of
+from tests.fuse.programs import groups_of, plans_of, random_plans
+
+pytestmark = pytest.mark.plain_process
+
+ARCHES = (80, 90)
+# Groups to compile for both; each takes about a second.
+SAMPLE = int(os.environ.get("LAZYENG_TEST_COMPILED_GROUPS", "8"))
+
+
+def requests_of(plans, arches=ARCHES):
+    """One for each kernel of each group and each architecture, as for aligned memory and a number
+    of elements that is a multiple of 16."""
+    for group in groups_of(plans):
+        source = source_of(group, plans.values)
+        for kernel in source.kernels:
+            aligned = [
+                a.name for a in kernel.arguments if a.type.startswith("*") or a.kind == "numel"
+            ]
+            for arch in arches:
+                yield request_for(source, kernel, arch, aligned)
+
+
+def compile_all(requests, folder):
+    """Answers to all; every kernel is ptx for its architecture, and a cubin."""
+    made = answers(requests)
+    for i, (request, answer) in enumerate(zip(requests, made, strict=True)):
+        assert "error" not in answer, f"{answer['error']}\n{request.text}"
+        assert f".target sm_{request.arch}" in answer["ptx"]
+        cubin = compiler.compiled(answer).cubin
+        assert cubin.startswith(b"\x7fELF")
+        (folder / f"{i}.ptx").write_text(answer["ptx"])
+        (folder / f"{i}.cubin").write_bytes(cubin)
+    return made
+
+
+def test_a_sample_of_random_groups_compiles(tmp_path):
+    requests, seed = [], 0
+    while len(requests) < SAMPLE * len(ARCHES):
+        exact = seed % 2 == 0
+        plans = random_plans(seed, 3 + seed * 7 % 20, exact)
+        requests += list(requests_of(plans))[: 6 if SAMPLE < 50 else None]
+        seed += 1
+    compile_all(requests, tmp_path)
+
+
+def test_each_dtype_and_fold_compiles(tmp_path):
+    dtypes = (torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.bool)
+
+    def program(*tensors):
+        results = [x for t in tensors for x in (t * t, (t * t).amax(), (t == t).sum())]
+        floats = [t for t in tensors if t.is_floating_point()]
+        return *results, *(torch.tanh(t).mean() for t in floats[1:])
+
+    plans = plans_of(program, *(torch.ones(40_000).to(dtype) for dtype in dtypes))
+    requests = list(requests_of(plans, (90,)))
+    assert {request.kernel for request in requests} == {"group_kernel", "finish_kernel"}
+    compile_all(requests, tmp_path)
+
+
+def test_arithmetic_rounds_as_in_eager(tmp_path):
+    """No product is merged into a sum, and float32 is divided with correct rounding."""
+    plans = plans_of(lambda x, y: (x * y + 1) / y, torch.ones(9, 9), torch.ones(9, 9))
+    (answer,) = compile_all(list(requests_of(plans, (90,))), tmp_path)
+    assert "div.rn.f32" in answer["ptx"]
+    assert not re.search(r"\bfma\.", answer["ptx"])
+    assert re.search(r"ld\.global.*v4", answer["ptx"])  # four elements at a time
+
+
+def test_what_the_compiler_refuses_is_an_error():
+    plans = plans_of(lambda x: x * 2 + 1, torch.ones(9))
+    (request,) = requests_of(plans, (90,))
+    wrong = replace(request, text=request.text.replace("tl.load", "tl.lod"))
+    with pytest.raises(CompileError, match="lod"):
+        compiler.compile_kernels([wrong])
+
+
+def test_a_compiler_that_dies_is_an_error(tmp_path, monkeypatch):
+    worker = tmp_path / "worker.py"
+    worker.write_text("import os, sys; print('no memory', file=sys.stderr); os._exit(3)")
+    monkeypatch.setattr(compiler, "WORKER", worker)
+    with pytest.raises(CompileError, match="ended with status 3: no memory"):
+        compiler.compile_kernels([])
+    monkeypatch.setattr(compiler.sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(CompileError, match="did not run"):
+        compiler.compile_kernels([])
+
+
+def test_a_key_says_what_decides_the_kernel(monkeypatch):
+    plans = plans_of(lambda x: x * 2 + 1, torch.ones(9))
+    (request,) = requests_of(plans, (90,))
+    others = [
+        replace(request, **change)
+        for change in (
+            {"text": request.text + "\n"}, {"arch": 80}, {"divisible_by_16": ()},
+            {"num_warps": 8}, {"constants": {"BLOCK_SIZE": 512}}, {"kernel": "finish_kernel"},
+            {"signature": request.signature | {"n_elements": "i64"}},
+        )
+    ]  # fmt: skip
+    keys = {r.key() for r in (request, *others)}
+    assert len(keys) == 8
+    monkeypatch.setattr(compiler, "triton_version", lambda: "0.0")
+    assert request.key() not in keys
+
+
+def test_bytes_and_back():
+    kernel = Compiled("k", 1024, 4, b"\x7fELF\n\x00\n")
+    assert Compiled.from_bytes(kernel.to_bytes()) == kernel

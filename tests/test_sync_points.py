@@ -1,0 +1,181 @@
+"""docs/syncs.md: each call in its tables waits, or does not, as the table says.
+
+Each is a program of its own: the setup, then the call with set_sync_debug_mode("error").
+In mode "deferred" nothing runs before the call. In mode "async" an op that sleeps until the call is
+over keeps everything pending.
+"""
+
+import contextlib
+import copy
+import io
+import math
+import pickle
+import re
+import threading
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn, optim
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau, StepLR
+
+import lazyeng
+from lazyeng import SyncError, SyncWarning, lazy, set_sync_debug_mode
+
+PAGE = (Path(__file__).parents[1] / "docs" / "syncs.md").read_text()
+(SETUP,) = re.findall(r"^```python setup\n(.*?)^```$", PAGE, re.M | re.S)
+CALLED_BEFORE = (  # what the text around the tables says
+    "optimizer = optim.SGD(params, lr=0.1)\nscaler = torch.amp.GradScaler('cpu')\n"
+)
+LIBRARIES = {
+    "CosineAnnealingLR": CosineAnnealingLR, "F": F, "OneCycleLR": OneCycleLR,
+    "ReduceLROnPlateau": ReduceLROnPlateau, "StepLR": StepLR, "copy": copy, "io": io,
+    "lazyeng": lazyeng, "math": math, "nn": nn, "np": np, "optim": optim, "pickle": pickle,
+    "torch": torch,
+}  # fmt: skip
+
+gate_is_open = threading.Event()
+
+
+class Gate:
+    limit = 5.0  # seconds; a call that waits, and should not, takes so long
+
+
+@torch.library.custom_op("lazyeng_sync_points::gate", mutates_args=())
+def gate(x: torch.Tensor) -> torch.Tensor:
+    gate_is_open.wait(Gate.limit)
+    return x.clone()
+
+
+gate.register_fake(torch.empty_like)
+
+
+def tables(title):
+    """The rows of a section's table: lists of cells."""
+    section = PAGE.split(f"### {title}\n")[1].split("\n#")[0]
+    rows = re.findall(r"^\| (`.*)\|$", section, re.M)
+    return [[cell.strip() for cell in row.split(" | ")] for row in rows]
+
+
+def calls(title):
+    found = [
+        (call, waits) for cell, waits, *_ in tables(title) for call in re.findall(r"`(.+?)`", cell)
+    ]
+    assert {waits for _, waits in found} == {"yes", "no"}
+    return found
+
+
+def setup(gated):
+    namespace = dict(LIBRARIES)
+    source = SETUP.replace("torch.rand(2, 3)", "gate(torch.rand(2, 3))") if gated else SETUP
+    assert ("gate" in source) == gated
+    exec(source + CALLED_BEFORE, namespace | {"gate": gate}, namespace)
+    return namespace
+
+
+def waits(call, namespace):
+    """Whether the call, made in the present mode, raises a SyncError."""
+    code = compile(call, call, "exec")
+    set_sync_debug_mode("error")
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), torch.set_grad_enabled("mul_" not in call):
+            exec(code, namespace)
+    except SyncError:
+        return True
+    except RuntimeError as error:
+        if not isinstance(error.__cause__, SyncError):  # (torch.testing makes its own of it)
+            raise
+        return True
+    finally:
+        set_sync_debug_mode("off")
+    return False
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    gate_is_open.set()
+
+
+def prepared(call, gated):
+    namespace = setup(gated)
+    if "scaler" in call:
+        namespace["scaler"].scale(namespace["loss"]).backward()
+    elif "grad(" not in call and "loss.backward" not in call:
+        namespace["loss"].backward()
+    return namespace
+
+
+def in_async(call):
+    for is_open in (True, True, False):  # the first calls may learn
+        (gate_is_open.set if is_open else gate_is_open.clear)()
+        with lazy("async"):
+            found = waits(call, prepared(call, gated=True))
+            gate_is_open.set()
+    return found
+
+
+@pytest.mark.parametrize("call, expected", calls("Inside lazy()"))
+def test_inside_a_block(call, expected):
+    with lazy("deferred"):
+        namespace = prepared(call, gated=False)
+        assert waits(call, namespace) == (expected == "yes")
+    if expected == "no":
+        assert not in_async(call)
+
+
+@pytest.mark.parametrize("call, expected", calls("Outside of blocks, and at their end"))
+def test_outside_of_blocks(call, expected):
+    with lazy("deferred"):
+        namespace = prepared(call, gated=False)
+    with lazy("deferred"):
+        namespace["x"] = torch.rand(2, 3) + 1  # the block before has waited
+    assert waits(call, namespace) == (expected == "yes")
+
+
+def waits_of_steps(optimizer, mode):
+    """Whether each of three steps of a new optimizer waits."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    made = eval(f"optim.{optimizer}", {"optim": optim, "params": list(model.parameters())})
+
+    def closure():
+        made.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    found = []
+    for _ in range(3):
+        gate_is_open.clear()
+        with lazy(mode):
+            x = gate(torch.rand(4, 8))
+            closure()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", SyncWarning)
+                set_sync_debug_mode("warn")  # (an error would end the step in its middle)
+                made.step(closure)
+                set_sync_debug_mode("off")
+            found.append(any(issubclass(w.category, SyncWarning) for w in caught))
+            gate_is_open.set()
+    return found
+
+
+@pytest.mark.parametrize("row", tables("Optimizers"), ids=lambda row: row[0].strip("`"))
+def test_optimizers(row, monkeypatch):
+    optimizer, (first, later, deferred) = row[0].strip("`"), (cell == "yes" for cell in row[1:])
+    # A read of the number of steps needs nothing that is behind the gate.
+    monkeypatch.setattr(Gate, "limit", 0.02 if optimizer.startswith("LBFGS") else 5.0)
+    assert waits_of_steps(optimizer, "deferred")[1:] == [deferred, deferred]
+    waits_of_steps(optimizer, "async")  # what is learned, is
+    runs = [waits_of_steps(optimizer, "async") for _ in range(5 if first else 1)]
+    assert all(run[1:] == [later, later] for run in runs)
+    assert any(run[0] for run in runs) == first  # (the engine may have counted before the read)
+
+
+def test_the_table_is_broad():
+    assert len(calls("Inside lazy()")) > 120
