@@ -227,3 +227,40 @@ def test_a_kernel_looks_at_the_memory_it_writes(mode, wrapped):
         increase([x])
         y = x + 1
     assert x.tolist() == [1.0, 1.0] and y.tolist() == [2.0, 2.0]
+
+
+class Wrapped(torch.Tensor):
+    """A tensor without memory of its own, as torch.distributed returns for pending collectives."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner):
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.size(), dtype=inner.dtype)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        args = torch.utils._pytree.tree_map_only(cls, lambda x: x.inner, args)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("fake", [True, False])
+def test_op_that_returns_a_subclass(fake, mode):
+    """It cannot have been foreseen: an error once, if the op was recorded; then it is as in eager."""
+
+    @torch.library.custom_op(fresh("wrapped"), mutates_args=())
+    def wrapped(x: torch.Tensor) -> torch.Tensor:
+        return Wrapped(x * 2)
+
+    if fake:
+        wrapped.register_fake(lambda x: torch.empty_like(x))
+    with lazy(mode):
+        first = wrapped(torch.ones(3))
+        if fake and mode != "sync":
+            with pytest.raises(TypeError, match="returned a tensor subclass"):
+                first.tolist()
+        for _ in range(2):
+            y = wrapped(torch.ones(3))
+            assert type(y) is Wrapped and (y + 1).tolist() == [3.0] * 3

@@ -75,10 +75,6 @@ void call_collective(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     stack->push_back(arguments.lazy_again(result));
 }
 
-}  // namespace
-
-namespace {
-
 /// All ops of the namespace, whose kernels for our key (c10d has some, for backends that are
 /// registered under its name) ours replace; the dispatcher warns of that.
 void take_over(torch::Library& library, const std::string& name_space) {
@@ -86,12 +82,19 @@ void take_over(torch::Library& library, const std::string& name_space) {
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (name.name.rfind(name_space + "::", 0) != 0) continue;
     const std::string overload = name.overload_name.empty() ? "" : "." + name.overload_name;
-    library.impl((name.name.substr(name_space.size() + 2) + overload).c_str(),
-                 torch::CppFunction::makeFromBoxedFunction<&call_collective>());
+    library.impl((name.name.substr(name_space.size() + 2) + overload).c_str(), collective_kernel());
   }
 }
 
 }  // namespace
+
+bool is_collective(const c10::OperatorName& name) {
+  return name.name.rfind("c10d::", 0) == 0 || name.name.rfind("_c10d_functional::", 0) == 0;
+}
+
+torch::CppFunction collective_kernel() {
+  return torch::CppFunction::makeFromBoxedFunction<&call_collective>();
+}
 
 // Functional collectives return new tensors, which the backend writes until wait_tensor: they come
 // back plain, as their users hold them until then.

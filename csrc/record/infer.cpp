@@ -134,7 +134,8 @@ class ResultReader {
       plan_.outputs.push_back({Kind::undefined, 0, nullptr});
       return true;
     }
-    if (tensor.layout() != c10::kStrided || tensor.is_quantized() || !tensor.has_storage())
+    if (tensor.layout() != c10::kStrided || tensor.is_quantized() || !tensor.has_storage() ||
+        tensor.key_set().has(c10::DispatchKey::Python))
       return false;
     OutputPlan output{Kind::fresh, 0, geometry_on(tensor, device_.value_or(tensor.device()))};
     for (size_t i = 0; i < inputs_.size(); ++i)

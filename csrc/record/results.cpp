@@ -18,12 +18,6 @@ at::Tensor lazy_for(run::ValueRef value, Made& made) {
   return tensor;
 }
 
-bool can_be_lazy(const at::Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && tensor.has_storage() && !tensor.is_quantized() &&
-         !tensor.unsafeGetTensorImpl()->is_nested() && !tensor._is_zerotensor() &&
-         (tensor.is_cpu() || tensor.is_cuda());
-}
-
 /// The var of the storage under a real tensor: that of an argument if it is the same storage.
 run::StorageVarRef var_under(const run::Node& node, const at::Tensor& real) {
   for (const run::TensorArg& arg : node.tensors) {
@@ -40,7 +34,7 @@ run::ValueRef value_of(const run::Node& node, const at::Tensor& real) {
 }
 
 at::Tensor found_tensor(const run::Node& node, const at::Tensor& real, Made& made) {
-  if (!real.defined() || !can_be_lazy(real)) return real;
+  if (!real.defined() || !recordable(real)) return real;
   return lazy_for(value_of(node, real), made);
 }
 

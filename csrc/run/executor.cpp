@@ -93,7 +93,17 @@ at::Tensor with_layout(const Geometry& g, const at::Tensor& tensor) {
   return copy;
 }
 
+/// A tensor of a class of its own (a kernel in Python may return one) has no memory to share.
+void check_has_memory(const Node& node, const at::Tensor& tensor) {
+  if (!tensor.defined() || (tensor.has_storage() && !tensor.key_set().has(c10::DispatchKey::Python)))
+    return;
+  node.info.distrust_plans = true;
+  TORCH_CHECK_TYPE(false, "[", node.info.name, "] returned a tensor subclass, recorded as ",
+                   "an ordinary tensor (the next call will be right)");
+}
+
 void install(const Node& node, Value& value, const at::Tensor& result) {
+  check_has_memory(node, result);
   const Geometry& g = value.geometry();
   at::Tensor tensor = result;
   if (!same_layout(g, tensor)) {
