@@ -5,16 +5,23 @@ Usage: python -m tests.distributed_programs RANK FILE; FILE is where the process
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional_collectives
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.models.compare import check
-from tests.models.training import WAYS, Program, Side
+from tests.models.training import WAYS, Program, Side, state
 
 PROCESSES = 2
 PATIENCE = datetime.timedelta(seconds=60)  # with a process that has failed
@@ -53,7 +60,68 @@ def functional(side: Side) -> Any:
     return [t.detach() for t in (reduced, whole, half, total)]
 
 
-PROGRAMS: dict[str, Program] = {"collectives": collectives, "functional": functional}
+class Branches(nn.Module):
+    """Of the two branches a step uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh())
+        self.left, self.right = nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, left: bool) -> Tensor:
+        y = self.shared(x)
+        return self.left(y) if left else self.right(y)
+
+
+def data_parallel(left_of: Callable[[int], bool], side: Side, **options: Any) -> Any:
+    """Gradients are means over the processes: each has other data, and they end up equal."""
+    model = DistributedDataParallel(side(Branches()), **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    data = torch.Generator().manual_seed(dist.get_rank())
+    found = []
+    for step in range(4):
+        if step != 2:
+            optimizer.zero_grad()
+        x = side(torch.randn(5, 6, generator=data))
+        # The gradients of this step are added to those of the next.
+        with model.no_sync() if step == 1 else contextlib.nullcontext():
+            loss = model(x, left_of(step)).square().mean()
+            loss.backward()
+        if step != 1:
+            optimizer.step()
+        found.append([loss.detach(), [p.grad for p in model.parameters()]])
+    return [found, state(model)]
+
+
+def fully_sharded(side: Side) -> Any:
+    """FSDP2: parameters are DTensors, gathered for each layer and freed again."""
+    model = side(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)))
+    mesh = init_device_mesh("cpu", (PROCESSES,))
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    data = torch.Generator().manual_seed(dist.get_rank())
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(side(torch.randn(5, 6, generator=data))).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [losses, [p.detach().to_local() for p in model.parameters()]]
+
+
+PROGRAMS: dict[str, Program] = {
+    "collectives": collectives,
+    "functional": functional,
+    "ddp": partial(data_parallel, lambda step: step % 2 == 1, find_unused_parameters=True),
+    "ddp_static": partial(data_parallel, lambda step: True, static_graph=True),
+    "ddp_views": partial(
+        data_parallel, lambda step: step < 2,
+        find_unused_parameters=True, gradient_as_bucket_view=True, bucket_cap_mb=1e-4,
+    ),
+    "fsdp": fully_sharded,
+}  # fmt: skip
 
 
 def main(rank: int, meeting: str) -> None:

@@ -248,7 +248,7 @@ class Wrapped(torch.Tensor):
 
 @pytest.mark.parametrize("fake", [True, False])
 def test_op_that_returns_a_subclass(fake, mode):
-    """It cannot have been foreseen: an error once, if the op was recorded; then it is as in eager."""
+    """Nobody can foresee it: an error once, if the op was recorded; then it is as in eager."""
 
     @torch.library.custom_op(fresh("wrapped"), mutates_args=())
     def wrapped(x: torch.Tensor) -> torch.Tensor:

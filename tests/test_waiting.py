@@ -1,5 +1,6 @@
 """What small operators see of the thread that waits for them: nothing."""
 
+import json
 import linecache
 import threading
 import warnings
@@ -169,3 +170,30 @@ def test_many_threads_read_small_results():
         thread.join(60)
         assert not thread.is_alive()
     assert wrong == []
+
+
+def threads_of_runs(read, tmp_path):
+    """Names of the threads on which what `read` waits for ran."""
+    path = tmp_path / "trace.json"
+    with lazyeng.profile(str(path)):
+        read()
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    return {names[e["tid"]] for e in events if e.get("cat") in ("run", "group")}
+
+
+def test_small_operators_run_on_the_waiting_thread(tmp_path):
+    x, w = torch.rand(8, 8), torch.rand(8, 8)
+    with lazy("deferred"):
+        y = chain(x, w)
+        names = threads_of_runs(lambda: lazyeng.unwrap(y), tmp_path)
+    assert not any(name.startswith("lazyeng") for name in names) and names
+
+
+def test_large_operators_are_left_to_the_engine(tmp_path):
+    """A wait can be interrupted; an operator that runs on the waiting thread cannot."""
+    x, w = torch.rand(256, 256), torch.rand(256, 256)
+    with lazy("deferred"):
+        y = chain(x, w)
+        names = threads_of_runs(lambda: lazyeng.unwrap(y), tmp_path)
+    assert all(name.startswith("lazyeng") for name in names) and names

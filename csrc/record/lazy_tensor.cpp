@@ -8,6 +8,8 @@
 
 #include <typeinfo>
 
+#include "csrc/record/recorder.h"
+#include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::record {
@@ -55,6 +57,15 @@ void LazyImpl::mirror() {
 void LazyImpl::set_value(run::ValueRef value) {
   value_ = std::move(value);
   mirror();
+}
+
+const c10::Storage& LazyImpl::storage() const {
+  current_recorder()->wait_and_check(*value_);
+  c10::Storage now = run::plain_storages().user_face(value_->var());
+  const std::lock_guard lock(asked_mutex_);
+  if (asked_storage_.unsafeGetStorageImpl() != now.unsafeGetStorageImpl())
+    asked_storage_ = std::move(now);
+  return asked_storage_;
 }
 
 void LazyImpl::undo_resize() {

@@ -7,6 +7,8 @@
 #include <ATen/core/Tensor.h>
 #include <Python.h>
 
+#include <mutex>
+
 #include "csrc/run/value.h"
 
 namespace lazyeng::record {
@@ -26,6 +28,10 @@ class LazyImpl final : public c10::TensorImpl {
   /// Takes the sizes of the value again, and lets go of memory that such code gave the tensor.
   void undo_resize();
 
+  /// For C++ code that asks whether two tensors share memory (DistributedDataParallel's reducer):
+  /// waits, and raises what failed; the storage is the one that plain tensors share.
+  const c10::Storage& storage() const override;
+
   const char* tensorimpl_type_name() const override { return "LazyTensor"; }
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
                                                          bool allow_change) const override;
@@ -37,6 +43,8 @@ class LazyImpl final : public c10::TensorImpl {
   void mirror();
 
   run::ValueRef value_;
+  mutable std::mutex asked_mutex_;
+  mutable c10::Storage asked_storage_;  // kept: storage() returns a reference
 };
 
 /// Null if the tensor is not lazy (or undefined).

@@ -217,6 +217,8 @@ void Recorder::schedule(run::Node& node) {
 void Recorder::run_in_order(run::Node& node, Before before) {
   const run::NoGil released;
   const run::RealDispatch below;
+  const Gate::Inside inside;
+  const engine::GuestScope guest(*engine_);  // also of what is pushed first
   Batch pushed;
   std::unique_lock lock(window_mutex_);
   const bool push_window = before == Before::all || meets_window_locked(node);

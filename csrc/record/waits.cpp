@@ -44,6 +44,7 @@ void Recorder::wait_until_done(
   {
     const run::NoGil released;
     const Gate::Inside inside;
+    const engine::GuestScope guest(*engine_);
     Polled polled;
     result = wait([&] { return polled(); });
   }

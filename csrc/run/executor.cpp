@@ -95,7 +95,8 @@ at::Tensor with_layout(const Geometry& g, const at::Tensor& tensor) {
 
 /// A tensor of a class of its own (a kernel in Python may return one) has no memory to share.
 void check_has_memory(const Node& node, const at::Tensor& tensor) {
-  if (!tensor.defined() || (tensor.has_storage() && !tensor.key_set().has(c10::DispatchKey::Python)))
+  if (!tensor.defined() ||
+      (tensor.has_storage() && !tensor.key_set().has(c10::DispatchKey::Python)))
     return;
   node.info.distrust_plans = true;
   TORCH_CHECK_TYPE(false, "[", node.info.name, "] returned a tensor subclass, recorded as ",
