@@ -144,6 +144,29 @@ def test_eager_code_gets_its_cores_back():
     """, "True True True True", LAZYENG_NUM_WORKERS="2")  # fmt: skip
 
 
+def test_helpers_sleep_only_in_a_program_that_never_waits():
+    """The sign for it is an idle team of two. One that reads in each step would wait for it."""
+    check("""
+        torch.set_num_threads(2)
+        def name(thread):
+            try: return open(f"/proc/self/task/{thread}/comm").read()
+            except OSError: return ""  # it has ended since it was listed
+        def idle_team():
+            return sum(name(t).startswith("lazyeng-openmp") for t in os.listdir("/proc/self/task"))
+        x, w = wrap(torch.ones(16)), wrap(torch.ones(600, 600))
+        def recording(step):
+            \"""Sizes of the team while steps are recorded, after the time that a change takes.\"""
+            start, sizes = time.monotonic(), set()
+            while time.monotonic() < start + 1:
+                step()
+                if time.monotonic() > start + 0.5: sizes.add(idle_team())
+            return sizes
+        print(recording(lambda: [x + 1 for _ in range(20)]))
+        print(recording(lambda: (w @ w).sum().item()))
+        print(recording(lambda: [x + 1 for _ in range(20)]))
+    """, "{2} {1} {2}")  # fmt: skip
+
+
 def test_fork_before_first_use():
     check_forked(
         "", 'print("child", (wrap(torch.ones(3)) + 1).sum().item())',

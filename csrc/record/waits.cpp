@@ -24,6 +24,8 @@ class Polled {
   Polled() = default;
   Polled(const Polled&) = delete;
   ~Polled() {
+    if (std::chrono::steady_clock::now() - begin_ > kMoment)
+      run::openmp_helpers().program_has_waited();
     if (long_) run::openmp_helpers().program_waits(false);
   }
 
@@ -33,6 +35,9 @@ class Polled {
   }
 
  private:
+  static constexpr std::chrono::microseconds kMoment{100};
+
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   bool long_ = false;
 };
 

@@ -42,6 +42,9 @@ const OpenMp& open_mp() {
 /// A program that has not recorded for so long runs eager code.
 constexpr std::chrono::milliseconds kLookEvery{20};
 
+/// The longest step of which the program reads the result that is taken for a habit.
+constexpr std::chrono::milliseconds kLately{100};
+
 void make_team() {
   open_mp().parallel([](void*) {}, nullptr, 2, 0);
 }
@@ -83,6 +86,18 @@ void OpenMpHelpers::program_waits(bool waits) {
   if (waits) end_own_team();
 }
 
+void OpenMpHelpers::program_has_waited() {
+  last_wait_.store(Clock::now(), std::memory_order_relaxed);
+  if (!has_team_.load(std::memory_order_relaxed)) return;
+  { const std::lock_guard lock(mutex_); }  // not between its look and its sleep
+  changed_.notify_one();
+}
+
+bool OpenMpHelpers::has_waited_lately() const {
+  const Clock::time_point last = last_wait_.load(std::memory_order_relaxed);
+  return last != Clock::time_point::min() && Clock::now() - last < kLately;
+}
+
 void OpenMpHelpers::end_own_team() {
   if (open_mp().complete() && !open_mp().in_parallel() && !forked_.load(std::memory_order_relaxed))
     end_team();
@@ -99,14 +114,13 @@ void OpenMpHelpers::note_record() {
 
 void OpenMpHelpers::work() {
   pthread_setname_np(pthread_self(), "lazyeng-openmp");
-  bool has_team = false;
   std::unique_lock lock(mutex_);
   while (runs_) {
-    const bool wanted = recording_ && waiting_ == 0;
-    if (wanted != has_team) {
+    const bool wanted = recording_ && waiting_ == 0 && !has_waited_lately();
+    if (wanted != has_team_.load(std::memory_order_relaxed)) {
       lock.unlock();
       wanted ? make_team() : end_team();
-      has_team = wanted;
+      has_team_.store(wanted, std::memory_order_relaxed);
       lock.lock();
     } else if (!recording_) {
       changed_.wait(lock);
@@ -114,6 +128,7 @@ void OpenMpHelpers::work() {
       recording_ = recorded_.exchange(false, std::memory_order_relaxed);
     }
   }
-}  // (its team ends with it)
+  has_team_.store(false, std::memory_order_relaxed);  // it ends with the thread
+}
 
 }  // namespace lazyeng::run

@@ -9,11 +9,16 @@
 // while it waits. The one way to tell libgomp so is the number of threads: an idle team of two,
 // that counts and costs nothing else.
 //
+// Telling takes some 100 us, and a program that reads a result in every step alternates faster than
+// that: it would wait for kernels whose helpers sleep. So helpers of a program that has waited
+// lately may spin all the time: what its recording loses is less.
+//
 // Eager code of the program shall not notice: when nothing has been recorded for a while, the idle
 // team ends, and so do the teams of engine threads that have nothing to do.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -36,6 +41,9 @@ class OpenMpHelpers {
   /// team, left over from eager code, ends too.
   void program_waits(bool waits);
 
+  /// The calling thread has waited for a result, and not for a moment only.
+  void program_has_waited();
+
   /// Ends the team of the calling thread.
   void end_own_team();
 
@@ -45,8 +53,11 @@ class OpenMpHelpers {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   void work();
   void note_record();
+  bool has_waited_lately() const;
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -54,6 +65,8 @@ class OpenMpHelpers {
   bool runs_ = false;
   int waiting_ = 0;
   bool recording_ = false;
+  std::atomic<bool> has_team_{false};  // written by thread_
+  std::atomic<Clock::time_point> last_wait_{Clock::time_point::min()};
   std::atomic<bool> recorded_{false};  // since the thread looked last
   bool ended_for_fork_ = false;        // the forking thread's team is; between stop() and start()
   std::atomic<bool> forked_{false};
