@@ -13,8 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 
 from lazyeng import _C, errors
+from lazyeng.tensor import LazyTensor
 
 _METHODS = (
     "numpy", "tolist", "data_ptr", "__dlpack__", "__deepcopy__", "__reduce_ex__", "untyped_storage",
@@ -26,6 +28,9 @@ def install() -> None:
     """Puts the waiting methods in place of torch's. Once per process, at import."""
     for name in _METHODS:
         setattr(torch.Tensor, name, _waiting(name, getattr(torch.Tensor, name)))
+    to_dlpack = _waiting_to_dlpack(torch.to_dlpack)
+    for module in (torch, torch.utils.dlpack):
+        vars(module)["to_dlpack"] = to_dlpack
     # torch.nn.Parameter(plain) stays plain.
     torch.Tensor._make_subclass = staticmethod(_outside(torch.Tensor._make_subclass))
 
@@ -39,6 +44,18 @@ def _waiting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     # What sync_debug calls the frame that waits.
     read.__code__ = read.__code__.replace(co_qualname=f"Tensor.{name}")
     return errors.boundary(functools.wraps(original)(read))
+
+
+def _waiting_to_dlpack(original: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+    """torch's is a function of C++, which looks at the memory without asking the tensor's class."""
+    read_plain = _waiting("to_dlpack", original)
+
+    @errors.boundary
+    @functools.wraps(original)
+    def to_dlpack(tensor: torch.Tensor) -> Any:
+        return original(_C.plain(tensor)) if isinstance(tensor, LazyTensor) else read_plain(tensor)
+
+    return to_dlpack
 
 
 def _outside(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -69,6 +69,10 @@ class LazyTensor(torch.Tensor):
         plain = self._plain()
         return plain.requires_grad_() if self.requires_grad and plain.is_leaf else plain
 
+    def _plain_copy(self) -> torch.Tensor:
+        """A copy that requires grad if this does, for torch to refuse."""
+        return _C.call_outside(torch.clone, (self._plain(),), {}).requires_grad_(self.requires_grad)
+
     # ---- reading values
 
     @errors.boundary
@@ -138,7 +142,7 @@ class LazyTensor(torch.Tensor):
 
     @errors.boundary
     def __contains__(self, element: Any) -> bool:
-        return bool((self == element).any())
+        return torch.Tensor.__contains__(self, element)
 
     @errors.boundary
     def __dlpack__(self, **kwargs: Any) -> Any:
@@ -198,6 +202,23 @@ class LazyTensor(torch.Tensor):
     def data(self, value: torch.Tensor) -> None:
         _plain_data.__set__(self, _C.wrap_tensor(value.detach()))
 
+    # ---- calling a Python function for each element
+
+    @errors.boundary
+    def apply_(self, callable: Any) -> torch.Tensor:
+        """As torch's: replaces each element by what `callable` makes of it. Waits."""
+        return self.copy_(self._plain_copy().apply_(callable))
+
+    @errors.boundary
+    def map_(self, other: torch.Tensor, callable: Any) -> torch.Tensor:
+        """As torch's: replaces each element by what `callable` makes of it and `other`'s. Waits."""
+        return self.copy_(self._plain_copy().map_(_plain_of(other), callable))
+
+    @errors.boundary
+    def map2_(self, x: torch.Tensor, y: torch.Tensor, callable: Any) -> torch.Tensor:
+        """As `map_`, of two tensors. Waits."""
+        return self.copy_(self._plain_copy().map2_(_plain_of(x), _plain_of(y), callable))
+
     # ---- copies
 
     @errors.boundary
@@ -226,6 +247,10 @@ class LazyTensor(torch.Tensor):
         state = {key: value for key, value in self.__dict__.items() if key != "_is_param"}
         is_param = bool(self.__dict__.get("_is_param", False))
         return (_rebuild, (self._plain(), self.requires_grad, is_param, state))
+
+
+def _plain_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor._plain() if isinstance(tensor, LazyTensor) else tensor
 
 
 def _deepcopied(state: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:

@@ -201,6 +201,53 @@ def test_to():
     assert x.to("lazyeng").to("lazyeng").tolist() == [0.0, 1.0, 2.0]
 
 
+def test_to_of_what_is_there_is_no_copy():
+    """As `x.to(x.device)` is none in eager."""
+    x = torch.arange(3.0, device="lazyeng")
+    assert x.to("lazyeng") is x and x.to(torch.zeros(1, device="lazyeng").device) is x
+    assert x.to(device="lazyeng", dtype=torch.float32) is x
+    assert x.to("lazyeng", copy=True) is not x
+    assert x.to("lazyeng", torch.float64).dtype == torch.float64
+    assert torch.asarray(x, device="lazyeng").data_ptr() == x.data_ptr()
+    grown = x.clone().requires_grad_()
+    assert grown.to("lazyeng") is grown
+
+
+def test_what_was_copied_to_the_device_may_change():
+    """As with other devices: the copy of a plain tensor is complete, unless non_blocking."""
+    plain = torch.ones(1000, 1000)
+    copies = []
+    for _ in range(20):
+        copies.append(plain.to("lazyeng") + 1)
+        plain.add_(1)
+    assert [int(c[-1, -1]) for c in copies] == list(range(2, 22))
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda n, device: torch.rand(n, dtype=torch.int32, device=device),
+        lambda n, device: torch.rand(n, dtype=torch.bool, device=device),
+        lambda n, device: torch.randn(n, dtype=torch.int64, device=device),
+        lambda n, device: torch.randint(6, (n,), dtype=torch.complex64, device=device),
+        lambda n, device: torch.randint(6, (n,), dtype=torch.bool, device=device),
+        lambda n, device: torch.rand_like(torch.ones(n, dtype=torch.int32, device=device)),
+    ],
+)
+@pytest.mark.parametrize("n", [3, 0])
+def test_draws_refuse_dtypes_at_the_call(draw, n):
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401 (then Python metas are believed)
+
+    try:
+        draw(n, "cpu")
+    except (RuntimeError, NotImplementedError) as expected:
+        with pytest.raises(type(expected)) as found:
+            draw(n, "lazyeng")
+        assert str(found.value) == str(expected)
+    else:  # (some are refused only if there is something to draw)
+        assert n == 0 and draw(n, "lazyeng").numel() == 0
+
+
 def test_to_keeps_autograd():
     x = torch.ones(2, requires_grad=True)
     (x.to("lazyeng") * 3).sum().backward()

@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from .conformance.known import KNOWN, METADATA_ONLY
+from .conformance import generic, generic_report
+from .conformance.known import GENERIC, KNOWN, METADATA_ONLY
 from .conformance.report import row, unexpected
 from .conformance.runner import Plan, names_of, run
 
@@ -57,3 +58,58 @@ def test_exceptions_name_entries_that_exist(names):
 def test_at_most_twelve_operators_are_excepted():
     """At least 690 of 702 are equal; three have nothing to run on a CPU."""
     assert sum(key.startswith("op:") for key in KNOWN) <= 3
+
+
+TINY = """
+import torch
+from torch.testing._internal.common_device_type import dtypes, instantiate_device_type_tests
+from torch.testing._internal.common_utils import TestCase
+
+class TestTiny(TestCase):
+    @dtypes(torch.float32, torch.int64)
+    def test_add(self, device, dtype):
+        x = torch.ones(3, device=device, dtype=dtype)
+        assert type(x).__name__ == ("Tensor" if device == "cpu" else "LazyTensor")
+        self.assertEqual((x + x).tolist(), [2, 2, 2])
+
+    def test_no_tensor(self, device):
+        if device != "cpu":
+            raise ValueError("not on 12 device")
+
+    def test_device_name(self, device):
+        self.assertEqual(torch.ones(3, device=device).device.type, torch.device(device).type)
+
+    def test_skipped(self, device):
+        self.skipTest("no reason")
+
+    def test_wrong(self, device):
+        self.assertEqual(torch.ones(3, device=device), torch.zeros(3))
+
+instantiate_device_type_tests(TestTiny, globals())
+"""
+
+
+def test_device_generic_tests_of_a_file(tmp_path, capsys):
+    path = tmp_path / "test_tiny.py"
+    path.write_text(TINY)
+    results = [
+        result | {"file": path.name, "device": device, "mode": "async"}
+        for device in ("lazyeng", "cpu")
+        for result in generic.run_file(generic.FileJob(path, device, "async", 60), 60)
+    ]
+    assert len(results) == 12
+    row = generic_report.rows(results)[path.name]
+    assert row == {
+        "run": 5, "passed": 2, "skipped": 1, "failed": 3, "failed on cpu too": 1, "explained": 1,
+        "without a reason": 1,
+    }  # fmt: skip
+    (failure,) = generic_report.unexplained(results)
+    assert failure["name"].endswith(".test_no_tensor_lazyeng")
+    generic_report.show(results)
+    shown = capsys.readouterr().out
+    assert "1 x ValueError: not on N device" in shown and "test_wrong" not in shown
+    assert "| test_tiny.py | 5 | 2 | 1 | 3 | 1 | 1 | 1 |" in generic_report.section(results)
+
+
+def test_reasons_of_device_generic_failures_are_words():
+    assert all(len(reason) > 20 for reason in GENERIC.values())

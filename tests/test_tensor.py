@@ -1,5 +1,6 @@
 """LazyTensor: what it says about itself, how it is read, and that torch's own tools take it."""
 
+import contextlib
 import copy
 import io
 import pickle
@@ -107,6 +108,10 @@ READS = {
     "range": (lambda x: list(range(x[0, 0].int())), [0, 1, 2]),
     "format": (lambda x: f"{x[0, 0]:.2f}", "3.00"),
     "dlpack": (lambda x: torch.from_dlpack(x).tolist(), [[3.0] * 3] * 2),
+    "dlpack capsule": (
+        lambda x: torch.from_dlpack(torch.utils.dlpack.to_dlpack(x)).tolist(),
+        [[3.0] * 3] * 2,
+    ),
     "numpy dlpack": (lambda x: np.from_dlpack(x).tolist(), [[3.0] * 3] * 2),
     "unwrap": (lambda x: unwrap(x).tolist(), [[3.0] * 3] * 2),
     "iteration": (lambda x: [row.tolist() for row in x], [[3.0] * 3] * 2),
@@ -461,3 +466,97 @@ def test_arguments_too_large_to_try_the_kernel_on(name, dtype):
         expected.float().square().sum().backward()
         result.float().square().sum().backward()
         torch.testing.assert_close(unwrap(lazily.grad), x.grad, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_torchscript_indexes_by_tensors():
+    """Its list of optional tensors is of no such type."""
+
+    @torch.jit.script
+    def clip(x, i):
+        x[x > 3] = 3.0
+        return x, x[i]
+
+    x = wrap(torch.arange(6.0))
+    clipped, taken = clip(x, torch.tensor([5, 0]))
+    assert clipped is x or clipped.tolist() == x.tolist()
+    assert x.tolist() == [0.0, 1.0, 2.0, 3.0, 3.0, 3.0]
+    assert type(taken) is LazyTensor and taken.tolist() == [3.0, 0.0]
+
+
+def test_functions_called_for_each_element():
+    x = pending()
+    assert x.apply_(lambda a: a + 1) is x and x.tolist() == [[4.0] * 3] * 2
+    x.map_(torch.full((2, 3), 2.0), lambda a, b: a * b)
+    assert x.tolist() == [[8.0] * 3] * 2
+    x.map2_(x, pending(), lambda a, b, c: a + b + c)
+    assert x.tolist() == [[19.0] * 3] * 2
+    with lazy():
+        assert x.apply_(lambda a: -a).sum().item() == -114.0
+    grown = torch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError) as expected:
+        grown.apply_(lambda a: a)
+    with pytest.raises(RuntimeError) as found:
+        wrap(grown).apply_(lambda a: a)
+    assert str(found.value) == str(expected.value)
+
+
+def test_sparse_tensors_of_lazy_indices():
+    indices, values = (
+        wrap(torch.tensor([[0, 1, 1], [2, 0, 2]])),
+        wrap(torch.tensor([3.0, 4.0, 5.0])),
+    )
+    dense = [[0.0, 0.0, 3.0], [4.0, 0.0, 5.0]]
+    assert torch.sparse_coo_tensor(indices, values).to_dense().tolist() == dense
+    assert torch.sparse_coo_tensor(indices, values, (2, 3)).to_dense().tolist() == dense
+    plain = torch.tensor([[0, 1, 1], [2, 0, 1]])
+    with lazy():
+        plain[1, 2] = 2
+        assert torch.sparse_coo_tensor(plain, torch.tensor([3.0, 4.0, 5.0])).shape == (2, 3)
+    values.requires_grad_()
+    torch.sparse_coo_tensor(indices, values).to_dense().sum().backward()
+    assert values.grad.tolist() == [1.0] * 3
+    with torch.sparse.check_sparse_tensor_invariants():
+        made = torch.sparse_coo_tensor(indices, values, (2, 3))
+        assert made.to_dense().tolist() == dense
+        with pytest.raises(RuntimeError, match="size is inconsistent with indices"):
+            torch.sparse_coo_tensor(indices, values, (2, 2))
+
+
+def test_pad_sequence_is_lazy():
+    """It fills what a factory makes, which no tensor argument marks as lazy."""
+    x = wrap(torch.arange(3.0)).requires_grad_()
+    padded = torch.nn.utils.rnn.pad_sequence([x, x[:1]], batch_first=True, padding_value=9.0)
+    assert type(padded) is LazyTensor and padded.tolist() == [[0.0, 1.0, 2.0], [0.0, 9.0, 9.0]]
+    padded.sum().backward()
+    assert x.grad.tolist() == [2.0, 1.0, 1.0]
+
+
+def test_isin_of_a_number_and_nothing():
+    """The structured meta function says that it has no element; the kernel returns one."""
+    for test in (torch.ones(0), torch.ones(3)):
+        found = torch.isin(5, wrap(test))
+        assert found.shape == torch.isin(5, test).shape == () and not found.item()
+
+
+@pytest.mark.parametrize("block", [True, False])
+def test_error_that_prints_the_tensor(block):
+    square = torch.ones(2, 2)
+    with pytest.raises(RuntimeError) as expected:
+        torch.meshgrid(square, square[0], indexing="ij")
+    with pytest.raises(RuntimeError) as found, lazy() if block else contextlib.nullcontext():
+        lazy_square = square * 1 if block else wrap(square)
+        torch.meshgrid(lazy_square, square[0], indexing="ij")
+    assert str(found.value) == str(expected.value)
+    x, y = torch.meshgrid(wrap(torch.arange(2)), torch.arange(3), indexing="ij")
+    assert type(x) is LazyTensor and x.shape == (2, 3) and y.tolist() == [[0, 1, 2]] * 2
+
+
+def test_contains_refuses_what_eager_refuses():
+    x = torch.arange(6.0).reshape(2, 3)
+    for element in ((0,), None, "a"):
+        with pytest.raises(RuntimeError) as expected:
+            _ = element in x
+        with pytest.raises(RuntimeError) as found:
+            _ = element in wrap(x)
+        assert str(found.value) == str(expected.value)

@@ -81,17 +81,19 @@ void read_tensors(Call& call, Reader& reader, const c10::IValue& input, const ru
     read_list(reader, list, info);
     call.args.emplace_back(static_cast<int64_t>(list.size()));
   } else {
-    const auto list = input.toOptionalTensorList();
-    for (size_t i = 0; i < list.size(); ++i) {
-      const std::optional<at::Tensor> element = list.get(i);
-      reader.tensor(element.value_or(at::Tensor()), info);
-    }
+    // Optional tensors; TorchScript's list of them does not have that type.
+    const c10::ArrayRef<c10::IValue> list = input.toListRef();
+    for (const c10::IValue& element : list)
+      reader.tensor(element.isNone() ? at::Tensor() : element.toTensor(), info);
     call.args.emplace_back(static_cast<int64_t>(list.size()));
   }
 }
 
 c10::IValue read_other(Call& call, c10::IValue input) {
-  if (input.isDevice() && input.toDevice().type() == c10::kPrivateUse1) return backing_device();
+  if (input.isDevice() && input.toDevice().type() == c10::kPrivateUse1) {
+    call.to_lazyeng = true;
+    return backing_device();
+  }
   if (input.isGenerator() && input.toGenerator().device().type() == c10::kPrivateUse1) return {};
   if (input.isSymInt() || input.isSymFloat() || input.isSymBool()) call.run_now = true;
   return input;

@@ -21,6 +21,7 @@ struct Call {
   c10::SmallVector<at::Tensor, 2> written;      ///< the written tensors, in order of arguments
   bool run_now = false;       ///< an argument cannot be recorded (sparse, quantized, symbolic)
   bool writes_plain = false;  ///< a written argument is a plain tensor
+  bool to_lazyeng = false;    ///< the device that it names is "lazyeng"
   int64_t begin = run::trace_time();
 };
 

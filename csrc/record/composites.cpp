@@ -3,13 +3,17 @@
 #include "csrc/record/composites.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/to_compositeimplicitautograd_dispatch.h>
 #include <torch/library.h>
 
 #include <array>
 
+#include "csrc/record/factories.h"
 #include "csrc/record/gate.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/recorder.h"
+#include "csrc/record/thread_mode.h"
+#include "csrc/run/plain_storage.h"
 
 namespace lazyeng::record {
 namespace {
@@ -25,15 +29,26 @@ constexpr std::array<const char*, 8> kReadMemory = {"ctc_loss.Tensor",
                                                     "_pad_packed_sequence",
                                                     "_pack_padded_sequence_backward"};
 
+/// The same, and of what it computes from them: the largest index. The result is not lazy.
+constexpr std::array<const char*, 4> kReadIndices = {
+    "sparse_coo_tensor.indices", "sparse_coo_tensor.indices_size", "_sparse_coo_tensor_unsafe",
+    "_validate_sparse_coo_tensor_args"};
+
 /// Their decomposition starts from a factory, which gives a plain tensor. Not differentiable.
 constexpr std::array<const char*, 5> kStartFromFactory = {
     "one_hot", "linalg_matrix_rank", "linalg_matrix_rank.tol_tensor",
     "linalg_matrix_rank.atol_rtol_tensor", "linalg_matrix_rank.atol_rtol_float"};
 
+/// Their error prints a tensor.
+constexpr std::array<const char*, 2> kPrint = {"meshgrid", "meshgrid.indexing"};
+
+/// Their decomposition starts from a factory, is differentiable: what the factory makes is lazy.
+constexpr std::array<const char*, 1> kFillFactory = {"pad_sequence"};
+
 bool integral(const at::Tensor& tensor) { return c10::isIntegralType(tensor.scalar_type(), false); }
 
-/// Reads the integer tensors now, then decomposes.
-void read_integers_first(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+/// Puts plain tensors in place of the lazy integer tensors.
+void read_integers(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const size_t count = op.schema().arguments().size();
   for (size_t i = 0; i < count; ++i) {
     c10::IValue& argument = torch::jit::peek(*stack, i, count);
@@ -46,6 +61,77 @@ void read_integers_first(const c10::OperatorHandle& op, torch::jit::Stack* stack
     current_recorder()->wait_and_check(*value);
     argument = value->plain();
   }
+}
+
+/// Reads the integer tensors now, then decomposes.
+void read_integers_first(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  read_integers(op, stack);
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+}
+
+/// torch's error prints the tensor that is no vector, and looks at its memory.
+void read_what_is_no_vector(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  c10::IValue& argument = torch::jit::peek(*stack, 0, op.schema().arguments().size());
+  c10::List<at::Tensor> tensors;
+  bool refused = false;
+  for (const at::Tensor& tensor : argument.toTensorVector()) {
+    LazyImpl* const lazy = tensor.dim() > 1 ? lazy_impl(tensor) : nullptr;
+    refused |= tensor.dim() > 1;
+    if (!lazy) {
+      tensors.push_back(tensor);
+      continue;
+    }
+    const Gate::Inside inside;
+    const run::ValueRef value = lazy->value();
+    current_recorder()->wait_and_check(*value);
+    tensors.push_back(value->plain());
+  }
+  if (!refused)
+    return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+  argument = std::move(tensors);
+  const OutsideBlock outside;
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+}
+
+/// Decomposes as if outside lazy(), where what is computed from plain tensors is plain.
+void read_indices_first(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  read_integers(op, stack);
+  const size_t count = op.schema().arguments().size();
+  for (size_t i = 0; i < count; ++i) {
+    const c10::IValue& argument = torch::jit::peek(*stack, i, count);
+    if (!argument.isTensor() || !argument.toTensor().defined()) continue;
+    const at::Tensor& tensor = argument.toTensor();
+    if (lazy_impl(tensor) || !tensor.has_storage()) continue;
+    if (const run::StorageVarRef var = run::plain_storages().find(tensor))
+      current_recorder()->wait_for(*var);
+  }
+  const OutsideBlock outside;
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+}
+
+/// A lazy tensor has another device than the name "lazyeng", and is there already: `to` returns it
+/// as it is, if nothing else changes.
+c10::Device place_for(const at::Tensor& self, c10::Device device) {
+  return device.type() == c10::kPrivateUse1 && lazy_impl(self) ? backing_device() : device;
+}
+
+at::Tensor to_layout(const at::Tensor& self, std::optional<at::ScalarType> dtype,
+                     std::optional<at::Layout> layout, std::optional<at::Device> device,
+                     std::optional<bool> pin_memory, bool non_blocking, bool copy,
+                     std::optional<at::MemoryFormat> memory_format) {
+  if (device) device = place_for(self, *device);
+  return at::compositeimplicitautograd::to(self, dtype, layout, device, pin_memory, non_blocking,
+                                           copy, memory_format);
+}
+
+at::Tensor to_device(const at::Tensor& self, at::Device device, at::ScalarType dtype,
+                     bool non_blocking, bool copy, std::optional<at::MemoryFormat> memory_format) {
+  return at::compositeimplicitautograd::to(self, place_for(self, device), dtype, non_blocking, copy,
+                                           memory_format);
+}
+
+void with_lazy_factories(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const LazyFactories scope;
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
 }
 
@@ -83,6 +169,25 @@ void register_opaque_composites() {
   const auto whole = [] { return torch::CppFunction::makeFromBoxedFunction<&record_whole>(); };
   add(autograd, kReadMemory, reads);
   add(backend, kReadMemory, reads);
+  const auto indices = [] {
+    return torch::CppFunction::makeFromBoxedFunction<&read_indices_first>();
+  };
+  add(autograd, kReadIndices, indices);
+  add(backend, kReadIndices, indices);
+  const auto prints = [] {
+    return torch::CppFunction::makeFromBoxedFunction<&read_what_is_no_vector>();
+  };
+  add(autograd, kPrint, prints);
+  add(backend, kPrint, prints);
+  for (torch::Library* library : {&autograd, &backend}) {
+    library->impl("to.dtype_layout", &to_layout);
+    library->impl("to.device", &to_device);
+  }
+  const auto fills = [] {
+    return torch::CppFunction::makeFromBoxedFunction<&with_lazy_factories>();
+  };
+  add(autograd, kFillFactory, fills);
+  add(backend, kFillFactory, fills);
   add(backend, kStartFromFactory, whole);
   add(autograd, kStartFromFactory, [] { return torch::CppFunction::makeFallthrough(); });
 }

@@ -1,5 +1,5 @@
-// csrc/record/factories.cpp: tensors that autograd makes from nothing during the backward of lazy
-// ones.
+// csrc/record/factories.cpp: tensors made from nothing that have to be lazy: by autograd during the
+// backward of lazy ones, and by ops that fill them.
 #include "csrc/record/factories.h"
 
 #include <ATen/ops/_efficientzerotensor.h>
@@ -20,6 +20,8 @@ thread_local int lazy_graph_task = -1;  // the newest backward pass here that re
 
 thread_local bool backward_from_lazy = false;
 
+thread_local bool lazy_factories = false;
+
 bool in_backward_of_lazy() {
   const int task = torch::autograd::get_current_graph_task_id();
   return task != -1 && (backward_from_lazy || task == lazy_graph_task) &&
@@ -29,7 +31,8 @@ bool in_backward_of_lazy() {
 bool becomes_lazy(std::optional<at::Layout> layout, std::optional<at::Device> device) {
   const bool strided = !layout || *layout == c10::kStrided;
   const bool real = !device || device->is_cpu() || device->is_cuda();
-  return strided && real && in_backward_of_lazy();
+  return strided && real &&
+         (in_backward_of_lazy() || (lazy_factories && !run::RealDispatch::active()));
 }
 
 c10::DispatchKeySet backend(std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
@@ -75,6 +78,9 @@ void note_backward_of_lazy() {
 }
 
 bool set_backward_from_lazy(bool lazy) { return std::exchange(backward_from_lazy, lazy); }
+
+LazyFactories::LazyFactories() : before_(std::exchange(lazy_factories, true)) {}
+LazyFactories::~LazyFactories() { lazy_factories = before_; }
 
 void register_factories() {
   static Silent silent;

@@ -19,4 +19,16 @@ bool set_backward_from_lazy(bool lazy);
 /// stand. Once per process.
 void register_factories();
 
+/// While one lives, what factories of this thread make is lazy.
+class LazyFactories {
+ public:
+  LazyFactories();
+  ~LazyFactories();
+  LazyFactories(const LazyFactories&) = delete;
+  LazyFactories& operator=(const LazyFactories&) = delete;
+
+ private:
+  const bool before_;
+};
+
 }  // namespace lazyeng::record

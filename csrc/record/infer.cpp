@@ -354,9 +354,24 @@ std::vector<at::Tensor> real_arguments_of(const Call& call) {
 /// Of ops of torch's own that make tensors.
 bool meta_is_asked(const Call& call) { return !call.info.wrong_meta && !has_odd_strides(call); }
 
-}  // namespace
+/// Meta functions of draws (`rand(2, dtype=torch.int)`) take any dtype, and a kernel that is called
+/// to hear whether it refuses would draw.
+bool may_refuse_dtype(const Call& call, const Plan& plan) {
+  if (!call.info.random || call.info.writes || !call.info.aten || plan.outputs.empty() ||
+      !plan.outputs[0].geometry)
+    return false;
+  const c10::ScalarType dtype = plan.outputs[0].geometry->dtype();
+  const auto draws = [&](std::string_view family) {
+    return call.info.short_name.compare(0, family.size(), family) == 0;
+  };
+  if (draws("randint") || draws("randperm"))
+    return dtype == c10::kBool ||
+           (!c10::isIntegralType(dtype, false) && dtype != c10::kFloat && dtype != c10::kDouble);
+  return (draws("rand") || draws("normal")) && !c10::isFloatingType(dtype) &&
+         dtype != c10::kComplexFloat && dtype != c10::kComplexDouble;
+}
 
-PlanRef infer(const Call& call) {
+PlanRef infer_any(const Call& call) {
   if (call.info.returns_plain || call.info.distrust_plans) return nullptr;
   Answer answer = Answer::none;
   if (call.info.structured_meta && !call.info.distrust_structured) {
@@ -369,6 +384,13 @@ PlanRef infer(const Call& call) {
       !(meta_is_asked(call) && meta_is_believed(call)))
     return nullptr;
   return ask_meta(call, For::meta, answer);
+}
+
+}  // namespace
+
+PlanRef infer(const Call& call) {
+  PlanRef plan = infer_any(call);
+  return plan && may_refuse_dtype(call, *plan) ? nullptr : plan;
 }
 
 namespace {

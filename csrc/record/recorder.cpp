@@ -93,6 +93,16 @@ bool is_counter(const run::Node& node) {
   return read;
 }
 
+/// `plain.to("lazyeng")` has read `plain` when it returns, as copies to other devices have: the
+/// program may change it then. Not with non_blocking=True.
+bool brings_to_device(const Call& call) {
+  if (!call.to_lazyeng || call.tensors.size() != 1 || !call.tensors[0].raw.defined()) return false;
+  if (thread_mode().inside() || thread_mode().mode != Mode::async) return false;
+  return std::none_of(call.args.begin(), call.args.end(), [](const c10::IValue& argument) {
+    return argument.isBool() && argument.toBool();
+  });
+}
+
 /// x.item()
 void note_values_read(const Call& call) {
   if (!call.info.returns_plain || call.tensors.size() != 1 || !call.tensors[0].value) return;
@@ -188,6 +198,7 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
     trace_record(call, nullptr);
     return;
   }
+  const bool at_once = brings_to_device(call);
   Ref<run::Node> node = build_node(call, false);
   c10::SmallVector<run::ValueRef, 2> values = add_outputs(*node, call, plan);
   add_rewrites(*node, plan);
@@ -200,7 +211,10 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
     make_python_objects(made);
     capture_stacks(*node);
   }
-  schedule(*node);
+  if (at_once)
+    run_in_order(*node, Before::needed);
+  else
+    schedule(*node);
   trace_record(call, node.get());
   complete_eager_effects(call, *node);
   throttle(*node);

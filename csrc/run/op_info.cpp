@@ -95,9 +95,10 @@ constexpr std::array<string_view, 25> kWrongMeta = {"aten::native_batch_norm",
                                                     "aten::_trilinear",
                                                     "aten::mkldnn_rnn_layer"};
 
-/// Structured ops whose real result is made by the kernel, not by the structured meta function.
-constexpr std::array<string_view, 2> kUnfinishedStructured = {"aten::mse_loss",
-                                                              "aten::smooth_l1_loss"};
+/// Structured ops, or overloads, whose real result is made by the kernel, not by the structured
+/// meta function.
+constexpr std::array<string_view, 3> kUnfinishedStructured = {
+    "aten::mse_loss", "aten::smooth_l1_loss", "aten::isin.Scalar_Tensor"};
 
 /// In-place ops that do not look at what they replace.
 constexpr std::array<string_view, 12> kOverwriting = {
@@ -206,7 +207,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
                 !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
   cpp_meta = made_of_ops && contains(kCppMeta, base);
   structured_meta =
-      aten && !contains(kUnfinishedStructured, base) &&
+      aten && !contains(kUnfinishedStructured, base) && !contains(kUnfinishedStructured, name) &&
       op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
 }
 

@@ -11,6 +11,8 @@ import torch
 from .known import KNOWN, METADATA_ONLY, NOT_APPLICABLE_REASON
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
+# The last section there is written by generic_report.py, and kept here.
+GENERIC_HEADING = "## Device-generic tests"
 
 
 def key(result: dict[str, Any]) -> str:
@@ -112,5 +114,9 @@ def table(rows: dict[str, str], empty: str) -> list[str]:
 
 def write_docs(results: list[dict[str, Any]], limit: int | None) -> Path:
     DOCS.parent.mkdir(exist_ok=True)
-    DOCS.write_text(docs_page(results, limit))
+    _, heading, section = (
+        DOCS.read_text().partition(GENERIC_HEADING) if DOCS.exists() else ("",) * 3
+    )
+    kept = f"\n{heading}{section}" if heading else ""
+    DOCS.write_text(docs_page(results, limit) + kept)
     return DOCS

@@ -13,12 +13,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 # Enough for the slowest entry on a busy machine; a hang must not cost more than this.
 DEFAULT_TIMEOUT = 120.0
 # Importing PyTorch's data bases takes some seconds before the first entry.
 START_TIMEOUT = 120.0
+# Of a result that belongs to no entry: the process ended before it had begun one.
+NO_NAME = "(no entry)"
+
+
+class Job(Protocol):
+    """What a worker process is started for."""
+
+    @property
+    def worker(self) -> str: ...  # the module that it runs
+    @property
+    def timeout(self) -> float: ...  # for one name
+    def environment(self) -> dict[str, str]: ...
+    def request(self, names: list[str]) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -30,6 +43,16 @@ class Plan:
     how: str = "wrap"  # "wrap": LazyTensors outside any block; "block": plain tensors in lazy(mode)
     limit: int | None = None
     timeout: float = DEFAULT_TIMEOUT
+    worker = "tests.conformance.worker"
+
+    def environment(self) -> dict[str, str]:
+        return {"LAZYENG_MODE": self.mode}
+
+    def request(self, names: list[str]) -> dict[str, Any]:
+        return {
+            "suite": self.suite, "mode": self.mode, "how": self.how, "limit": self.limit,
+            "names": names,
+        }  # fmt: skip
 
 
 def names_of(suites: list[str]) -> dict[str, list[str]]:
@@ -68,36 +91,36 @@ def run(
 def run_shard(plan: Plan, names: list[str]) -> Iterator[dict[str, Any]]:
     left = list(names)
     while left:
-        for result in run_process(plan, left):
+        for result in run_process(plan, list(left)):
             result |= {"suite": plan.suite, "mode": plan.mode, "how": plan.how}
             left.remove(result["name"])
             yield result
 
 
-def run_process(plan: Plan, names: list[str]) -> Iterator[dict[str, Any]]:
-    """Until all are done or the process is lost; then the last result says what it died of."""
+def run_process(job: Job, names: list[str]) -> Iterator[dict[str, Any]]:
+    """Until all are done or the process is lost; then the last result says what it died of.
+
+    A worker may name what it runs itself; then `names` becomes that.
+    """
     with tempfile.TemporaryFile("w+") as stderr:
-        process = start(plan, names, stderr)
+        process = start(job, job.request(names), stderr)
         try:
-            yield from watch(process, plan, names, stderr)
+            yield from watch(process, job, names, stderr)
         finally:
             if process.poll() is None:
                 process.kill()
             process.wait()
 
 
-def start(plan: Plan, names: list[str], stderr: IO[str]) -> subprocess.Popen[str]:
+def start(job: Job, request: dict[str, Any], stderr: IO[str]) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.conformance.worker"],
+        [sys.executable, "-m", job.worker],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
-        env=os.environ | {"LAZYENG_MODE": plan.mode},
+        env=os.environ | job.environment(),
     )
-    request = {
-        "suite": plan.suite, "mode": plan.mode, "how": plan.how, "limit": plan.limit, "names": names
-    }  # fmt: skip
     assert process.stdin is not None
     try:
         process.stdin.write(json.dumps(request))
@@ -108,7 +131,7 @@ def start(plan: Plan, names: list[str], stderr: IO[str]) -> subprocess.Popen[str
 
 
 def watch(
-    process: subprocess.Popen[str], plan: Plan, names: list[str], stderr: IO[str]
+    process: subprocess.Popen[str], job: Job, names: list[str], stderr: IO[str]
 ) -> Iterator[dict[str, Any]]:
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=pump, args=(process.stdout, lines), daemon=True).start()
@@ -116,11 +139,12 @@ def watch(
     done = 0
     while True:
         try:
-            line = lines.get(timeout=plan.timeout if current else START_TIMEOUT)
+            line = lines.get(timeout=job.timeout if current else START_TIMEOUT)
         except queue.Empty:
             process.send_signal(signal.SIGABRT)  # faulthandler writes all stacks
             time.sleep(0.5)
-            yield lost(current or names[done], "hang", f"no answer; {tail(stderr)}")
+            name = current or name_at(names, done)
+            yield lost(name, "hang", f"no answer; {tail(stderr)}")
             return
         if line is None:
             break
@@ -128,15 +152,17 @@ def watch(
             message = json.loads(line)
         except json.JSONDecodeError:
             continue  # cut off by a crash
-        if "start" in message:
+        if "names" in message:
+            names[:] = message["names"]
+        elif "start" in message:
             current = message["start"]
         else:
             current, done = None, done + 1
             yield message
     code = process.wait()
-    if current is not None or done < len(names):
+    if current is not None or done < len(names) or (code and not names):
         how = f"exit {code}" if code >= 0 else signal.Signals(-code).name
-        yield lost(current or names[done], "crash", f"{how}; {tail(stderr)}")
+        yield lost(current or name_at(names, done), "crash", f"{how}; {tail(stderr)}")
     elif code:
         # All entries were reported and then the exit failed: the last one gets it.
         yield_name = names[-1]
@@ -147,6 +173,10 @@ def pump(stream: IO[str], lines: queue.Queue[str | None]) -> None:
     for line in stream:
         lines.put(line)
     lines.put(None)
+
+
+def name_at(names: list[str], index: int) -> str:
+    return names[index] if index < len(names) else NO_NAME
 
 
 def lost(name: str, status: str, detail: str) -> dict[str, Any]:
