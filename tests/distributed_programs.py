@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+import lazyeng
 from tests.models.compare import check
 from tests.models.training import WAYS, Program, Side, state
 
@@ -124,6 +125,25 @@ PROGRAMS: dict[str, Program] = {
 }  # fmt: skip
 
 
+def check_that_collectives_are_recorded() -> None:
+    """They run in program order when somebody reads, and their failure is raised there."""
+    group = dist.group.WORLD
+    with lazyeng.lazy("deferred"):
+        x = torch.arange(3.0) + dist.get_rank()
+        total = functional_collectives.all_reduce(x * 2, "sum", group)
+        bad = torch.ops._c10d_functional.all_reduce(x, "sum", "no such group")
+        whole = functional_collectives.all_gather_tensor(total[:1], 0, group)
+        for y in (total, bad, whole):
+            assert type(y) is lazyeng.LazyTensor and not y.is_ready()
+    assert whole.tolist() == [2.0, 2.0] and total.tolist() == [2.0, 6.0, 10.0]
+    try:
+        bad.tolist()
+    except RuntimeError as error:
+        assert isinstance(error, lazyeng.LazyError) and "no such group" in str(error), error
+    else:
+        raise AssertionError("no failure")
+
+
 def main(rank: int, meeting: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -133,6 +153,7 @@ def main(rank: int, meeting: str) -> None:
         for way in WAYS:
             print(name, way, flush=True)  # the last line before a failure says where
             check(program, way)
+    check_that_collectives_are_recorded()
     dist.destroy_process_group()
 
 

@@ -1,9 +1,13 @@
 // csrc/record/collectives.cpp: torch.distributed's operations on lazy tensors.
 //
-// A backend (gloo, NCCL) reads and writes memory on threads of its own until the caller waits for
-// the Work that it is given, and the schemas do not say what is written. So a collective is no op
-// that could be recorded: it is called once everything recorded is complete, with tensors over the
-// real memory. From then on the rules are eager's: nobody touches that memory before the Work ends.
+// Functional collectives that make new tensors are recorded as any op; the run includes the wait
+// for the backend (csrc/run/collective.h), and one var that all of them write keeps them in program
+// order, which has to be the same in all processes.
+//
+// The others: a backend (gloo, NCCL) reads and writes memory on threads of its own until the caller
+// waits for the Work that it is given, and the schemas do not say what is written. So they are
+// called once everything recorded is complete, with tensors over the real memory. From then on the
+// rules are eager's: nobody touches that memory before the Work ends.
 #include "csrc/record/collectives.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -13,6 +17,7 @@
 
 #include "csrc/record/ignored_warnings.h"
 #include "csrc/record/lazy_tensor.h"
+#include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
 #include "csrc/run/executor.h"
 
@@ -75,36 +80,60 @@ void call_collective(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     stack->push_back(arguments.lazy_again(result));
 }
 
-/// All ops of the namespace, whose kernels for our key (c10d has some, for backends that are
-/// registered under its name) ours replace; the dispatcher warns of that.
-void take_over(torch::Library& library, const std::string& name_space) {
+/// A lazy tensor is waited for where it is read.
+void already_waits(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (!lazy_impl(stack->back().toTensor())) call_collective(op, stack);
+}
+
+std::string without_namespace(const c10::OperatorName& name) {
+  const std::string base = name.name.substr(name.name.find("::") + 2);
+  return name.overload_name.empty() ? base : base + "." + name.overload_name;
+}
+
+bool is_of(const c10::OperatorName& name, std::string_view name_space) {
+  return name.name.rfind(name_space, 0) == 0;
+}
+
+bool is_recorded(const c10::OperatorHandle& op) { return info_of(op).collective; }
+
+/// Ops that c10d has kernels for our key for, for backends that are registered under its name: ours
+/// replace them; the dispatcher warns of that.
+void take_over(torch::Library& library, std::string_view name_space) {
   const IgnoredWarnings silent;
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    if (name.name.rfind(name_space + "::", 0) != 0) continue;
-    const std::string overload = name.overload_name.empty() ? "" : "." + name.overload_name;
-    library.impl((name.name.substr(name_space.size() + 2) + overload).c_str(), collective_kernel());
+    if (!is_of(name, name_space)) continue;
+    const auto op = c10::Dispatcher::singleton().findOp(name);
+    if (!op || !op->hasSchema()) continue;
+    if (std::optional<torch::CppFunction> kernel = collective_kernel(*op))
+      library.impl(without_namespace(name).c_str(), std::move(*kernel));
   }
 }
 
 }  // namespace
 
-bool is_collective(const c10::OperatorName& name) {
-  return name.name.rfind("c10d::", 0) == 0 || name.name.rfind("_c10d_functional::", 0) == 0;
+std::optional<torch::CppFunction> collective_kernel(const c10::OperatorHandle& op) {
+  const c10::OperatorName& name = op.operator_name();
+  if (is_of(name, "_c10d_functional::wait_tensor") ||
+      is_of(name, "_c10d_functional::_wrap_tensor_autograd"))
+    return torch::CppFunction::makeFromBoxedFunction<&already_waits>();
+  if (is_of(name, "c10d::") || (is_of(name, "_c10d_functional::") && !is_recorded(op)))
+    return torch::CppFunction::makeFromBoxedFunction<&call_collective>();
+  return std::nullopt;
 }
 
-torch::CppFunction collective_kernel() {
-  return torch::CppFunction::makeFromBoxedFunction<&call_collective>();
+const run::StorageVarRef& order_of_collectives() {
+  static const auto* const var =
+      new run::StorageVarRef(make_ref<run::StorageVar>(run::StorageVar::generator_tag()));
+  return *var;
 }
 
-// Functional collectives return new tensors, which the backend writes until wait_tensor: they come
-// back plain, as their users hold them until then.
 void register_collectives() {
   constexpr auto kKey = c10::DispatchKey::PrivateUse1;
   static torch::Library plain(torch::Library::IMPL, "c10d", kKey, __FILE__, __LINE__);
   static torch::Library functional(torch::Library::IMPL, "_c10d_functional", kKey, __FILE__,
                                    __LINE__);
-  take_over(plain, "c10d");
-  take_over(functional, "_c10d_functional");
+  take_over(plain, "c10d::");
+  take_over(functional, "_c10d_functional::");
 }
 
 }  // namespace lazyeng::record

@@ -3,13 +3,20 @@
 
 #include <torch/library.h>
 
+#include <optional>
+
+#include "csrc/run/storage_var.h"
+
 namespace lazyeng::record {
 
 /// Registers kernels for the ops of c10d, if torch was built with it. Once per process.
 void register_collectives();
 
-/// Whether an op, perhaps defined since then (some are in Python), is called as those are.
-bool is_collective(const c10::OperatorName& name);
-torch::CppFunction collective_kernel();
+/// Of an op of torch.distributed, perhaps defined since then (some are in Python), that is not
+/// recorded as others are.
+std::optional<torch::CppFunction> collective_kernel(const c10::OperatorHandle& op);
+
+/// The var that all recorded collectives write.
+const run::StorageVarRef& order_of_collectives();
 
 }  // namespace lazyeng::record

@@ -121,10 +121,10 @@ std::string without_namespace(const c10::OperatorName& name) {
 }
 
 void add_kernel(torch::Library& library, const c10::OperatorHandle& op) {
-  library.impl(without_namespace(op.operator_name()).c_str(),
-               is_collective(op.operator_name())
-                   ? collective_kernel()
-                   : torch::CppFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(op)));
+  std::optional<torch::CppFunction> kernel = collective_kernel(op);
+  if (!kernel)
+    kernel = torch::CppFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(op));
+  library.impl(without_namespace(op.operator_name()).c_str(), std::move(*kernel));
 }
 
 /// Kernels have been registered for it, so that it can be told what they are.

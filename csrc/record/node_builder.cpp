@@ -1,6 +1,7 @@
 // csrc/record/node_builder.cpp: reads and writes of a node, from the schema's alias annotations.
 #include "csrc/record/node_builder.h"
 
+#include "csrc/record/collectives.h"
 #include "csrc/record/generators.h"
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/plain_storage.h"
@@ -27,7 +28,7 @@ void claim_checked(run::Node& node, const run::Value& value) {
     if (sibling.get() != &value.var()) write(node, sibling, false);
 }
 
-void claim(run::Node& node, const run::StorageVarRef& generator) {
+void claim(run::Node& node, const run::StorageVarRef& ordered) {
   for (const run::TensorArg& arg : node.tensors) {
     const run::ValueRef& value = arg.value;
     if (!value) continue;
@@ -40,7 +41,7 @@ void claim(run::Node& node, const run::StorageVarRef& generator) {
     else
       node.add_read(value->var_ref());
   }
-  if (generator) write(node, generator, true);
+  if (ordered) write(node, ordered, true);
 }
 
 }  // namespace
@@ -51,7 +52,9 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   node->block = thread_mode().block;
   node->writes_plain = call.writes_plain;
   node->settings = run::ThreadSettings::of_this_thread();
-  const run::StorageVarRef generator = call.info.random ? generator_var(call) : nullptr;
+  const run::StorageVarRef ordered = call.info.random       ? generator_var(call)
+                                     : call.info.collective ? order_of_collectives()
+                                                            : nullptr;
   if (discover) {
     node->found.caller = std::this_thread::get_id();
     // What the run teaches is told by comparing with the call.
@@ -66,7 +69,7 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   for (run::TensorArg& arg : node->tensors)
     if (arg.value && !(discover && arg.written)) arg.raw = at::Tensor();
   if (!call.info.aten) node->queue = engine::QueueId::python;
-  claim(*node, generator);
+  claim(*node, ordered);
   for (const at::Tensor& tensor : call.written)
     if (tensor.defined()) run::note_own_write(tensor);
   return node;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "csrc/run/collective.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/kernel_warnings.h"
 #include "csrc/run/plain_storage.h"
@@ -120,6 +121,7 @@ void Node::execute() {
     const std::unique_lock<std::mutex> cores = wait_for_cores();
     info.handle.callBoxed(stack);
   }
+  if (info.collective) wait_for_collective(stack);
   follow_resizes();
   check_plain_reads();  // once more: it may have been changed while the kernel read it
   if (discover)

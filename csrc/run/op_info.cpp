@@ -192,6 +192,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
     reports_info |= schema.returns()[i].name() == "info";
   }
   random = op.hasTag(at::Tag::nondeterministic_seeded);
+  collective = base.rfind("_c10d_functional::", 0) == 0 && !writes;
   indexes = base == "aten::index" || base == "aten::_unsafe_index";
   data_dependent =
       !indexes && (op.hasTag(at::Tag::dynamic_output_shape) ||

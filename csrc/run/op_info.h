@@ -48,6 +48,8 @@ struct OpInfo {
   bool aten = false;
   bool writes = false;  ///< some argument is written
   bool random = false;  ///< draws from a generator
+  /// Of torch.distributed, makes new tensors: the backend writes them until they are waited for.
+  bool collective = false;
   bool takes_generator = false;
   bool data_dependent = false;    ///< shapes or results depend on values
   bool indexes = false;           ///< data dependent only if an index is a mask
