@@ -155,16 +155,17 @@ def test_helpers_sleep_only_in_a_program_that_never_waits():
             return sum(name(t).startswith("lazyeng-openmp") for t in os.listdir("/proc/self/task"))
         x, w = wrap(torch.ones(16)), wrap(torch.ones(600, 600))
         def recording(step):
-            \"""Sizes of the team while steps are recorded, after the time that a change takes.\"""
-            start, sizes = time.monotonic(), set()
+            \"""The size of the team while steps are recorded, after the time that a change takes.\"""
+            start, sizes = time.monotonic(), []
             while time.monotonic() < start + 1:
                 step()
-                if time.monotonic() > start + 0.5: sizes.add(idle_team())
-            return sizes
+                if time.monotonic() > start + 0.5: sizes.append(idle_team())
+            # (A process that is not scheduled for 100 ms has not waited lately.)
+            return [n for n in (1, 2) if sizes.count(n) > 0.9 * len(sizes)]
         print(recording(lambda: [x + 1 for _ in range(20)]))
         print(recording(lambda: (w @ w).sum().item()))
         print(recording(lambda: [x + 1 for _ in range(20)]))
-    """, "{2} {1} {2}")  # fmt: skip
+    """, "[2] [1] [2]")  # fmt: skip
 
 
 def test_fork_before_first_use():
