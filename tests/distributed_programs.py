@@ -56,9 +56,11 @@ def functional(side: Side) -> Any:
     reduced = functional_collectives.all_reduce(x * 2, "sum", group) + 1
     whole = functional_collectives.all_gather_tensor(x * 2, 0, group) * 2
     half = functional_collectives.reduce_scatter_tensor(x * 2, "sum", 0, group) * 2
+    in_place = torch.ops._c10d_functional.all_reduce_(x * 2, "sum", dist.group.WORLD.group_name)
+    in_place = torch.ops._c10d_functional.wait_tensor(in_place) * 2
     p = side(torch.ones(3)).requires_grad_()
     total = functional_collectives.all_reduce(p * (dist.get_rank() + 1), "sum", group).sum()
-    return [t.detach() for t in (reduced, whole, half, total)]
+    return [t.detach() for t in (reduced, whole, half, in_place, total)]
 
 
 class Branches(nn.Module):

@@ -19,6 +19,7 @@
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
+#include "csrc/run/collective.h"
 #include "csrc/run/executor.h"
 
 namespace lazyeng::record {
@@ -67,6 +68,10 @@ class RealArguments {
   std::unordered_map<c10::TensorImpl*, at::Tensor> lazy_;
 };
 
+bool is_of(const c10::OperatorName& name, std::string_view name_space) {
+  return name.name.rfind(name_space, 0) == 0;
+}
+
 void call_collective(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const size_t count = op.schema().arguments().size();
   // Reads that are pending look at what the backend may write, so the last write is not enough.
@@ -75,6 +80,9 @@ void call_collective(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   {
     const run::RealDispatch below;
     op.callBoxed(&arguments.stack());
+    // `all_reduce_` and its like: wait_tensor of a lazy tensor does nothing.
+    if (info_of(op).writes && is_of(op.operator_name(), "_c10d_functional::"))
+      run::wait_for_collective(arguments.stack());
   }
   for (const c10::IValue& result : arguments.stack())
     stack->push_back(arguments.lazy_again(result));
@@ -83,15 +91,6 @@ void call_collective(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 /// A lazy tensor is waited for where it is read.
 void already_waits(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (!lazy_impl(stack->back().toTensor())) call_collective(op, stack);
-}
-
-std::string without_namespace(const c10::OperatorName& name) {
-  const std::string base = name.name.substr(name.name.find("::") + 2);
-  return name.overload_name.empty() ? base : base + "." + name.overload_name;
-}
-
-bool is_of(const c10::OperatorName& name, std::string_view name_space) {
-  return name.name.rfind(name_space, 0) == 0;
 }
 
 bool is_recorded(const c10::OperatorHandle& op) { return info_of(op).collective; }

@@ -115,11 +115,6 @@ torch::Library& new_library(const std::string& name_space) {
   return *registered().libraries.back();
 }
 
-std::string without_namespace(const c10::OperatorName& name) {
-  const std::string base = name.name.substr(name.name.find("::") + 2);
-  return name.overload_name.empty() ? base : base + "." + name.overload_name;
-}
-
 void add_kernel(torch::Library& library, const c10::OperatorHandle& op) {
   std::optional<torch::CppFunction> kernel = collective_kernel(op);
   if (!kernel)
@@ -171,6 +166,11 @@ void register_fallbacks() {
 }
 
 }  // namespace
+
+std::string without_namespace(const c10::OperatorName& name) {
+  const std::string base = name.name.substr(name.name.find("::") + 2);
+  return name.overload_name.empty() ? base : base + "." + name.overload_name;
+}
 
 const run::OpInfo& info_of(const c10::OperatorHandle& op) {
   struct Table {

@@ -13,6 +13,9 @@ size_t register_kernels();
 /// What the op's schema says; the one object for the op.
 const run::OpInfo& info_of(const c10::OperatorHandle& op);
 
+/// "all_reduce", "add.out": as torch::Library wants it.
+std::string without_namespace(const c10::OperatorName& name);
+
 /// Gives ops that were registered since the last call a kernel of their own, so that they are
 /// recorded as one op even if they have a kernel for all backends. Cheap when there are none.
 void adopt_new_ops();
