@@ -130,11 +130,14 @@ def test_inside_a_block(call, expected):
 
 
 @pytest.mark.parametrize("call, expected", calls("Outside of blocks, and at their end"))
-def test_outside_of_blocks(call, expected):
+def test_outside_of_blocks(call, expected, monkeypatch):
+    # What must be complete when the call returns is waited for before the SyncError is raised.
+    monkeypatch.setattr(Gate, "limit", 0.5 if expected == "yes" else 5.0)
     with lazy("deferred"):
         namespace = prepared(call, gated=False)
     with lazy("deferred"):
-        namespace["x"] = torch.rand(2, 3) + 1  # the block before has waited
+        gate_is_open.clear()
+        namespace["x"] = gate(torch.rand(2, 3)) + 1  # an engine thread has it in hand, and waits
     assert waits(call, namespace) == (expected == "yes")
 
 
