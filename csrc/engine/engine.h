@@ -68,6 +68,13 @@ class Engine {
   /// owner may push more (the recorder's window). Returns true if it did. Set before start(). Never
   /// throws.
   void set_hungry(std::function<bool()> hungry) { hungry_ = std::move(hungry); }
+  /// Called by an idle worker of the CPU pool about every 50 us for as long as it returns true, and
+  /// for about 2 ms after that: the owner holds ops back, and pushes them when no more come. Without
+  /// any lock. Set before start(). Never throws.
+  void set_watch(std::function<bool()> watch) { watch_ = std::move(watch); }
+  /// Whether a worker does that now. If not, a nudge makes one begin. A hint, but not a lossy one:
+  /// a worker that stops calls watch() once more, and sees what was held back before this call.
+  virtual bool is_watched() const noexcept = 0;
   /// True if some worker of the queue would start at once on a pushed op; false if no thread serves
   /// it now. A hint, but not a lossy one: a worker that the answer misses will call hungry() after
   /// it, and sees what the asking thread had put into its window before it asked.
@@ -109,6 +116,7 @@ class Engine {
 
  protected:
   std::function<bool()> hungry_;
+  std::function<bool()> watch_;
   std::function<void(QueueId, unsigned)> thread_init_;
   std::function<void()> long_idle_;
   std::function<void()> guest_begin_;

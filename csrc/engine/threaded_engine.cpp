@@ -59,6 +59,7 @@ class ThreadedEngine final : public TrackedEngine {
 
   using TrackedEngine::has_idle_worker;
   bool has_idle_worker(QueueId queue) const noexcept override;
+  bool is_watched() const noexcept override;
   void nudge() noexcept override;
   void start() override;
   void stop() override;
@@ -120,7 +121,9 @@ WorkerPool& ThreadedEngine::make_pool(QueueId queue) {
       [this] {
         if (long_idle_) long_idle_();
       },
+      {},
   };
+  if (is_cpu) hooks.watch = [this] { return watch_ && watch_(); };
   owned_[slot] = std::make_unique<WorkerPool>(QueueId(slot), is_cpu ? num_workers_.load() : 1,
                                               !is_cpu, std::move(hooks));
   if (running_) owned_[slot]->start(/*now=*/false);
@@ -231,6 +234,10 @@ void ThreadedEngine::dispatch(ReadyList ready) {
 bool ThreadedEngine::has_idle_worker(QueueId queue) const noexcept {
   const WorkerPool* pool = pools_[slot_of(queue)].load(std::memory_order_acquire);
   return pool && pool->has_idle_worker();
+}
+
+bool ThreadedEngine::is_watched() const noexcept {
+  return pools_[slot_of(QueueId::cpu)].load(std::memory_order_relaxed)->is_watched();
 }
 
 void ThreadedEngine::nudge() noexcept {

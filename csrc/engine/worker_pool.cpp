@@ -196,9 +196,29 @@ WorkerPool::Signal WorkerPool::wait_for_signal(Worker& self) {
 
 // Who replaces `parked` by a signal releases the semaphore, once; so we acquire it once.
 void WorkerPool::park(Worker& self) {
+  if (watch(self)) return;
   if (self.unparked.try_acquire_for(kLongIdle)) return;
   hooks_.long_idle();
   self.unparked.acquire();
+}
+
+// One worker at a time watches. True if it was unparked meanwhile.
+bool WorkerPool::watch(Worker& self) {
+  // Longer than most gaps between the steps of a program: nobody need nudge us in one.
+  constexpr int kQuietLooks = 20;
+  if (!hooks_.watch) return false;
+  bool unparked = false;
+  do {
+    if (watched_.exchange(true, std::memory_order_seq_cst)) return false;
+    for (int quiet = 0; !unparked && quiet < kQuietLooks; ++quiet) {
+      unparked = self.unparked.try_acquire_for(kWatchEvery);
+      if (!unparked && hooks_.watch()) quiet = 0;
+    }
+    watched_.store(false, std::memory_order_seq_cst);
+    // Dekker with is_watched(): who holds something back does so, then asks; we have said no, and
+    // look again.
+  } while (!unparked && hooks_.watch());
+  return unparked;
 }
 
 void WorkerPool::ready_changed() {

@@ -36,6 +36,9 @@ class WorkerPool {
  public:
   /// Longer than most gaps within a step of a program, shorter than anybody would notice.
   static constexpr std::chrono::milliseconds kLongIdle{2};
+  /// Much longer than recording an op takes, much shorter than what holding a chain of large ops
+  /// back saves.
+  static constexpr std::chrono::microseconds kWatchEvery{50};
 
   struct Hooks {
     /// Runs the op. Returns one to continue with, of the same queue, or null.
@@ -47,6 +50,8 @@ class WorkerPool {
     /// Called on a thread that has had nothing to do for kLongIdle, once, until it has worked
     /// again.
     std::function<void()> long_idle;
+    /// Asked by one idle worker every kWatchEvery while it returns true; empty: never.
+    std::function<bool()> watch;
   };
 
   /// With `strict` the priority and push order of ready ops is kept exactly; otherwise a worker
@@ -72,6 +77,8 @@ class WorkerPool {
   bool offers_brief() const noexcept { return offers_brief_.load(std::memory_order_relaxed); }
 
   bool has_idle_worker() const noexcept;
+  /// Whether an idle worker calls the hook watch now.
+  bool is_watched() const noexcept { return watched_.load(std::memory_order_seq_cst); }
   /// Wakes an idle worker to call hungry. False if there is none.
   bool nudge() noexcept;
 
@@ -101,6 +108,7 @@ class WorkerPool {
   Signal withdraw(Worker& self);
   Signal wait_for_signal(Worker& self);
   void park(Worker& self);
+  bool watch(Worker& self);
   void ready_changed();
   bool left_to_guests() const noexcept;
   Worker* wake_for_work();
@@ -126,6 +134,7 @@ class WorkerPool {
   std::atomic<bool> open_{false};  // may run
   std::atomic<uint64_t> first_{ReadyQueue::kNone};
   std::atomic<bool> offers_brief_{false};
+  std::atomic<bool> watched_{false};
   alignas(64) mutable std::atomic<unsigned> num_idle_{0};
 };
 

@@ -115,9 +115,9 @@ Recorder* current_recorder() { return current; }
 void set_current_recorder(Recorder* recorder) { current = recorder; }
 
 Recorder::Recorder(std::unique_ptr<engine::Engine> engine)
-    : engine_(std::move(engine)),
-      holder_([this] { return held_up_to(); }, [this] { flush_held(); }) {
+    : engine_(std::move(engine)) {
   engine_->set_hungry([this] { return hungry(); });
+  engine_->set_watch([this] { return watch(); });
   engine_->set_thread_init([](engine::QueueId, unsigned) {
     run::init_engine_thread();
     Gate::exempt_this_thread();
@@ -130,12 +130,12 @@ Recorder::Recorder(std::unique_ptr<engine::Engine> engine)
 Recorder::~Recorder() = default;
 
 void Recorder::start_threads() {
-  holder_.start();
+  watched_.store(true, std::memory_order_relaxed);
   run::openmp_helpers().start();
 }
 
 void Recorder::stop_threads() {
-  holder_.stop();
+  watched_.store(false, std::memory_order_relaxed);
   run::openmp_helpers().stop();
 }
 
@@ -233,20 +233,21 @@ void Recorder::run_in_order(run::Node& node, Before before) {
   const run::RealDispatch below;
   const Gate::Inside inside;
   const engine::GuestScope guest(*engine_);  // also of what is pushed first
-  Batch pushed;
-  std::unique_lock lock(window_mutex_);
-  const bool push_window = before == Before::all || meets_window_locked(node);
-  if (push_window) pushed = flush_locked();
-  // The engine counts its writes as pending from now on: they never stand in the window.
-  number_locked(node);
-  const uint64_t number = push_window ? node.number : 0;
+  Batch window;
+  std::unique_lock pushing(push_mutex_);
+  uint64_t before_node = 0;
+  {
+    std::lock_guard lock(window_mutex_);
+    before_node = last_number_;
+    if (!window_.empty() && (before == Before::all || meets_window_locked(node)))
+      window = take_window_locked();
+    // The engine counts its writes as pending from now on: they never stand in the window.
+    number_locked(node);
+  }
+  if (!window.empty()) window = push_taken(std::move(window), before_node);
   engine_->admit(node.cost_bytes);
-  const auto appended = [&] {
-    if (number != 0) run::StorageVar::pushed_up_to.store(number, std::memory_order_release);
-    lock.unlock();
-  };
   wait_until_done([&](const engine::Interrupt& interrupt) {
-    return engine_->push_and_run(Ref<engine::Op>(&node), interrupt, appended);
+    return engine_->push_and_run(Ref<engine::Op>(&node), interrupt, [&] { pushing.unlock(); });
   });
 }
 

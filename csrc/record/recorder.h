@@ -1,8 +1,10 @@
 // csrc/record/recorder.h: from a call to a node in the window, and from there to the engine.
 //
-// Locks: window_mutex_ orders recording. Its holder never takes the GIL, never waits for an op and
-// drops no value, so it may be taken with or without the GIL. Pushing happens under it, so that the
-// engine sees ops in the order in which they were recorded, whichever thread flushes.
+// Locks, the outer first: push_mutex_ orders pushes, so that the engine sees ops in the order in
+// which they were recorded, whichever thread pushes; window_mutex_ orders recording. Who pushes
+// takes the window out under both and partitions it under the first only: recording does not wait
+// for that. Their holders never take the GIL, never wait for an op and drop no value, so both may
+// be taken with or without the GIL.
 #pragma once
 
 #include <map>
@@ -11,7 +13,6 @@
 #include "csrc/fuse/partition.h"
 #include "csrc/record/call.h"
 #include "csrc/record/graph.h"
-#include "csrc/record/holder.h"
 #include "csrc/record/infer.h"
 #include "csrc/record/thread_mode.h"
 
@@ -65,8 +66,7 @@ class Recorder {
   /// Whether windows are partitioned into groups from now on; otherwise every node runs alone.
   void set_fusion(bool on) { fusion_.store(on, std::memory_order_relaxed); }
 
-  /// The thread that pushes windows held back for fusion (while it does not run, none is held), and
-  /// that of OpenMP's helpers.
+  /// The thread of OpenMP's helpers. Between the two, while the engine runs, windows may be held.
   void start_threads();
   void stop_threads();
 
@@ -85,13 +85,21 @@ class Recorder {
   /// Whether what was recorded before is pushed first: always, or only what the node must follow.
   enum class Before : uint8_t { all, needed };
   void run_in_order(run::Node& node, Before before);
+  void wake_worker();
   void number_locked(run::Node& node);
   void enter_window_locked(run::Node& node);
   bool meets_window_locked(const run::Node& node) const;
+  Batch take_window_locked();
+  enum class Which : uint8_t { any, ready, held };  ///< ready: async, and not held
   /// Pushes the window. The caller drops what it gets after it has let go of the lock.
-  Batch flush_locked();
+  Batch push_window(Which which);
+  Batch push_taken(Batch window, uint64_t up_to);
+  void push_unless_another_does();
+  /// For workers that have nothing to run: pushes the window unless it is held. True if it did.
   bool hungry();
-  void flush_held();
+  /// For one of them, every now and then: pushes a held window that has not grown since the last
+  /// time. True while one is held.
+  bool watch();
   uint64_t held_up_to() const;
   bool may_wait_for_more(const run::Node& node) const;
   void throttle(const run::Node& node);
@@ -104,19 +112,24 @@ class Recorder {
   PlanCache plans_;
   RecordCounters counters_;
 
-  std::mutex window_mutex_;
   std::mutex fallback_mutex_;
   std::map<std::string, uint64_t> fallback_counts_;
 
   std::atomic<bool> fusion_{true};
-  fuse::Partition partition_;
+  std::atomic<bool> watched_{false};  // windows may be held
+
+  std::mutex push_mutex_;
+  fuse::Partition partition_;            // guarded by push_mutex_
+  std::atomic<bool> in_transit_{false};  // nodes are in neither window_ nor the engine
+  std::atomic<uint64_t> last_watched_{0};
+
+  std::mutex window_mutex_;  // guards the rest
   Batch window_;
   bool window_has_async_ = false;
   bool window_is_held_ = false;          // its async nodes can all be fused
   std::atomic<uint64_t> held_up_to_{0};  // newest node of a held window, else 0; see append
   std::atomic<size_t> window_size_{0};
   uint64_t last_number_ = 0;
-  Holder holder_;  // last: its thread looks at the others
 };
 
 /// The recorder that the boxed kernels use; owned by the Python module. Null before import ends.

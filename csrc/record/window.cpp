@@ -1,10 +1,11 @@
 // csrc/record/window.cpp: the window of recorded nodes, and when it goes to the engine.
 //
-// In async mode a node waits in the window only while every worker is busy: an idle worker takes
-// the window (hungry), and whoever records while a worker is idle pushes at once. But a window of
-// nothing but nodes that can be fused is held while it grows: it goes when a node is recorded that
-// cannot be fused, when somebody reads, when it is full, or when recording pauses (holder.h). In
-// deferred mode nodes stay until somebody reads, synchronizes, or the run-ahead bound is reached.
+// In async mode a node waits in the window only while every worker is busy: an idle worker fetches
+// the window (hungry), and whoever records while a worker is idle wakes it. But a window of nothing
+// but nodes that can be fused is held while it grows: it goes when a node is recorded that cannot
+// be fused, when somebody reads, when it is full, or when recording pauses, which an idle worker
+// looks for every now and then (watch). In deferred mode nodes stay until somebody reads,
+// synchronizes, or the run-ahead bound is reached.
 #include "csrc/fuse/op_table.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/sync_debug.h"
@@ -14,7 +15,10 @@
 namespace lazyeng::record {
 namespace {
 
-constexpr size_t kMaxWindow = 256;  // bounds what one push has to do under the window's lock
+/// A window that has so many nodes is not held any more: pushes stay small.
+constexpr size_t kFullWindow = 256;
+/// The recording thread pushes such a window itself: no worker has been free to fetch it.
+constexpr size_t kMaxWindow = 2 * kFullWindow;
 constexpr uint64_t kLookEvery = 8;
 constexpr uint64_t kLookAtBytes = 1 << 12;
 
@@ -62,8 +66,13 @@ std::string Recorder::describe_writer(const run::StorageVar& var) {
 }
 
 Recorder::Batch Recorder::planned() {
-  std::lock_guard lock(window_mutex_);
-  return fusion_.load(std::memory_order_relaxed) ? partition_.plan(window_) : window_;
+  std::lock_guard pushing(push_mutex_);
+  Batch nodes;
+  {
+    std::lock_guard lock(window_mutex_);
+    nodes = window_;
+  }
+  return fusion_.load(std::memory_order_relaxed) ? partition_.plan(nodes) : nodes;
 }
 
 Graph Recorder::pending(const std::vector<run::StorageVarRef>& vars) {
@@ -73,27 +82,41 @@ Graph Recorder::pending(const std::vector<run::StorageVarRef>& vars) {
 void Recorder::append(run::Node& node) {
   const bool async = thread_mode().mode == Mode::async;
   engine_->admit(node.cost_bytes);
-  Batch pushed;  // let go of after the lock: a node may be the last to hold somebody's memory
-  std::lock_guard lock(window_mutex_);
-  number_locked(node);
-  if (async) {
-    window_is_held_ = (window_.empty() || window_is_held_) && may_wait_for_more(node);
-    held_up_to_.store(window_is_held_ ? node.number : 0, std::memory_order_relaxed);
+  bool full, held, first;
+  {
+    std::lock_guard lock(window_mutex_);
+    number_locked(node);
+    if (async) {
+      window_is_held_ = (window_.empty() || window_is_held_) && may_wait_for_more(node) &&
+                        window_.size() + 1 < kFullWindow;
+      held_up_to_.store(window_is_held_ ? node.number : 0, std::memory_order_relaxed);
+    }
+    enter_window_locked(node);
+    window_has_async_ |= async;
+    full = window_.size() >= kMaxWindow;
+    held = window_is_held_;
+    first = window_.size() == 1;
+    // seq_cst: either the worker that is going to sleep sees this size, or we see the worker idle.
+    // (Deferred nodes are none of its business.)
+    window_size_.store(window_.size(),
+                       async ? std::memory_order_seq_cst : std::memory_order_release);
   }
-  enter_window_locked(node);
-  window_has_async_ |= async;
-  // seq_cst: either the worker that is going to sleep sees this size, or we see the worker idle.
-  // (Deferred nodes are none of its business.)
-  window_size_.store(window_.size(), async ? std::memory_order_seq_cst : std::memory_order_release);
   if (!async) return;
-  if (window_.size() >= kMaxWindow || (!window_is_held_ && engine_->has_idle_worker()))
-    pushed = flush_locked();
-  else if (window_is_held_)
-    holder_.wake();
+  if (full)
+    push_unless_another_does();
+  else if (!held || (first && !engine_->is_watched()))
+    wake_worker();
+}
+
+/// An idle worker fetches the window, or watches it if it is held: its partition and its appends
+/// cost as much as recording it did, so they are not this thread's work while another is free.
+void Recorder::wake_worker() {
+  if (engine_->has_idle_worker()) engine_->nudge();
 }
 
 bool Recorder::may_wait_for_more(const run::Node& node) const {
-  return fusion_.load(std::memory_order_relaxed) && holder_.runs() && fuse::may_join(node.info);
+  return fusion_.load(std::memory_order_relaxed) && watched_.load(std::memory_order_relaxed) &&
+         fuse::may_join(node.info);
 }
 
 /// Number of the newest node of a window that is held, 0 if none is. Without the lock: append
@@ -103,43 +126,78 @@ uint64_t Recorder::held_up_to() const {
   return held_up_to_.load(std::memory_order_relaxed);
 }
 
-Recorder::Batch Recorder::flush_locked() {
-  if (window_.empty()) return {};
-  if (window_.size() > 1 && fusion_.load(std::memory_order_relaxed))
-    window_ = partition_.run(std::move(window_));
-  run::openmp_helpers().program_records();
-  engine_->push(std::span<Ref<engine::Op>>(window_));
-  run::StorageVar::pushed_up_to.store(last_number_, std::memory_order_release);
-  Batch pushed = std::move(window_);
+/// With window_mutex_ and push_mutex_. Whoever finds the window empty from now on finds in_transit_.
+Recorder::Batch Recorder::take_window_locked() {
+  in_transit_.store(true, std::memory_order_seq_cst);
+  Batch window = std::move(window_);
   window_ = Batch();
-  window_.reserve(kMaxWindow);
+  window_.reserve(kFullWindow);
   window_has_async_ = window_is_held_ = false;
   held_up_to_.store(0, std::memory_order_relaxed);
   window_size_.store(0, std::memory_order_seq_cst);
-  return pushed;
+  return window;
+}
+
+/// With push_mutex_, not with window_mutex_: recording goes on meanwhile.
+Recorder::Batch Recorder::push_taken(Batch window, uint64_t up_to) {
+  if (window.size() > 1 && fusion_.load(std::memory_order_relaxed))
+    window = partition_.run(std::move(window));
+  run::openmp_helpers().program_records();
+  engine_->push(std::span<Ref<engine::Op>>(window));
+  run::StorageVar::pushed_up_to.store(up_to, std::memory_order_release);
+  in_transit_.store(false, std::memory_order_seq_cst);
+  return window;
+}
+
+/// With push_mutex_.
+Recorder::Batch Recorder::push_window(Which which) {
+  Batch window;
+  uint64_t up_to;
+  {
+    std::lock_guard lock(window_mutex_);
+    const bool wanted = which == Which::any    ? true
+                        : which == Which::held ? window_is_held_
+                                               : window_has_async_ && !window_is_held_;
+    if (window_.empty() || !wanted) return {};
+    window = take_window_locked();
+    up_to = last_number_;
+  }
+  return push_taken(std::move(window), up_to);
 }
 
 void Recorder::flush() {
-  if (window_size_.load(std::memory_order_seq_cst) == 0) return;
-  Batch pushed;
-  std::lock_guard lock(window_mutex_);
-  pushed = flush_locked();
+  // In this order: what leaves the window is in transit before.
+  if (window_size_.load(std::memory_order_seq_cst) == 0 &&
+      !in_transit_.load(std::memory_order_seq_cst))
+    return;
+  Batch pushed;  // let go of after the lock: a node may be the last to hold somebody's memory
+  std::lock_guard pushing(push_mutex_);
+  pushed = push_window(Which::any);
 }
 
-/// For the holder, which has looked without the lock: by now the window may be another, of deferred
-/// nodes.
-void Recorder::flush_held() {
+void Recorder::push_unless_another_does() {
   Batch pushed;
-  std::lock_guard lock(window_mutex_);
-  if (window_is_held_) pushed = flush_locked();
+  std::unique_lock pushing(push_mutex_, std::try_to_lock);
+  if (pushing) pushed = push_window(Which::any);
 }
 
 bool Recorder::hungry() {
   if (window_size_.load(std::memory_order_seq_cst) == 0) return false;
   Batch pushed;
-  std::lock_guard lock(window_mutex_);
-  if (!window_has_async_ || window_is_held_) return false;  // (the holder is awake)
-  pushed = flush_locked();
+  std::lock_guard pushing(push_mutex_);
+  pushed = push_window(Which::ready);
+  return !pushed.empty();
+}
+
+bool Recorder::watch() {
+  const uint64_t newest = held_up_to();
+  const uint64_t seen = last_watched_.exchange(newest, std::memory_order_relaxed);
+  if (newest == 0) return false;
+  if (newest == seen) {
+    Batch pushed;
+    std::lock_guard pushing(push_mutex_);
+    pushed = push_window(Which::held);  // (it may be another one by now, of deferred nodes)
+  }
   return true;
 }
 
