@@ -69,8 +69,8 @@ class Engine {
   /// throws.
   void set_hungry(std::function<bool()> hungry) { hungry_ = std::move(hungry); }
   /// Called by an idle worker of the CPU pool about every 50 us for as long as it returns true, and
-  /// for about 2 ms after that: the owner holds ops back, and pushes them when no more come. Without
-  /// any lock. Set before start(). Never throws.
+  /// for about 2 ms after that: the owner holds ops back, and pushes them when no more come.
+  /// Without any lock. Set before start(). Never throws.
   void set_watch(std::function<bool()> watch) { watch_ = std::move(watch); }
   /// Whether a worker does that now. If not, a nudge makes one begin. A hint, but not a lossy one:
   /// a worker that stops calls watch() once more, and sees what was held back before this call.

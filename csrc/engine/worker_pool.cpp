@@ -196,20 +196,19 @@ WorkerPool::Signal WorkerPool::wait_for_signal(Worker& self) {
 
 // Who replaces `parked` by a signal releases the semaphore, once; so we acquire it once.
 void WorkerPool::park(Worker& self) {
-  if (watch(self)) return;
-  if (self.unparked.try_acquire_for(kLongIdle)) return;
+  const Watched watched = hooks_.watch ? watch(self) : Watched::no;
+  if (watched == Watched::until_unparked) return;
+  if (watched == Watched::no && self.unparked.try_acquire_for(kLongIdle)) return;
   hooks_.long_idle();
   self.unparked.acquire();
 }
 
-// One worker at a time watches. True if it was unparked meanwhile.
-bool WorkerPool::watch(Worker& self) {
-  // Longer than most gaps between the steps of a program: nobody need nudge us in one.
-  constexpr int kQuietLooks = 20;
-  if (!hooks_.watch) return false;
+// One worker at a time watches, until it is unparked or has seen nothing held back for kLongIdle.
+WorkerPool::Watched WorkerPool::watch(Worker& self) {
+  constexpr int kQuietLooks = 20;  // (a sleep of 50 us takes twice as long)
   bool unparked = false;
   do {
-    if (watched_.exchange(true, std::memory_order_seq_cst)) return false;
+    if (watched_.exchange(true, std::memory_order_seq_cst)) return Watched::no;
     for (int quiet = 0; !unparked && quiet < kQuietLooks; ++quiet) {
       unparked = self.unparked.try_acquire_for(kWatchEvery);
       if (!unparked && hooks_.watch()) quiet = 0;
@@ -218,7 +217,7 @@ bool WorkerPool::watch(Worker& self) {
     // Dekker with is_watched(): who holds something back does so, then asks; we have said no, and
     // look again.
   } while (!unparked && hooks_.watch());
-  return unparked;
+  return unparked ? Watched::until_unparked : Watched::until_quiet;
 }
 
 void WorkerPool::ready_changed() {

@@ -108,7 +108,8 @@ class WorkerPool {
   Signal withdraw(Worker& self);
   Signal wait_for_signal(Worker& self);
   void park(Worker& self);
-  bool watch(Worker& self);
+  enum class Watched : uint8_t { no, until_unparked, until_quiet };
+  Watched watch(Worker& self);
   void ready_changed();
   bool left_to_guests() const noexcept;
   Worker* wake_for_work();

@@ -114,8 +114,7 @@ void note_values_read(const Call& call) {
 Recorder* current_recorder() { return current; }
 void set_current_recorder(Recorder* recorder) { current = recorder; }
 
-Recorder::Recorder(std::unique_ptr<engine::Engine> engine)
-    : engine_(std::move(engine)) {
+Recorder::Recorder(std::unique_ptr<engine::Engine> engine) : engine_(std::move(engine)) {
   engine_->set_hungry([this] { return hungry(); });
   engine_->set_watch([this] { return watch(); });
   engine_->set_thread_init([](engine::QueueId, unsigned) {

@@ -126,7 +126,8 @@ uint64_t Recorder::held_up_to() const {
   return held_up_to_.load(std::memory_order_relaxed);
 }
 
-/// With window_mutex_ and push_mutex_. Whoever finds the window empty from now on finds in_transit_.
+/// With window_mutex_ and push_mutex_. Whoever finds the window empty from now on finds
+/// in_transit_.
 Recorder::Batch Recorder::take_window_locked() {
   in_transit_.store(true, std::memory_order_seq_cst);
   Batch window = std::move(window_);

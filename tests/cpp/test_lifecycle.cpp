@@ -210,6 +210,70 @@ void hungry_workers_two_threads() {
   engine->stop();
 }
 
+/// What the recorder does with ops that it holds back: an idle worker pushes them when no more
+/// come.
+class HeldWindow {
+ public:
+  explicit HeldWindow(Engine& engine) : engine_(engine) {
+    engine.set_watch([this] { return watch(); });
+  }
+  void record(Ref<Op> op) {
+    engine_.admit(op->cost_bytes);
+    bool first;
+    {
+      std::lock_guard lock(mutex_);
+      ops_.push_back(std::move(op));
+      first = ops_.size() == 1;
+      newest_.store(++last_);
+    }
+    if (first && !engine_.is_watched() && engine_.has_idle_worker()) engine_.nudge();
+  }
+
+ private:
+  bool watch() {
+    const uint64_t newest = newest_.load();
+    if (newest != 0 && newest == seen_) {
+      std::lock_guard lock(mutex_);
+      newest_.store(0);
+      engine_.push(std::span(ops_));
+      ops_.clear();
+    }
+    seen_ = newest;
+    return newest != 0;
+  }
+
+  Engine& engine_;
+  std::mutex mutex_;
+  std::vector<Ref<Op>> ops_;
+  uint64_t last_ = 0;
+  std::atomic<uint64_t> newest_{0};
+  std::atomic<uint64_t> seen_{0};
+};
+
+// Nobody but the watching worker pushes. Pauses reach from less than a look to long after the last
+// one; some ops come from elsewhere and call the watching worker away.
+void held_ops_are_watched() {
+  for (unsigned workers : {1u, 2u}) {
+    auto engine = make_threaded_engine(workers);
+    HeldWindow window(*engine);
+    engine->start();
+    std::mt19937 random(workers);
+    std::atomic<int> count{0};
+    const int rounds = scaled(1000);
+    for (int i = 0, recorded = 0; i < rounds; ++i) {
+      for (unsigned more = random() % 3 + 1; more > 0; --more, ++recorded)
+        window.record(op([&] { ++count; }));
+      if (random() % 4 == 0) push(*engine, op([] {}));
+      while (count != recorded) std::this_thread::yield();
+      if (random() % 8 == 0)
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 6000));
+      else
+        pause_a_little(random());
+    }
+    engine->stop();
+  }
+}
+
 // The same for the queue itself: single pushes into pools that are falling asleep.
 void sleepy_workers() {
   for (unsigned workers : {1u, 2u, 8u}) {
@@ -304,6 +368,7 @@ int main(int argc, char** argv) {
                     {"fork with pending work", fork_with_pending_work},
                     {"hungry workers find the window", hungry_workers},
                     {"hungry workers, two recording threads", hungry_workers_two_threads},
+                    {"held ops are watched", held_ops_are_watched},
                     {"sleepy workers find their ops", sleepy_workers},
                     {"idle hints and nudges", idle_hints},
                     {"workers that are idle for long", long_idle_workers}});
