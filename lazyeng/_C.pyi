@@ -189,7 +189,7 @@ def announce_own_write(tensor: torch.Tensor, /) -> None:
 # ---- numbers
 
 def stats() -> dict[str, int]:
-    """recorded, executed, syncs, fallbacks, pending_ops, pending_bytes and stack_table_entries, since import."""
+    """recorded, executed, on_one_core, syncs, fallbacks, pending_ops, pending_bytes and stack_table_entries, since import."""
 
 def fallback_counts() -> dict[str, int]:
     """How often each op ran at the call, because it could not be recorded, in async and deferred mode."""

@@ -9,8 +9,8 @@ _GAUGES = frozenset(
     {"pending_ops", "pending_bytes", "pool_bytes", "peak_bytes", "stack_table_entries"}
 )
 _KEYS = (
-    "recorded", "executed", "groups", "launches", "syncs", "fallbacks", "pending_ops",
-    "pending_bytes", "pool_bytes", "peak_bytes", "stack_table_entries",
+    "recorded", "executed", "groups", "launches", "on_one_core", "syncs", "fallbacks",
+    "pending_ops", "pending_bytes", "pool_bytes", "peak_bytes", "stack_table_entries",
 )  # fmt: skip
 _base: dict[str, int] = {}
 
@@ -21,6 +21,7 @@ def engine_stats() -> dict[str, int]:
     Returns:
         ``recorded``, ``executed``: ops recorded and run; ``groups``: fused groups run;
         ``launches``: kernels started, one for each group and each op that ran alone;
+        ``on_one_core``: ops run on one core although their kernels may take all;
         ``syncs``: places where the program waited; ``fallbacks``: ops run at the call because they
         cannot be recorded;
         ``pending_ops``, ``pending_bytes``: recorded and not complete, and the bytes that they will

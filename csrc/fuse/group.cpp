@@ -99,13 +99,23 @@ bool Group::can_fuse() const {
   return true;
 }
 
+/// Whether it takes all cores (csrc/run/width.h). Only sums over all elements depend on that.
+bool Group::is_wide(const Program& program) const {
+  constexpr double kMicrosecondsPerElement = 0.2e-3;  // of each member
+  if (!program.reductions.empty())
+    return static_cast<uint64_t>(numel) * sizeof(float) >= run::kWideBytes;
+  return static_cast<double>(numel) * static_cast<double>(members.size()) *
+             kMicrosecondsPerElement >=
+         run::kWorthAllCores;
+}
+
 bool Group::run_fused(const Plan& plan) {
   RECORD_FUNCTION("lazyeng::group", c10::ArrayRef<const c10::IValue>());  // for torch.profiler
   members[0].node->settings.apply();                                      // all have the same
   try {
     BoundPlan bound(*this, plan);
     if (!bound.valid()) return false;
-    const bool wide = static_cast<uint64_t>(numel) * sizeof(float) >= run::kWideBytes;
+    const bool wide = is_wide(plan.program);
     const std::unique_lock<std::mutex> cores =
         wide ? run::take_all_cores() : std::unique_lock<std::mutex>();
     bound.run(wide);

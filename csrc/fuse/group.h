@@ -60,6 +60,7 @@ class Group final : public engine::Op, public engine::Pooled<Group> {
  private:
   bool can_fuse() const;
   bool run_fused(const Plan& plan);
+  bool is_wide(const Program& program) const;
   void trace(int64_t begin) const noexcept;
   void report_changed_inputs();
   void run_members() noexcept;

@@ -15,12 +15,12 @@
 
 #include <unordered_map>
 
-#include "csrc/record/ignored_warnings.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
 #include "csrc/run/collective.h"
 #include "csrc/run/executor.h"
+#include "csrc/run/ignored_warnings.h"
 
 namespace lazyeng::record {
 namespace {
@@ -98,7 +98,7 @@ bool is_recorded(const c10::OperatorHandle& op) { return info_of(op).collective;
 /// Ops that c10d has kernels for our key for, for backends that are registered under its name: ours
 /// replace them; the dispatcher warns of that.
 void take_over(torch::Library& library, std::string_view name_space) {
-  const IgnoredWarnings silent;
+  const run::IgnoredWarnings silent;
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (!is_of(name, name_space)) continue;
     const auto op = c10::Dispatcher::singleton().findOp(name);

@@ -191,6 +191,36 @@ bool is_brief(const Call& call, const Plan& plan) {
                      [&](const OutputPlan& output) { return small(output.geometry); });
 }
 
+/// Most elementwise kernels fan out from 32,768 elements, those of MKL's functions from 2,048.
+constexpr uint64_t kElementsFanOut = 2048 * sizeof(float);
+
+/// Null: the kernel starts no helpers by itself, or has work for all cores, or must have them.
+Ref<run::Width> width_for(const Call& call, const Plan& plan) {
+  if (plan.run_now || plan.only_metadata || call.looks.size() != call.tensors.size())
+    return nullptr;
+  std::vector<run::GeometryRef> tensors(call.looks.begin(), call.looks.end());
+  for (const run::ArgInfo& arg : call.info.args)
+    if (arg.kind == run::ArgKind::tensor_list || arg.kind == run::ArgKind::optional_tensor_list)
+      return nullptr;
+  for (const OutputPlan& output : plan.outputs) tensors.push_back(output.geometry);
+  uint64_t most_bytes = 0;
+  for (const run::GeometryRef& tensor : tensors) {
+    if (!tensor) continue;
+    if (!tensor->device().is_cpu()) return nullptr;
+    most_bytes = std::max(most_bytes, tensor->extent_bytes());
+  }
+  if (call.info.work == run::Work::elements && most_bytes < kElementsFanOut) return nullptr;
+  if (run::microseconds_on_one_core(call.info, tensors, call.looks.size()) >= run::kWorthAllCores)
+    return nullptr;
+  return make_ref<run::Width>();
+}
+
+/// What is told by the call and what it returns.
+void add_costs(const Call& call, Plan& plan) {
+  plan.brief = is_brief(call, plan);
+  plan.width = width_for(call, plan);
+}
+
 /// A plan if the answer was given and no doubt is left.
 PlanRef plan_from(const Call& call, For whom, const StandIns& stand_ins,
                   const torch::jit::Stack& results) {
@@ -206,7 +236,7 @@ PlanRef plan_from(const Call& call, For whom, const StandIns& stand_ins,
   // An out= argument of another shape warns, and that once.
   plan->run_now = !plan->rewrites.empty() && !call.info.moves_metadata;
   plan->only_metadata = nothing_to_run(call, *plan);
-  plan->brief = is_brief(call, *plan);
+  add_costs(call, *plan);
   return plan;
 }
 
@@ -425,7 +455,7 @@ PlanRef learn(const Call& call, const run::Node::Discovery& found) {
     plan->run_now = true;
   }
   plan->only_metadata = !plan->run_now && nothing_to_run(call, *plan);
-  plan->brief = is_brief(call, *plan);
+  add_costs(call, *plan);
   return plan;
 }
 

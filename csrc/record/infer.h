@@ -33,6 +33,7 @@ class Plan final : public RefCounted {
   std::vector<Rewrite> rewrites;  ///< written arguments whose metadata changes
   bool only_metadata = false;     ///< nothing to run: views, or metadata moved in place
   bool brief = false;             ///< its tensors are so small that any kernel is soon done
+  Ref<run::Width> width;          ///< of ops that one core may do; else null
 };
 using PlanRef = Ref<const Plan>;
 

@@ -79,6 +79,7 @@ c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call
                                                const Plan& plan) {
   c10::SmallVector<run::ValueRef, 2> values;
   node.brief = plan.brief && node.queue == engine::QueueId::cpu;
+  if (node.queue == engine::QueueId::cpu) node.width = plan.width;
   Ref<run::SiblingGroup> siblings;
   if (call.info.reports_info) siblings = make_ref<run::SiblingGroup>();
   for (const OutputPlan& output : plan.outputs) {

@@ -6,7 +6,6 @@
 #include "csrc/record/factories.h"
 #include "csrc/record/forward_stacks.h"
 #include "csrc/record/gate.h"
-#include "csrc/record/ignored_warnings.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
 #include "csrc/record/node_builder.h"
@@ -16,6 +15,7 @@
 #include "csrc/record/temporaries.h"
 #include "csrc/run/as_engine_thread.h"
 #include "csrc/run/executor.h"
+#include "csrc/run/ignored_warnings.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
@@ -165,7 +165,7 @@ void Recorder::record(Call call, torch::jit::Stack* results) {
   PlanRef plan = keyed ? plans_.find(key) : nullptr;
   if (!plan) {
     adopt_new_ops();
-    const IgnoredWarnings ignored;
+    const run::IgnoredWarnings ignored;
     plan = infer(call);
     if (!plan) return run_now(call, keyed ? &key : nullptr, results);
     if (keyed) plans_.insert(key, call, plan);

@@ -117,7 +117,10 @@ void Node::execute() {
   check_plain_reads();
   const WarningsOf warnings(*this);
   torch::jit::Stack stack = real_arguments(*this);
-  {
+  if (width && width->is_one(info, stack, settings.num_threads)) {
+    const OneCore one(settings.num_threads);
+    info.handle.callBoxed(stack);
+  } else {
     const std::unique_lock<std::mutex> cores = wait_for_cores();
     info.handle.callBoxed(stack);
   }

@@ -15,6 +15,7 @@
 #include "csrc/run/op_info.h"
 #include "csrc/run/thread_settings.h"
 #include "csrc/run/value.h"
+#include "csrc/run/width.h"
 #include "csrc/stacks/stack_table.h"
 
 namespace lazyeng::run {
@@ -77,6 +78,8 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   c10::SmallVector<StorageVar*, 2> written_vars;
   /// Of the recording thread.
   ThreadSettings settings;
+  /// Null: it has the width of its settings.
+  Ref<Width> width;
   /// A written argument is a plain tensor, which cannot carry a failure.
   bool writes_plain = false;
 

@@ -106,9 +106,35 @@ constexpr std::array<string_view, 12> kOverwriting = {
     "aten::uniform_", "aten::random_",     "aten::bernoulli_", "aten::exponential_",
     "aten::cauchy_",  "aten::log_normal_", "aten::geometric_", "aten::_foreach_copy_"};
 
+constexpr std::array<string_view, 4> kProducts = {"aten::mm", "aten::addmm", "aten::bmm",
+                                                  "aten::baddbmm"};
+
+/// Ops that sum within rows: which numbers are added in which order is decided by the shapes.
+constexpr std::array<string_view, 9> kRows = {"aten::_softmax",
+                                              "aten::_log_softmax",
+                                              "aten::_softmax_backward_data",
+                                              "aten::_log_softmax_backward_data",
+                                              "aten::sum",
+                                              "aten::mean",
+                                              "aten::native_layer_norm",
+                                              "aten::nll_loss_backward",
+                                              "aten::_fused_rms_norm"};
+
+/// Elementwise ops that do not carry torch's tag, and copies.
+constexpr std::array<string_view, 9> kElements = {
+    "aten::copy_",        "aten::clone",     "aten::fill_",  "aten::zero_",      "aten::_to_copy",
+    "aten::index_select", "aten::embedding", "aten::gather", "aten::masked_fill"};
+
 template <size_t N>
 bool contains(const std::array<string_view, N>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+Work work_of(const c10::OperatorHandle& op, const std::string& base) {
+  if (contains(kProducts, base)) return Work::product;
+  if (contains(kRows, base)) return Work::rows;
+  const bool elements = op.hasTag(at::Tag::pointwise) || contains(kElements, base);
+  return elements && !op.hasTag(at::Tag::nondeterministic_seeded) ? Work::elements : Work::other;
 }
 
 ArgKind kind_of(const c10::Argument& argument) {
@@ -192,6 +218,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
     reports_info |= schema.returns()[i].name() == "info";
   }
   random = op.hasTag(at::Tag::nondeterministic_seeded);
+  work = work_of(op, base);
   collective = base.rfind("_c10d_functional::", 0) == 0 && !writes;
   indexes = base == "aten::index" || base == "aten::_unsafe_index";
   data_dependent =

@@ -34,6 +34,14 @@ struct ReturnInfo {
   bool may_alias = false;  ///< annotated as a view: Tensor(a)
 };
 
+/// What decides the order of arithmetic of an op's kernel (csrc/run/width.h).
+enum class Work : uint8_t {
+  other,     ///< perhaps values
+  elements,  ///< each element of the result is made by itself, or copied
+  rows,      ///< sums within rows, or along a dim
+  product,   ///< of matrices
+};
+
 struct OpInfo {
   explicit OpInfo(const c10::OperatorHandle& handle);
   OpInfo(const OpInfo&) = delete;
@@ -45,6 +53,7 @@ struct OpInfo {
   std::vector<ArgInfo> args;
   std::vector<ReturnInfo> returns;
 
+  Work work = Work::other;
   bool aten = false;
   bool writes = false;  ///< some argument is written
   bool random = false;  ///< draws from a generator

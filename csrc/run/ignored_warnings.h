@@ -1,9 +1,9 @@
-// csrc/record/ignored_warnings.h: a scope in which torch's warnings on this thread go nowhere.
+// csrc/run/ignored_warnings.h: a scope in which torch's warnings on this thread go nowhere.
 #pragma once
 
 #include <c10/util/Exception.h>
 
-namespace lazyeng::record {
+namespace lazyeng::run {
 
 /// While metadata is inferred (kernels that are tried on stand-ins warn when they run for real),
 /// and while our kernels take the place of others.
@@ -19,4 +19,4 @@ class IgnoredWarnings {
   c10::WarningUtils::WarningHandlerGuard guard_;
 };
 
-}  // namespace lazyeng::record
+}  // namespace lazyeng::run

@@ -1,0 +1,150 @@
+// csrc/run/width.cpp: what an op costs, and whether one core gives its bits.
+#include "csrc/run/width.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <dlfcn.h>
+
+#include <cstring>
+#include <limits>
+
+#include "csrc/run/ignored_warnings.h"
+
+namespace lazyeng::run {
+namespace {
+
+/// Elements from which equal bits by chance are out of the question.
+constexpr int64_t kEnoughElements = 64;
+/// A program that runs an op only so often gains nothing by the trial.
+constexpr int kUsesBeforeTrial = 3;
+
+// The table of costs, for a core of about 3 GHz.
+constexpr double kFlopsPerMicrosecond = 60e3;
+constexpr double kBytesPerMicrosecond = 10e3;
+
+std::atomic<uint64_t> on_one_core{0};
+
+/// Of the OpenMP library and the MKL that torch has loaded. What is missing, torch does not use.
+struct Libraries {
+  void (*omp_set)(int) = nullptr;
+  int (*mkl_set_local)(int) = nullptr;
+};
+
+const Libraries& libraries() {
+  static const Libraries found{
+      reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads")),
+      reinterpret_cast<int (*)(int)>(dlsym(RTLD_DEFAULT, "MKL_Set_Num_Threads_Local"))};
+  return found;
+}
+
+/// Real floating point numbers between 1 and 2, no two alike in a row of some thousands.
+at::Tensor made_up(const at::Tensor& like) {
+  int64_t extent = 1;
+  for (int64_t d = 0; d < like.dim(); ++d) extent += (like.size(d) - 1) * like.stride(d);
+  at::Tensor numbers =
+      at::empty({like.numel() == 0 ? 0 : extent}, like.options().dtype(at::kFloat));
+  float* const data = numbers.mutable_data_ptr<float>();
+  uint32_t state = 12345;
+  for (int64_t i = 0; i < numbers.numel(); ++i) {
+    state = state * 1664525 + 1013904223;
+    data[i] = 1.0f + static_cast<float>(state >> 9) / (1 << 23);
+  }
+  return numbers.to(like.scalar_type()).as_strided(like.sizes(), like.strides(), 0);
+}
+
+bool is_real(const at::Tensor& tensor) {
+  return at::isFloatingType(tensor.scalar_type()) && !at::isFloat8Type(tensor.scalar_type());
+}
+
+/// What the kernel makes of such numbers: the results, and the arguments that it writes.
+/// Integers stay as they are: they may be places in another argument.
+std::vector<at::Tensor> results_of_trial(const OpInfo& info, torch::jit::Stack args) {
+  std::vector<at::Tensor> results;
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (!args[i].isTensor() || !args[i].toTensor().defined()) continue;
+    const at::Tensor& given = args[i].toTensor();
+    if (is_real(given))
+      args[i] = made_up(given);
+    else if (info.args[i].write)
+      args[i] = given.clone();
+    if (info.args[i].write) results.push_back(args[i].toTensor());
+  }
+  info.handle.callBoxed(args);
+  for (const c10::IValue& result : args)
+    if (result.isTensor() && result.toTensor().defined()) results.push_back(result.toTensor());
+  return results;
+}
+
+bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor x = a.contiguous(), y = b.contiguous();
+  return x.numel() >= kEnoughElements && x.sizes() == y.sizes() &&
+         std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
+}
+
+bool one_core_gives_the_bits(const OpInfo& info, const torch::jit::Stack& args, int threads) {
+  try {
+    const IgnoredWarnings quiet;
+    const std::vector<at::Tensor> all = results_of_trial(info, args);
+    const OneCore one(threads);
+    const std::vector<at::Tensor> alone = results_of_trial(info, args);
+    return !all.empty() &&
+           std::equal(all.begin(), all.end(), alone.begin(), alone.end(), same_bits);
+  } catch (const std::exception&) {
+    return false;  // it does not like the numbers, or memory is short
+  }
+}
+
+double flops(const std::vector<GeometryRef>& tensors, size_t num_args) {
+  // (add)mm, (b)addbmm: the two factors are the last arguments.
+  const GeometryRef& left = tensors[num_args - 2];
+  return 2.0 * static_cast<double>(left->sizes().back()) *
+         static_cast<double>(tensors.back()->numel());
+}
+
+double bytes(const std::vector<GeometryRef>& tensors) {
+  double sum = 0;
+  for (const GeometryRef& tensor : tensors)
+    if (tensor)
+      sum += static_cast<double>(tensor->numel()) *
+             static_cast<double>(c10::elementSize(tensor->dtype()));
+  return sum;
+}
+
+}  // namespace
+
+double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRef>& tensors,
+                                size_t num_args) {
+  if (info.work == Work::elements || info.work == Work::rows)
+    return bytes(tensors) / kBytesPerMicrosecond;
+  const bool is_product = info.work == Work::product && num_args >= 2 && tensors[num_args - 2] &&
+                          tensors.back() && !tensors[num_args - 2]->sizes().empty();
+  if (!is_product) return std::numeric_limits<double>::infinity();
+  return flops(tensors, num_args) / kFlopsPerMicrosecond;
+}
+
+bool Width::is_one(const OpInfo& info, const torch::jit::Stack& args, int threads) {
+  if (threads == 1 || !libraries().omp_set) return false;
+  int found = found_.load(std::memory_order_relaxed);
+  if (std::abs(found) != threads) {
+    if (uses_.fetch_add(1, std::memory_order_relaxed) < kUsesBeforeTrial) return false;
+    found = one_core_gives_the_bits(info, args, threads) ? threads : -threads;
+    found_.store(found, std::memory_order_relaxed);
+  }
+  if (found < 0) return false;
+  on_one_core.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+uint64_t ops_on_one_core() { return on_one_core.load(std::memory_order_relaxed); }
+
+OneCore::OneCore(int threads) : threads_(threads) {
+  libraries().omp_set(1);
+  if (libraries().mkl_set_local) mkl_threads_ = libraries().mkl_set_local(1);
+}
+
+OneCore::~OneCore() {
+  libraries().omp_set(threads_);
+  if (libraries().mkl_set_local) libraries().mkl_set_local(mkl_threads_);
+}
+
+}  // namespace lazyeng::run

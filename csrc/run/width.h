@@ -1,0 +1,63 @@
+// csrc/run/width.h: ops that are soon done run on one core.
+//
+// A kernel that fans out wakes a helper thread of OpenMP and waits for it. That costs some 50 us
+// where the helper sleeps, as it does while the program records, and takes the core from the
+// recording thread: a product of 40 us took as long on two cores as on one, and the program lost
+// the time twice. So what one core does in less than kWorthAllCores runs there.
+//
+// But a result must have eager's bits, and those may depend on the number of threads: a product's
+// partial sums may be others. For most shapes they are not, which no library promises. So it is
+// tried, once for each plan: the kernel runs on made-up numbers, on one core and on all. Only ops
+// whose order of arithmetic is decided by shapes alone are asked (OpInfo::work), only results of
+// many elements are compared (other orders of summation show in most of them), and never the
+// program's own numbers (which may be zeros). An op whose bits differ keeps eager's width.
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include <atomic>
+
+#include "csrc/engine/ref.h"
+#include "csrc/run/geometry.h"
+#include "csrc/run/op_info.h"
+
+namespace lazyeng::run {
+
+/// Microseconds on one core from which it pays to wake the others.
+inline constexpr double kWorthAllCores = 150;
+
+/// Of an op with these tensors: the arguments (null: none), then the results.
+/// Microseconds on one core, by a table for float32 on a core of about 3 GHz with AVX2; infinite
+/// for ops that are not among those above.
+double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRef>& tensors,
+                                size_t num_args);
+
+/// What was found for one plan. Any thread.
+class Width final : public RefCounted {
+ public:
+  /// Whether the kernel runs on one core now; else with `threads`, as in eager. `args` are the
+  /// arguments of this run. Tries it, once, when the plan has been used a few times.
+  bool is_one(const OpInfo& info, const torch::jit::Stack& args, int threads);
+
+ private:
+  std::atomic<int> uses_{0};
+  std::atomic<int> found_{0};  // n: one core gives the bits of n threads; -n: it does not
+};
+
+/// How many ops were run on one core that would have had all of them.
+uint64_t ops_on_one_core();
+
+/// While it lives, kernels of the calling thread start no helpers.
+class OneCore {
+ public:
+  explicit OneCore(int threads);
+  ~OneCore();
+  OneCore(const OneCore&) = delete;
+  OneCore& operator=(const OneCore&) = delete;
+
+ private:
+  const int threads_;
+  int mkl_threads_ = 0;
+};
+
+}  // namespace lazyeng::run

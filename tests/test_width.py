@@ -1,0 +1,128 @@
+"""Ops that are soon done run on one core, with the bits that eager's number of threads gives."""
+
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import lazyeng
+from lazyeng import lazy
+
+RUNS = 8  # the first few come before the trial
+
+
+def sizes(draw, most=400):
+    return draw.choice((1, 7, 10, 16, 64, 65, 128, 200, 255, 256, 257, most))
+
+
+def products(draw):
+    m, k, n = (sizes(draw) for _ in range(3))
+    a, b, c = torch.randn(m, k), torch.randn(k, n), torch.randn(m, n)
+    at, bt = torch.randn(k, m).t(), torch.randn(n, k).t()
+    yield "mm", lambda: a @ b
+    yield "mm of transposed", lambda: at @ bt
+    yield "addmm", lambda: torch.addmm(c, a, bt)
+    yield "bmm", lambda: torch.bmm(a.expand(3, m, k), b.expand(3, k, n))
+    yield "mm, float64", lambda: a.double() @ b.double()
+    yield "mm, bfloat16", lambda: a.bfloat16() @ b.bfloat16()
+
+
+def rows(draw):
+    x = torch.randn(sizes(draw, 900), sizes(draw, 900))
+    labels = torch.randint(x.shape[1], (x.shape[0],))
+    yield "softmax", lambda: x.softmax(-1)
+    yield "log_softmax", lambda: x.log_softmax(0)
+    yield "sum", lambda: x.sum(0)
+    yield "mean", lambda: x.mean(1)
+    yield "sum of all", lambda: x.sum()
+    yield "layer_norm", lambda: F.layer_norm(x, x.shape[1:])
+    yield "nll_loss", lambda: F.nll_loss(x, labels)
+
+
+def elements(draw):
+    x = torch.rand(draw.choice((2047, 4099, 32768, 65537, 99991))) + 0.1
+    index = torch.randint(len(x), (len(x) // 2,))
+    for f in (torch.sqrt, torch.exp, torch.tanh, torch.sigmoid, F.gelu, torch.log, torch.sin):
+        yield f.__name__, lambda f=f: f(x)
+    yield "in place", lambda: x.clone().sqrt_().mul_(2).lerp_(x, 0.3).addcdiv_(x, x + 1)
+    yield "index_select", lambda: x.index_select(0, index)
+    yield "bool", lambda: x > 0.5
+
+
+def bits(tensor):
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+@pytest.mark.parametrize("programs", [products, rows, elements])
+@pytest.mark.parametrize("seed", range(8))
+def test_bits_are_those_of_eager(programs, seed):
+    torch.manual_seed(seed)
+    for name, program in programs(random.Random(seed)):
+        expected = program()
+        with lazy("async"):
+            found = [program() for _ in range(RUNS)]
+        for result in found:
+            assert torch.equal(bits(lazyeng.unwrap(result)),
+                               bits(expected)), name  # fmt: skip
+
+
+def on_one_core(program):
+    before = lazyeng.engine_stats()["on_one_core"]
+    with lazy("async"):
+        for _ in range(RUNS):
+            program()
+        lazyeng.synchronize()
+    return lazyeng.engine_stats()["on_one_core"] - before
+
+
+def test_small_ops_run_on_one_core():
+    a, b = torch.randn(60, 250), torch.randn(250, 250)  # (shapes of this test alone)
+    assert on_one_core(lambda: a @ b) in (0, RUNS - 3)  # 0: the library's bits differ here
+    assert on_one_core(lambda: torch.sigmoid(b)) == RUNS - 3
+    assert on_one_core(lambda: b.softmax(-1)) == RUNS - 3
+
+
+def test_large_ops_and_others_do_not():
+    a, b = torch.randn(1024, 512), torch.randn(512, 1024)
+    large, labels = torch.rand(2_000_000), torch.randint(10, (5000,))
+    assert on_one_core(lambda: a @ b) == 0
+    assert on_one_core(lambda: torch.sigmoid(large)) == 0
+    assert on_one_core(lambda: a.sum()) == 0  # one number: its bits prove nothing
+    assert on_one_core(lambda: torch.zeros(10).index_add(0, labels, torch.rand(5000))) == 0
+    assert on_one_core(lambda: F.dropout(a)) == 0
+    assert on_one_core(lambda: torch.sigmoid(torch.ones(8))) == 0  # no kernel fans out for these
+
+
+def test_the_programs_numbers_do_not_mislead():
+    """Zeros look the same in every order of summation."""
+    code = """if True:
+        import random, torch
+        import lazyeng
+        from lazyeng import lazy
+        draw = random.Random(0)
+        shapes = [[draw.choice((1, 3, 8, 17, 64, 100, 257)) for _ in range(3)] for _ in range(60)]
+        for m, k, n in shapes:
+            a, b = torch.zeros(m, k), torch.zeros(k, n)
+            x, y = torch.randn(m, k), torch.randn(k, n)
+            with lazy("async"):
+                for _ in range(6):
+                    a @ b
+                z = x @ y
+            assert torch.equal(lazyeng.unwrap(z), x @ y), (m, k, n)
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_one_thread_stays_one_thread():
+    b = torch.randn(253, 251)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert on_one_core(lambda: torch.sigmoid(b)) == 0
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+    assert on_one_core(lambda: torch.sigmoid(b)) == (RUNS - 3 if before > 1 else 0)
