@@ -49,6 +49,8 @@ def elements(draw):
         yield f.__name__, lambda f=f: f(x)
     yield "in place", lambda: x.clone().sqrt_().mul_(2).lerp_(x, 0.3).addcdiv_(x, x + 1)
     yield "index_select", lambda: x.index_select(0, index)
+    yield "index", lambda: x[index]
+    yield "cat", lambda: torch.cat([x, x[index]])
     yield "bool", lambda: x > 0.5
 
 
@@ -83,6 +85,7 @@ def test_small_ops_run_on_one_core():
     assert on_one_core(lambda: a @ b) in (0, RUNS - 3)  # 0: the library's bits differ here
     assert on_one_core(lambda: torch.sigmoid(b)) == RUNS - 3
     assert on_one_core(lambda: b.softmax(-1)) == RUNS - 3
+    assert on_one_core(lambda: torch.cat([a, b])) == RUNS  # a copy: no trial
 
 
 def test_large_ops_and_others_do_not():

@@ -191,6 +191,10 @@ bool is_brief(const Call& call, const Plan& plan) {
                      [&](const OutputPlan& output) { return small(output.geometry); });
 }
 
+bool is_list(const run::ArgInfo& arg) {
+  return arg.kind == run::ArgKind::tensor_list || arg.kind == run::ArgKind::optional_tensor_list;
+}
+
 /// Most elementwise kernels fan out from 32,768 elements, those of MKL's functions from 2,048.
 constexpr uint64_t kElementsFanOut = 2048 * sizeof(float);
 
@@ -198,10 +202,10 @@ constexpr uint64_t kElementsFanOut = 2048 * sizeof(float);
 Ref<run::Width> width_for(const Call& call, const Plan& plan) {
   if (plan.run_now || plan.only_metadata || call.looks.size() != call.tensors.size())
     return nullptr;
+  const run::Work work = call.info.work;
+  const bool copies = work == run::Work::copies || work == run::Work::lookups;
+  if (!copies && std::any_of(call.info.args.begin(), call.info.args.end(), is_list)) return nullptr;
   std::vector<run::GeometryRef> tensors(call.looks.begin(), call.looks.end());
-  for (const run::ArgInfo& arg : call.info.args)
-    if (arg.kind == run::ArgKind::tensor_list || arg.kind == run::ArgKind::optional_tensor_list)
-      return nullptr;
   for (const OutputPlan& output : plan.outputs) tensors.push_back(output.geometry);
   uint64_t most_bytes = 0;
   for (const run::GeometryRef& tensor : tensors) {
@@ -209,10 +213,10 @@ Ref<run::Width> width_for(const Call& call, const Plan& plan) {
     if (!tensor->device().is_cpu()) return nullptr;
     most_bytes = std::max(most_bytes, tensor->extent_bytes());
   }
-  if (call.info.work == run::Work::elements && most_bytes < kElementsFanOut) return nullptr;
+  if ((copies || work == run::Work::elements) && most_bytes < kElementsFanOut) return nullptr;
   if (run::microseconds_on_one_core(call.info, tensors, call.looks.size()) >= run::kWorthAllCores)
     return nullptr;
-  return make_ref<run::Width>();
+  return make_ref<run::Width>(call.info);
 }
 
 /// What is told by the call and what it returns.

@@ -120,10 +120,12 @@ constexpr std::array<string_view, 9> kRows = {"aten::_softmax",
                                               "aten::nll_loss_backward",
                                               "aten::_fused_rms_norm"};
 
-/// Elementwise ops that do not carry torch's tag, and copies.
-constexpr std::array<string_view, 9> kElements = {
-    "aten::copy_",        "aten::clone",     "aten::fill_",  "aten::zero_",      "aten::_to_copy",
-    "aten::index_select", "aten::embedding", "aten::gather", "aten::masked_fill"};
+/// They move elements, or set them.
+constexpr std::array<string_view, 10> kCopies = {
+    "aten::copy_",        "aten::clone",     "aten::fill_", "aten::zero_", "aten::cat",
+    "aten::index_select", "aten::embedding", "aten::stack", "aten::flip",  "aten::constant_pad_nd"};
+constexpr std::array<string_view, 3> kLookups = {"aten::index", "aten::_unsafe_index",
+                                                 "aten::gather"};
 
 template <size_t N>
 bool contains(const std::array<string_view, N>& names, const std::string& name) {
@@ -133,8 +135,10 @@ bool contains(const std::array<string_view, N>& names, const std::string& name) 
 Work work_of(const c10::OperatorHandle& op, const std::string& base) {
   if (contains(kProducts, base)) return Work::product;
   if (contains(kRows, base)) return Work::rows;
-  const bool elements = op.hasTag(at::Tag::pointwise) || contains(kElements, base);
-  return elements && !op.hasTag(at::Tag::nondeterministic_seeded) ? Work::elements : Work::other;
+  if (contains(kCopies, base)) return Work::copies;
+  if (contains(kLookups, base)) return Work::lookups;
+  const bool random = op.hasTag(at::Tag::nondeterministic_seeded);
+  return op.hasTag(at::Tag::pointwise) && !random ? Work::elements : Work::other;
 }
 
 ArgKind kind_of(const c10::Argument& argument) {

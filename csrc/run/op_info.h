@@ -37,7 +37,9 @@ struct ReturnInfo {
 /// What decides the order of arithmetic of an op's kernel (csrc/run/width.h).
 enum class Work : uint8_t {
   other,     ///< perhaps values
-  elements,  ///< each element of the result is made by itself, or copied
+  copies,    ///< there is no arithmetic
+  lookups,   ///< nor here; each element is looked up by itself
+  elements,  ///< each element of the result is made by itself
   rows,      ///< sums within rows, or along a dim
   product,   ///< of matrices
 };

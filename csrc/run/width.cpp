@@ -21,6 +21,7 @@ constexpr int kUsesBeforeTrial = 3;
 // The table of costs, for a core of about 3 GHz.
 constexpr double kFlopsPerMicrosecond = 60e3;
 constexpr double kBytesPerMicrosecond = 10e3;
+constexpr double kLookupsPerMicrosecond = 150;
 
 std::atomic<uint64_t> on_one_core{0};
 
@@ -114,7 +115,10 @@ double bytes(const std::vector<GeometryRef>& tensors) {
 
 double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRef>& tensors,
                                 size_t num_args) {
-  if (info.work == Work::elements || info.work == Work::rows)
+  if (info.work == Work::lookups)
+    return static_cast<double>(tensors.back() ? tensors.back()->numel() : 0) /
+           kLookupsPerMicrosecond;
+  if (info.work == Work::copies || info.work == Work::elements || info.work == Work::rows)
     return bytes(tensors) / kBytesPerMicrosecond;
   const bool is_product = info.work == Work::product && num_args >= 2 && tensors[num_args - 2] &&
                           tensors.back() && !tensors[num_args - 2]->sizes().empty();
@@ -125,7 +129,7 @@ double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRe
 bool Width::is_one(const OpInfo& info, const torch::jit::Stack& args, int threads) {
   if (threads == 1 || !libraries().omp_set) return false;
   int found = found_.load(std::memory_order_relaxed);
-  if (std::abs(found) != threads) {
+  if (!copies_ && std::abs(found) != threads) {
     if (uses_.fetch_add(1, std::memory_order_relaxed) < kUsesBeforeTrial) return false;
     found = one_core_gives_the_bits(info, args, threads) ? threads : -threads;
     found_.store(found, std::memory_order_relaxed);
