@@ -198,6 +198,19 @@ bool is_list(const run::ArgInfo& arg) {
 /// Most elementwise kernels fan out from 32,768 elements, those of MKL's functions from 2,048.
 constexpr uint64_t kElementsFanOut = 2048 * sizeof(float);
 
+/// All tensors but numbers lie in one way, side by side: the kernel goes over them as over one row.
+bool are_alike(const std::vector<run::GeometryRef>& tensors) {
+  const run::Geometry* first = nullptr;
+  for (const run::GeometryRef& tensor : tensors) {
+    if (!tensor || tensor->numel() == 1) continue;
+    if (!tensor->dense()) return false;
+    if (first && (first->sizes() != tensor->sizes() || first->strides() != tensor->strides()))
+      return false;
+    first = tensor.get();
+  }
+  return first;
+}
+
 /// Null: the kernel starts no helpers by itself, or has work for all cores, or must have them.
 Ref<run::Width> width_for(const Call& call, const Plan& plan) {
   if (plan.run_now || plan.only_metadata || call.looks.size() != call.tensors.size())
@@ -213,10 +226,12 @@ Ref<run::Width> width_for(const Call& call, const Plan& plan) {
     if (!tensor->device().is_cpu()) return nullptr;
     most_bytes = std::max(most_bytes, tensor->extent_bytes());
   }
+  if (tensors.empty()) return nullptr;
   if ((copies || work == run::Work::elements) && most_bytes < kElementsFanOut) return nullptr;
   if (run::microseconds_on_one_core(call.info, tensors, call.looks.size()) >= run::kWorthAllCores)
     return nullptr;
-  return make_ref<run::Width>(call.info);
+  if (work == run::Work::elements && !are_alike(tensors)) return nullptr;
+  return make_ref<run::Width>(call.info, tensors[0] ? tensors[0]->numel() : 0);
 }
 
 /// What is told by the call and what it returns.

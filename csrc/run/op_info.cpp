@@ -109,13 +109,11 @@ constexpr std::array<string_view, 12> kOverwriting = {
 constexpr std::array<string_view, 4> kProducts = {"aten::mm", "aten::addmm", "aten::bmm",
                                                   "aten::baddbmm"};
 
-/// Ops that sum within rows: which numbers are added in which order is decided by the shapes.
-constexpr std::array<string_view, 9> kRows = {"aten::_softmax",
+/// Ops that do each row by itself, all in one way.
+constexpr std::array<string_view, 7> kRows = {"aten::_softmax",
                                               "aten::_log_softmax",
                                               "aten::_softmax_backward_data",
                                               "aten::_log_softmax_backward_data",
-                                              "aten::sum",
-                                              "aten::mean",
                                               "aten::native_layer_norm",
                                               "aten::nll_loss_backward",
                                               "aten::_fused_rms_norm"};

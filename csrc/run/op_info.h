@@ -40,7 +40,7 @@ enum class Work : uint8_t {
   copies,    ///< there is no arithmetic
   lookups,   ///< nor here; each element is looked up by itself
   elements,  ///< each element of the result is made by itself
-  rows,      ///< sums within rows, or along a dim
+  rows,      ///< each row of the result is made by itself
   product,   ///< of matrices
 };
 

@@ -10,8 +10,9 @@
 // tried, once for each plan: the kernel runs on made-up numbers, on one core and on all. Only ops
 // whose order of arithmetic is decided by shapes alone are asked (OpInfo::work), only results of
 // many elements are compared (other orders of summation show in most of them), and never the
-// program's own numbers (which may be zeros). An op whose bits differ keeps eager's width. Copies
-// need no trial.
+// program's own numbers (which may be zeros). An op whose bits differ keeps eager's width.
+// Elementwise kernels do the last few elements of each thread's share in another way, which a
+// trial may miss: they are asked only where shares are whole vectors. Copies need no trial.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -36,8 +37,11 @@ double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRe
 /// What was found for one plan. Any thread.
 class Width final : public RefCounted {
  public:
-  explicit Width(const OpInfo& info)
-      : copies_(info.work == Work::copies || info.work == Work::lookups) {}
+  /// `numel`: of each tensor of an elementwise op.
+  Width(const OpInfo& info, int64_t numel)
+      : copies_(info.work == Work::copies || info.work == Work::lookups),
+        in_vectors_(info.work == Work::elements),
+        numel_(numel) {}
 
   /// Whether the kernel runs on one core now; else with `threads`, as in eager. `args` are the
   /// arguments of this run. Tries it, once, when the plan has been used a few times.
@@ -45,6 +49,8 @@ class Width final : public RefCounted {
 
  private:
   const bool copies_;
+  const bool in_vectors_;
+  const int64_t numel_;
   std::atomic<int> uses_{0};
   std::atomic<int> found_{0};  // n: one core gives the bits of n threads; -n: it does not
 };
