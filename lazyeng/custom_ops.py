@@ -27,7 +27,7 @@ def _then_adopt(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def register(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        _C.adopt_new_ops()
+        _C.adopt_ops_with_kernels()
         return result
 
     return register

@@ -9,7 +9,7 @@ _GAUGES = frozenset(
     {"pending_ops", "pending_bytes", "pool_bytes", "peak_bytes", "stack_table_entries"}
 )
 _KEYS = (
-    "recorded", "executed", "groups", "launches", "on_one_core", "syncs", "fallbacks",
+    "recorded", "executed", "groups", "launches", "on_one_core", "plans", "syncs", "fallbacks",
     "pending_ops", "pending_bytes", "pool_bytes", "peak_bytes", "stack_table_entries",
 )  # fmt: skip
 _base: dict[str, int] = {}
@@ -22,6 +22,7 @@ def engine_stats() -> dict[str, int]:
         ``recorded``, ``executed``: ops recorded and run; ``groups``: fused groups run;
         ``launches``: kernels started, one for each group and each op that ran alone;
         ``on_one_core``: ops run on one core although their kernels may take all;
+        ``plans``: calls unlike all before (in op, shapes, options), which take longer to record;
         ``syncs``: places where the program waited; ``fallbacks``: ops run at the call because they
         cannot be recorded;
         ``pending_ops``, ``pending_bytes``: recorded and not complete, and the bytes that they will

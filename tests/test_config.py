@@ -12,7 +12,7 @@ import lazyeng
 from lazyeng import LazyTensor, lazy, wrap
 
 STATS = {
-    "recorded", "executed", "groups", "launches", "on_one_core", "syncs", "fallbacks",
+    "recorded", "executed", "groups", "launches", "on_one_core", "plans", "syncs", "fallbacks",
     "pending_ops", "pending_bytes", "pool_bytes", "peak_bytes", "stack_table_entries",
 }  # fmt: skip
 

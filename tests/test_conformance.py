@@ -8,6 +8,7 @@ from .conformance import generic, generic_report
 from .conformance.known import GENERIC, KNOWN, METADATA_ONLY
 from .conformance.report import row, unexpected
 from .conformance.runner import Plan, names_of, run
+from .conformance.suites import SUITES
 
 JOBS = min(2, os.cpu_count() or 1)
 
@@ -21,6 +22,7 @@ SAMPLES = [
     (Plan("module", "deferred", "block", limit=1), 1),
     (Plan("optim", "async", "wrap", limit=3), 1),
     (Plan("optim", "deferred", "block", limit=3), 1),
+    (Plan("offset", "deferred", "block", limit=3), 1),
     (Plan("inplace", "async", "wrap", limit=1), 1),
     (Plan("out", "async", "wrap", limit=1), 1),
     (Plan("error", "async", "wrap", limit=3), 1),
@@ -29,7 +31,7 @@ SAMPLES = [
 
 @pytest.fixture(scope="module")
 def names():
-    return names_of(["op", "module", "optim", "inplace", "out", "error"])
+    return names_of(list(SUITES))
 
 
 @pytest.mark.limit(600)

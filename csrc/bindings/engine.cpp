@@ -79,14 +79,14 @@ PyObject* stats(PyObject*, PyObject*) {
   const fuse::Stats& fused = fuse::stats();
   const ull groups = fused.groups;
   const run::BufferStats buffers = run::buffer_stats();
-  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "pool_bytes",
+  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "pool_bytes",
                        ull{buffers.kept}, "peak_bytes", ull{buffers.peak}, "recorded",
                        ull{recorded.recorded}, "executed", ull{counters.executed}, "groups", groups,
                        "launches", ull{counters.executed} + groups - fused.members, "on_one_core",
-                       ull{run::ops_on_one_core()}, "syncs", ull{recorded.syncs}, "fallbacks",
-                       ull{recorded.fallbacks}, "pending_ops", ull{counters.pending_ops},
-                       "pending_bytes", ull{counters.pending_bytes}, "stack_table_entries",
-                       ull{stacks::table_size()});
+                       ull{run::ops_on_one_core()}, "plans", ull{recorded.plans}, "syncs",
+                       ull{recorded.syncs}, "fallbacks", ull{recorded.fallbacks}, "pending_ops",
+                       ull{counters.pending_ops}, "pending_bytes", ull{counters.pending_bytes},
+                       "stack_table_entries", ull{stacks::table_size()});
 }
 
 PyObject* fallback_counts(PyObject*, PyObject*) {
@@ -140,9 +140,9 @@ PyObject* after_fork_in_child(PyObject*, PyObject*) {
   return guarded([&] { return PyBool_FromLong(record::after_fork_in_child(*current_recorder())); });
 }
 
-PyObject* adopt_new_ops(PyObject*, PyObject*) {
+PyObject* adopt_ops_with_kernels(PyObject*, PyObject*) {
   return guarded([&] {
-    record::adopt_new_ops();
+    record::adopt_ops_with_kernels();
     Py_RETURN_NONE;
   });
 }
@@ -193,7 +193,7 @@ PyMethodDef engine_methods[] = {
     {"before_fork", before_fork, METH_NOARGS, nullptr},
     {"after_fork_in_parent", after_fork_in_parent, METH_NOARGS, nullptr},
     {"after_fork_in_child", after_fork_in_child, METH_NOARGS, nullptr},
-    {"adopt_new_ops", adopt_new_ops, METH_NOARGS, nullptr},
+    {"adopt_ops_with_kernels", adopt_ops_with_kernels, METH_NOARGS, nullptr},
     {"install_buffer_pool", install_buffer_pool, METH_O, nullptr},
     {"empty_buffer_pool", empty_buffer_pool, METH_NOARGS, nullptr},
     {"set_fusion", set_fusion, METH_O, nullptr},

@@ -132,6 +132,12 @@ bool recordable(const at::Tensor& tensor) {
          !impl->is_nested();
 }
 
+bool share_memory(const Call& call, size_t i, size_t j) {
+  const run::ValueRef &a = call.tensors[i].value, &b = call.tensors[j].value;
+  if (!a || !b || a->var_ref() != b->var_ref()) return false;
+  return call.info.offset_matters || run::may_overlap(a->geometry(), b->geometry());
+}
+
 c10::Device backing_device() { return default_device; }
 void set_backing_device(c10::Device device) { default_device = device; }
 

@@ -39,6 +39,9 @@ void trace_record(const Call& call, const run::Node* node) noexcept;
 /// Takes the arguments off the stack.
 Call read_call(const run::OpInfo& info, torch::jit::Stack* stack);
 
+/// Two tensors of the call lie in one storage, and not apart from each other there.
+bool share_memory(const Call& call, size_t i, size_t j);
+
 /// What torch.device("lazyeng") stands for.
 c10::Device backing_device();
 void set_backing_device(c10::Device device);

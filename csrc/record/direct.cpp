@@ -17,6 +17,7 @@
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
 #include "csrc/record/node_builder.h"
+#include "csrc/record/offset_views.h"
 #include "csrc/record/recorder.h"
 #include "csrc/run/python_error.h"
 
@@ -288,16 +289,20 @@ PyObject* detach_directly(PyObject* self) {
 }
 
 bool Recorder::record_direct(Call& call, bool view, at::Tensor& result) {
-  PlanKey key;
-  if (!make_key(call, key)) return false;
-  const PlanRef plan = plans_.find(key);
+  PlanRef plan = plan_of_offset_view(call);
+  if (!plan) {
+    PlanKey key;
+    if (!make_key(call, key)) return false;
+    plan = plans_.find(key);
+  }
   if (!plan || plan->run_now || plan->only_metadata != view || !plan->rewrites.empty())
     return false;
   note_backward_of_lazy();
   if (view) {
     const OutputPlan& output = plan->outputs[0];
     if (output.kind != OutputPlan::Kind::view || output.of != 0) return false;
-    result = make_lazy(make_ref<run::Value>(call.tensors[0].value->var_ref(), output.geometry));
+    result = make_lazy(make_ref<run::Value>(call.tensors[0].value->var_ref(),
+                                            output.look(call.looks[0]->offset())));
     trace_record(call, nullptr);
     return true;
   }

@@ -1,10 +1,11 @@
 // csrc/record/infer.h: what an op will return, known without running it.
 //
-// A plan is looked up by everything that can decide it: op, looks of the tensors, sizes and options
-// among the scalars. On a miss the op is asked in this order: its C++ structured meta function; its
-// kernel, on small stand-ins (csrc/record/stand_ins.h); its meta kernel (perhaps Python), once
-// some calls of this kind were run and agreed with it; and last a real run from which the plan is
-// learned. Each plan is verified when the op runs (csrc/run/executor.cpp).
+// A plan is looked up by everything that can decide it: op, looks of the tensors (but for their
+// offsets, with few exceptions), sizes and options among the scalars. On a miss the op is asked in
+// this order: its C++ structured meta function; its kernel, on small stand-ins
+// (csrc/record/stand_ins.h); its meta kernel (perhaps Python), once some calls of this kind were
+// run and agreed with it; and last a real run from which the plan is learned. Each plan is verified
+// when the op runs (csrc/run/executor.cpp).
 #pragma once
 
 #include "csrc/engine/spin_lock.h"
@@ -17,6 +18,14 @@ struct OutputPlan {
   Kind kind = Kind::fresh;
   uint32_t of = 0;  ///< view: of which tensor argument
   run::GeometryRef geometry;
+  int64_t seen_at = 0;  ///< view: the offset of that argument when the plan was made
+
+  /// What the result of a call looks like. (Plans are shared by arguments of other offsets.)
+  run::GeometryRef look(int64_t offset_of_argument) const {
+    return kind == Kind::view
+               ? run::with_offset(geometry, geometry->offset() - seen_at + offset_of_argument)
+               : geometry;
+  }
 };
 
 /// Immutable, shared by all calls that look the same.
@@ -55,7 +64,7 @@ class PlanCache {
   struct Entry {
     PlanKey key;
     uint64_t hash = 0;
-    c10::SmallVector<run::GeometryRef, 4> looks;  // the key holds their addresses
+    c10::SmallVector<run::GeometryRef, 4> looks;  // the key holds their addresses, or origins'
     PlanRef plan;
   };
   using Table = std::vector<std::unique_ptr<Entry>>;  // open addressing, at most half full

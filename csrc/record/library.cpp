@@ -70,13 +70,15 @@ bool wants_kernel(const c10::OperatorHandle& op) {
 }
 
 /// Ops registered by others while lazyeng is loaded. A definition is seen before its kernels, and
-/// whether it wants one of ours depends on them: names wait here until kernels have come.
+/// whether it wants one of ours depends on them: names wait here until kernels have come, which
+/// lazyeng/custom_ops.py tells. (Looking at all of them takes 40 us, so not each plan can do it.)
 class NewOps final : public c10::OpRegistrationListener {
  public:
   struct State {
     std::mutex mutex;
     std::vector<c10::OperatorName> names;
-    std::atomic<bool> some{false};
+    std::vector<c10::OperatorName> waiting;
+    std::atomic<bool> some{false};  // names are new
   };
   explicit NewOps(State& state) : state_(state) {}
 
@@ -90,6 +92,7 @@ class NewOps final : public c10::OpRegistrationListener {
   void onOperatorDeregistered(const c10::OperatorHandle& op) override {
     std::lock_guard lock(state_.mutex);
     std::erase(state_.names, op.operator_name());
+    std::erase(state_.waiting, op.operator_name());
   }
 
  private:
@@ -205,11 +208,9 @@ size_t register_kernels() {
   register_opaque_composites();
   register_collectives();
   registered().new_ops.names = std::move(others);
-  registered().new_ops.some = true;
-  adopt_new_ops();
+  adopt_ops_with_kernels();
   // (Of the ops that torch itself defines, those without a kernel now are not built in.)
-  registered().new_ops.names.clear();
-  registered().new_ops.some = false;
+  registered().new_ops.waiting.clear();
   registered().listener.emplace(c10::Dispatcher::singleton().addRegistrationListener(
       std::make_unique<NewOps>(registered().new_ops)));
   return count;
@@ -217,11 +218,17 @@ size_t register_kernels() {
 
 void adopt_new_ops() {
   NewOps::State& state = registered().new_ops;
-  if (!state.some.load(std::memory_order_acquire)) return;
+  if (state.some.load(std::memory_order_acquire)) adopt_ops_with_kernels();
+}
+
+void adopt_ops_with_kernels() {
+  NewOps::State& state = registered().new_ops;
   std::vector<c10::OperatorName> names;
   {
     std::lock_guard lock(state.mutex);
     names.swap(state.names);
+    names.insert(names.end(), state.waiting.begin(), state.waiting.end());
+    state.waiting.clear();
     state.some.store(false, std::memory_order_release);
   }
   std::vector<c10::OperatorName> waiting;
@@ -240,8 +247,7 @@ void adopt_new_ops() {
     add_kernel(*library, *op);
   }
   std::lock_guard lock(state.mutex);
-  state.names.insert(state.names.end(), waiting.begin(), waiting.end());
-  if (!waiting.empty()) state.some.store(true, std::memory_order_release);
+  state.waiting.insert(state.waiting.end(), waiting.begin(), waiting.end());
 }
 
 }  // namespace lazyeng::record

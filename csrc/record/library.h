@@ -20,4 +20,7 @@ std::string without_namespace(const c10::OperatorName& name);
 /// recorded as one op even if they have a kernel for all backends. Cheap when there are none.
 void adopt_new_ops();
 
+/// The same, also for ops that had no kernels so far.
+void adopt_ops_with_kernels();
+
 }  // namespace lazyeng::record

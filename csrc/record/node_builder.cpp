@@ -85,7 +85,8 @@ c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call
   for (const OutputPlan& output : plan.outputs) {
     run::ValueRef value;
     if (output.kind == OutputPlan::Kind::view) {
-      value = make_ref<run::Value>(node.tensors[output.of].value->var_ref(), output.geometry);
+      value = make_ref<run::Value>(node.tensors[output.of].value->var_ref(),
+                                   output.look(call.looks[output.of]->offset()));
       node.outputs.emplace_back();
     } else if (output.kind == OutputPlan::Kind::undefined) {
       node.outputs.emplace_back();

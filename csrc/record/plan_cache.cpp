@@ -98,13 +98,16 @@ bool add_value(const c10::IValue& value, PlanKey& key) {
   return true;
 }
 
-/// Which written argument shares its storage with which other argument: decides overlap errors.
+/// Which written argument shares memory with which other argument: decides overlap errors.
 void add_sharing(const Call& call, PlanKey& key) {
   for (size_t i = 0; i < call.tensors.size(); ++i)
-    for (size_t j = 0; j < i; ++j)
-      if (call.tensors[i].value && call.tensors[j].value &&
-          call.tensors[i].value->var_ref() == call.tensors[j].value->var_ref())
-        key.push_back(i << 32 | j);
+    for (size_t j = 0; j < i; ++j) {
+      if (!share_memory(call, i, j)) continue;
+      const run::Geometry &a = *call.looks[i], &b = *call.looks[j];
+      key.push_back(i << 32 | j);
+      key.push_back(static_cast<uint64_t>(a.offset() - b.offset()));
+      if (a.dtype() != b.dtype()) key.push_back(static_cast<uint64_t>(b.offset()));
+    }
 }
 
 /// What is no tensor.
@@ -144,7 +147,9 @@ bool make_key(const Call& call, PlanKey& key) {
   key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 1 |
                 static_cast<uint64_t>(info.distrust_plans.load(std::memory_order_relaxed)));
   for (size_t i = 0; i < call.tensors.size(); ++i) {
-    key.push_back(reinterpret_cast<uint64_t>(call.looks[i].get()));
+    const run::Geometry* look = call.looks[i].get();
+    key.push_back(
+        reinterpret_cast<uint64_t>(look && !info.offset_matters ? &look->at_origin() : look));
     if (info.storage_size_matters && call.tensors[i].value)
       key.push_back(call.tensors[i].value->var().nbytes());
   }

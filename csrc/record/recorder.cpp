@@ -9,6 +9,7 @@
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
 #include "csrc/record/node_builder.h"
+#include "csrc/record/offset_views.h"
 #include "csrc/record/probe.h"
 #include "csrc/record/results.h"
 #include "csrc/record/sync_debug.h"
@@ -160,10 +161,12 @@ void Recorder::record(Call call, torch::jit::Stack* results) {
   if (call.run_now || depends_on_values(call) || call.info.returns_plain ||
       thread_mode().mode == Mode::sync)
     return run_now(call, nullptr, results);
+  if (const PlanRef plan = plan_of_offset_view(call)) return record_plan(call, *plan, results);
   PlanKey key;
   const bool keyed = make_key(call, key);
   PlanRef plan = keyed ? plans_.find(key) : nullptr;
   if (!plan) {
+    counters_.plans.fetch_add(1, std::memory_order_relaxed);
     adopt_new_ops();
     const run::IgnoredWarnings ignored;
     plan = infer(call);
@@ -179,10 +182,10 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
   if (plan.only_metadata) {
     c10::SmallVector<run::ValueRef, 2> views, after;
     for (const OutputPlan& output : plan.outputs)
-      views.push_back(
-          output.kind == OutputPlan::Kind::undefined
-              ? nullptr
-              : make_ref<run::Value>(call.tensors[output.of].value->var_ref(), output.geometry));
+      views.push_back(output.kind == OutputPlan::Kind::undefined
+                          ? nullptr
+                          : make_ref<run::Value>(call.tensors[output.of].value->var_ref(),
+                                                 output.look(call.looks[output.of]->offset())));
     for (const Plan::Rewrite& rewrite : plan.rewrites) {
       after.push_back(
           make_ref<run::Value>(call.tensors[rewrite.tensor].value->var_ref(), rewrite.after));

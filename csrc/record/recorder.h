@@ -21,6 +21,7 @@ namespace lazyeng::record {
 struct RecordCounters {
   std::atomic<uint64_t> recorded{0};
   std::atomic<uint64_t> syncs{0};      ///< places where the program waited
+  std::atomic<uint64_t> plans{0};      ///< calls of a kind that was not known before
   std::atomic<uint64_t> fallbacks{0};  ///< ops run at the call because they cannot be recorded
 };
 

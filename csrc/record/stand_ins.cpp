@@ -33,10 +33,6 @@ c10::Storage filled(const std::vector<const run::GeometryData*>& over, uint64_t 
   return bytes.storage();
 }
 
-bool same_storage(const run::TensorArg& a, const run::TensorArg& b) {
-  return a.value && b.value && a.value->var_ref() == b.value->var_ref();
-}
-
 }  // namespace
 
 at::Tensor without_memory(For whom, const c10::Storage& storage, const run::GeometryData& g) {
@@ -92,7 +88,7 @@ at::Tensor StandIns::make_one_element(const run::Geometry& look) const {
 c10::Storage StandIns::storage_for(size_t i) {
   if (storages_[i]) return storages_[i];
   for (size_t j = 0; j < i; ++j)
-    if (same_storage(call_.tensors[i], call_.tensors[j])) return storages_[j];
+    if (share_memory(call_, i, j)) return storages_[j];
   const run::ValueRef& value = call_.tensors[i].value;
   return no_memory(whom_, value ? value->var().nbytes() : call_.looks[i]->extent_bytes());
 }
@@ -103,8 +99,7 @@ void StandIns::place_in_small_storages() {
     if (!call_.looks[i] || storages_[i]) continue;
     c10::SmallVector<size_t, 4> sharing;
     for (size_t j = i; j < call_.tensors.size(); ++j)
-      if (j == i || (call_.looks[j] && same_storage(call_.tensors[i], call_.tensors[j])))
-        sharing.push_back(j);
+      if (j == i || share_memory(call_, i, j)) sharing.push_back(j);
     const int64_t skipped = elements_before(sharing);
     std::vector<const run::GeometryData*> looks;
     uint64_t nbytes = 0;
@@ -204,7 +199,7 @@ bool kernel_can_be_tried(const Call& call) {
     if (!look) continue;
     if (!look->device().is_cpu()) return false;
     elements += look->numel();
-    bytes += look->extent_bytes() - look->offset() * c10::elementSize(look->dtype());
+    bytes += look->span_bytes();
   }
   return only_makes_views(info) || (elements <= kMaxElements && bytes <= kMaxBytes);
 }

@@ -46,15 +46,30 @@ class Table {
  public:
   GeometryRef intern(GeometryData data) {
     const uint64_t hash = hash_of(data);
-    std::lock_guard lock(mutex_);
-    auto [first, last] = entries_.equal_range(hash);
-    for (; first != last; ++first)
-      if (first->second->data() == data) return first->second;
+    std::unique_lock lock(mutex_);
+    if (const GeometryRef* known = find_locked(data, hash)) return *known;
+    GeometryRef at_origin;
+    if (data.offset != 0) {
+      GeometryData moved = data;
+      moved.offset = 0;
+      lock.unlock();
+      at_origin = intern(std::move(moved));
+      lock.lock();
+      if (const GeometryRef* known = find_locked(data, hash)) return *known;
+    }
     if (entries_.size() >= sweep_at_) sweep();
-    return entries_.emplace(hash, make_ref<Geometry>(std::move(data)))->second;
+    return entries_.emplace(hash, make_ref<Geometry>(std::move(data), std::move(at_origin)))
+        ->second;
   }
 
  private:
+  const GeometryRef* find_locked(const GeometryData& data, uint64_t hash) const {
+    auto [first, last] = entries_.equal_range(hash);
+    for (; first != last; ++first)
+      if (first->second->data() == data) return &first->second;
+    return nullptr;
+  }
+
   void sweep() {
     std::erase_if(entries_, [](const auto& entry) { return entry.second->use_count() == 1; });
     sweep_at_ = std::max<size_t>(1024, 2 * entries_.size());
@@ -72,7 +87,8 @@ Table& table() {
 
 }  // namespace
 
-Geometry::Geometry(GeometryData data) : data_(std::move(data)) {
+Geometry::Geometry(GeometryData data, GeometryRef at_origin)
+    : data_(std::move(data)), at_origin_(std::move(at_origin)) {
   int64_t last = 0;
   for (size_t i = 0; i < data_.sizes.size(); ++i) {
     numel_ *= data_.sizes[i];
@@ -84,6 +100,18 @@ Geometry::Geometry(GeometryData data) : data_(std::move(data)) {
 }
 
 GeometryRef intern(GeometryData data) { return table().intern(std::move(data)); }
+
+GeometryRef with_offset(const GeometryRef& geometry, int64_t offset) {
+  if (geometry->offset() == offset) return geometry;
+  GeometryData data = geometry->data();
+  data.offset = offset;
+  return intern(std::move(data));
+}
+
+bool may_overlap(const Geometry& a, const Geometry& b) {
+  const auto begin = [](const Geometry& g) { return g.extent_bytes() - g.span_bytes(); };
+  return begin(a) < b.extent_bytes() && begin(b) < a.extent_bytes();
+}
 
 GeometryRef geometry_of(const at::Tensor& tensor) {
   GeometryData data;

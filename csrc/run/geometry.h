@@ -27,9 +27,13 @@ struct GeometryData {
   bool operator==(const GeometryData&) const = default;
 };
 
+class Geometry;
+using GeometryRef = Ref<const Geometry>;
+
 class Geometry final : public RefCounted {
  public:
-  explicit Geometry(GeometryData data);
+  /// `at_origin`: the same without an offset; null if `data` has none.
+  explicit Geometry(GeometryData data, GeometryRef at_origin = nullptr);
 
   const GeometryData& data() const { return data_; }
   c10::IntArrayRef sizes() const { return data_.sizes; }
@@ -40,6 +44,10 @@ class Geometry final : public RefCounted {
   int64_t numel() const { return numel_; }
   /// Bytes of storage from its start to the last element that this tensor touches.
   uint64_t extent_bytes() const { return extent_bytes_; }
+  /// Bytes from the first element that this tensor touches to the last.
+  uint64_t span_bytes() const { return at_origin().extent_bytes_; }
+  /// The interned Geometry that differs in its offset only, which is 0.
+  const Geometry& at_origin() const { return at_origin_ ? *at_origin_ : *this; }
   /// The elements lie side by side, in some order of the dims, none of them twice.
   bool dense() const { return dense_; }
   /// Every byte of a storage of `nbytes` belongs to an element of this tensor.
@@ -52,11 +60,16 @@ class Geometry final : public RefCounted {
   int64_t numel_ = 1;
   uint64_t extent_bytes_ = 0;
   bool dense_ = false;
+  const GeometryRef at_origin_;
 };
-using GeometryRef = Ref<const Geometry>;
 
 /// The one Geometry equal to `data`.
 GeometryRef intern(GeometryData data);
+/// The one that differs from `geometry` in its offset only.
+GeometryRef with_offset(const GeometryRef& geometry, int64_t offset);
+/// Some byte belongs to elements of both, or may: what lies between elements counts. Of tensors
+/// over one storage.
+bool may_overlap(const Geometry& a, const Geometry& b);
 /// The one Geometry of a strided tensor.
 GeometryRef geometry_of(const at::Tensor& tensor);
 /// Whether `tensor` has exactly this geometry.

@@ -43,6 +43,10 @@ constexpr std::array<string_view, 8> kStorageSize = {
     "aten::as_strided", "aten::as_strided_",    "aten::set_",   "aten::resize_",
     "aten::resize_as_", "aten::_reshape_alias", "aten::unfold", "aten::as_strided_scatter"};
 
+/// Views whose elements have another size than those of their argument (and view.dtype).
+constexpr std::array<string_view, 2> kOtherElements = {"aten::view_as_real",
+                                                       "aten::view_as_complex"};
+
 /// Ops whose effect, or the shape of what they return, only a run shows, and that the tags do not
 /// mention.
 constexpr std::array<string_view, 5> kDataDependent = {
@@ -230,6 +234,12 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
   metadata_only = contains(kMetadataOnly, base);
   scalars_are_data = contains(kScalarsAreData, base) || base.rfind("aten::_foreach_", 0) == 0;
   storage_size_matters = contains(kStorageSize, base);
+  const bool views = std::any_of(returns.begin(), returns.end(),
+                                 [](const ReturnInfo& result) { return result.may_alias; });
+  offset_matters = storage_size_matters || moves_metadata || contains(kOtherElements, base) ||
+                   name == "aten::view.dtype" || (views && !aten);
+  if (name == "aten::select.int") offset_view = OffsetView::select;
+  if (name == "aten::slice.Tensor") offset_view = OffsetView::slice;
   checks_values = returns.empty() && !writes;
   wrong_meta = contains(kWrongMeta, base);
   made_of_ops = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&

@@ -44,6 +44,9 @@ enum class Work : uint8_t {
   product,   ///< of matrices
 };
 
+/// Views that csrc/record/offset_views.h knows.
+enum class OffsetView : uint8_t { none, select, slice };
+
 struct OpInfo {
   explicit OpInfo(const c10::OperatorHandle& handle);
   OpInfo(const OpInfo&) = delete;
@@ -56,6 +59,7 @@ struct OpInfo {
   std::vector<ReturnInfo> returns;
 
   Work work = Work::other;
+  OffsetView offset_view = OffsetView::none;
   bool aten = false;
   bool writes = false;  ///< some argument is written
   bool random = false;  ///< draws from a generator
@@ -71,6 +75,9 @@ struct OpInfo {
   bool structured_meta = false;   ///< the C++ structured meta function can be asked
   bool scalars_are_data = false;  ///< no value of a Scalar argument is an error or decides a shape
   bool storage_size_matters = false;  ///< shapes depend on, or are checked against, storage size
+  /// What it returns depends on where in their storage its arguments lie. (The offset of a view
+  /// counts from that of its argument in all other ops.)
+  bool offset_matters = false;
   bool wrong_meta = false;  ///< the meta function is known to tell something else than the kernel
   /// Its kernels read and write where values of an argument point, without a check: a workspace, or
   /// LAPACK's row numbers. Never called with made-up arguments.

@@ -2,6 +2,8 @@
 
 `op`, `module` and `optim` are PyTorch's op_db, module_db and optim_db. `inplace`, `out` and `error`
 are the same operators in place, with `out=`, and with inputs that PyTorch expects to be refused.
+`offset` are the operators on views: what was learned of arguments at one place of a storage is used
+for those at another.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .compare import Program, clone
-from .known import METADATA_ONLY
+from .known import KNOWN, METADATA_ONLY
 
 # Given an object of plain tensors, or a module, returns this side's form of it.
 Side = Callable[[Any], Any]
@@ -89,10 +91,64 @@ def build_op(op: Any, sample: Any, values: bool, side: Side) -> Program:
     )
 
 
-def op_entries() -> list[Entry]:
+def all_ops() -> list[Any]:
     from torch.testing._internal.common_methods_invocations import op_db
 
-    return [Entry("op", op_name(op), partial(op_samples, op, f"op:{op_name(op)}")) for op in op_db]
+    return op_db
+
+
+def op_entries() -> list[Entry]:
+    return [
+        Entry("op", op_name(op), partial(op_samples, op, f"op:{op_name(op)}")) for op in all_ops()
+    ]
+
+
+OFFSETS = (3, 0, 4)  # elements; view_as_complex and view(dtype) refuse the odd one
+
+
+def offset_samples(op: Any, key: str) -> Iterator[Sample]:
+    for i, sample in enumerate(op_inputs(op)):
+        for offset in OFFSETS:
+            values = key not in METADATA_ONLY
+            yield Sample(f"{i}+{offset}", partial(build_offset, op, sample, offset, values))
+
+
+def build_offset(op: Any, sample: Any, offset: int, values: bool, side: Side) -> Program:
+    """Each argument starts `offset` elements further into a storage of its own than it did."""
+    program = clone((sample.input, list(sample.args), sample.kwargs))
+    moved = SampleOf(*tree_map(partial(move, offset=offset), program), sample)
+    return build_op(op, moved, values, side)
+
+
+@dataclass
+class SampleOf:
+    input: Any
+    args: list[Any]
+    kwargs: dict[str, Any]
+    origin: Any
+
+    @property
+    def output_process_fn_grad(self) -> Any:
+        return self.origin.output_process_fn_grad
+
+
+def move(leaf: Any, offset: int) -> Any:
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+        return leaf
+    if leaf.is_conj() or leaf.is_neg() or leaf.is_quantized:
+        return leaf
+    whole = leaf.detach().as_strided((leaf.untyped_storage().nbytes() // leaf.itemsize,), (1,), 0)
+    base = torch.cat([torch.zeros(offset, dtype=leaf.dtype), whole])
+    placed = base.as_strided(leaf.shape, leaf.stride(), leaf.storage_offset() + offset)
+    return placed.detach().requires_grad_(leaf.requires_grad)
+
+
+def offset_entries() -> list[Entry]:
+    return [
+        Entry("offset", entry.name, partial(offset_samples, op, entry.key))
+        for op, entry in zip(all_ops(), op_entries(), strict=True)
+        if entry.key not in KNOWN
+    ]
 
 
 def inplace_samples(op: Any) -> Iterator[Sample]:
@@ -115,11 +171,9 @@ def build_inplace(op: Any, sample: Any, side: Side) -> Program:
 
 
 def inplace_entries() -> list[Entry]:
-    from torch.testing._internal.common_methods_invocations import op_db
-
     return [
         Entry("inplace", op_name(op), partial(inplace_samples, op))
-        for op in op_db
+        for op in all_ops()
         if op.inplace_variant is not None
     ]
 
@@ -152,11 +206,9 @@ def build_out(op: Any, plain: Any, result: Any, side: Side) -> Program:
 
 
 def out_entries() -> list[Entry]:
-    from torch.testing._internal.common_methods_invocations import op_db
-
     return [
         Entry("out", op_name(op), partial(out_samples, op))
-        for op in op_db
+        for op in all_ops()
         if op.supports_out and f"op:{op_name(op)}" not in METADATA_ONLY
     ]
 
@@ -167,11 +219,9 @@ def error_samples(op: Any) -> Iterator[Sample]:
 
 
 def error_entries() -> list[Entry]:
-    from torch.testing._internal.common_methods_invocations import op_db
-
     return [
         Entry("error", op_name(op), partial(error_samples, op))
-        for op in op_db
+        for op in all_ops()
         if op.error_inputs_func is not None
     ]
 
@@ -276,6 +326,7 @@ SUITES: dict[str, Callable[[], list[Entry]]] = {
     "op": op_entries,
     "module": module_entries,
     "optim": optim_entries,
+    "offset": offset_entries,
     "inplace": inplace_entries,
     "out": out_entries,
     "error": error_entries,

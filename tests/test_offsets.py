@@ -1,0 +1,139 @@
+"""Views at ever new places: x[i], x[i:j]. Rows of a buffer, slices of a data set."""
+
+import itertools
+import random
+
+import pytest
+import torch
+
+import lazyeng
+
+HUGE = [2**61, -(2**61)]
+
+
+def look(x):
+    return tuple(x.shape), x.stride(), x.storage_offset(), x.dtype
+
+
+def outcome(function, x):
+    try:
+        return look(function(x))
+    except (RuntimeError, IndexError, ValueError) as error:
+        return type(error), str(error)
+
+
+def bases():
+    x = torch.arange(360.0)
+    return [
+        x.view(6, 5, 12),
+        x.view(6, 5, 12).transpose(0, 2)[3:, 1:],
+        x[:6].view(6, 1).expand(6, 4),
+        x[7:7],
+        x.view(360)[5],
+        x.as_strided((3, 4, 2), (1, 7, 0), 11),
+        x.view(0, 3) if x.numel() == 0 else torch.empty(0, 3),
+        torch.complex(x, x).conj(),
+    ]
+
+
+def programs(rng):
+    """Random arguments of select and slice, some of them out of range."""
+
+    def number():
+        return rng.choice([None, rng.randrange(-8, 9), rng.randrange(-8, 9), rng.choice(HUGE)])
+
+    for _ in range(400):
+        dim, index = rng.randrange(-4, 4), rng.randrange(-13, 13)
+        start, end, step = number(), number(), rng.choice([1, 1, 2, 3, 7, 0, -1, 2**62])
+        yield f"select({dim}, {index})", lambda x, d=dim, i=index: x.select(d, i)
+        yield f"slice({dim}, {start}, {end}, {step})", lambda x, a=(dim, start, end, step): (
+            torch.ops.aten.slice.Tensor(x, *a)
+        )
+        yield f"[{start}:{end}:{step}]", lambda x, s=slice(start, end, step): x[s]
+        yield f"[..., {index}]", lambda x, i=index: x[..., i]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+def test_select_and_slice(mode, grad):
+    for base in bases():
+        x = base.detach().requires_grad_(grad)
+        y = lazyeng.wrap(base.detach()).requires_grad_(grad)
+        for name, program in programs(random.Random(5)):
+            expected = outcome(program, x)
+            with lazyeng.lazy(mode):
+                got = outcome(program, y)
+            assert got == expected, (name, look(base))
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+def test_writes_that_overlap(mode):
+    """Apart, touching, overlapping in part or altogether: eager's results and eager's errors."""
+
+    def program(x, write, i, j):
+        try:
+            write(x[i : i + 4], x[j : j + 4])
+        except RuntimeError as error:
+            return str(error)
+        return x.clone()
+
+    writes = [
+        lambda a, b: a.add_(b),
+        lambda a, b: a.copy_(b),
+        lambda a, b: torch.mul(b, 2, out=a),
+        lambda a, b: a.view(2, 2).add_(b.view(2, 2).t()),
+    ]
+    for write, i, j in itertools.product(writes, range(9), range(9)):
+        expected = program(torch.arange(16.0), write, i, j)
+        with lazyeng.lazy(mode):
+            got = program(torch.arange(16.0), write, i, j)
+        assert isinstance(got, str) == isinstance(expected, str), (i, j, got)
+        if isinstance(expected, str):
+            assert got == expected
+        else:
+            assert torch.equal(lazyeng.unwrap(got), expected), (i, j)
+
+
+def test_other_dtype_over_the_same_storage():
+    """An offset counts in elements: of another size for view(dtype), view_as_real and -complex."""
+    for start in (4, 0, 2, 3, 1):
+        outcomes = []
+        for lazy in (False, True):
+            x = torch.arange(32.0)
+            x = lazyeng.wrap(x) if lazy else x
+            outcomes.append(
+                [
+                    outcome(lambda x: x[start : start + 8].view(torch.int16), x),
+                    outcome(lambda x: x[start : start + 8].view(torch.float64), x),
+                    outcome(lambda x: torch.view_as_complex(x[start : start + 8].view(4, 2)), x),
+                    outcome(lambda x: torch.view_as_real(x.view(torch.complex64)[start:]), x),
+                    outcome(lambda x: x[start:].as_strided((2,), (1,)), x),
+                    outcome(lambda x: x[start:].as_strided((2,), (1,), 5), x),
+                    outcome(lambda x: x[start:].view(2, -1).diagonal(), x),
+                ]
+            )
+        assert outcomes[0] == outcomes[1], start
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+def test_new_places_are_known(mode):
+    """Once a program has run, other places than those that it used are nothing new."""
+
+    def program(x, i):
+        x[i] = x[i + 1] + 1
+        x[i : i + 4].mul_(2).add_(x[i + 4 : i + 8])
+        torch.add(x[i], x[i + 2], out=x[i + 1])
+        x.narrow(0, i, 3).t()[2] += x.view(-1)[i : i + 3]
+
+    expected = torch.ones(60, 16)
+    x = expected.clone()
+    with lazyeng.lazy(mode):
+        program(x, 0)
+        program(x, 1)
+        before = lazyeng.engine_stats()["plans"]
+        for i in range(2, 50):
+            program(x, i)
+        assert lazyeng.engine_stats()["plans"] == before
+    for i in range(50):
+        program(expected, i)
+    assert torch.equal(x, expected)
