@@ -1,4 +1,5 @@
-"""Steps of whole programs (benchmarks/workloads.py) against eager, in one run.
+"""Steps of whole programs (benchmarks/workloads.py) and small ones (small_programs.py) against
+eager, in one run.
 
 Method. Eager and lazy run in processes of their own, so that threads of one do not slow the other:
 the eager one does not even import lazyeng. They take turns in bursts of steps (about `--burst`
@@ -25,6 +26,7 @@ import time
 
 import torch
 
+from benchmarks.small_programs import SMALL_PROGRAMS
 from benchmarks.workloads import WORKLOADS, Step
 
 TARGETS = {
@@ -57,7 +59,7 @@ def prepare(name: str, kind: str) -> Step:
     if kind == "lazy":
         importlib.import_module("lazyeng")
     torch.manual_seed(0)
-    step = WORKLOADS[name]()
+    step = (WORKLOADS | SMALL_PROGRAMS)[name]()
     compiled: Step = torch.compile(step) if kind == "compile" else step
     return compiled
 
@@ -156,7 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--burst", type=float, default=0.1)
-    parser.add_argument("--only", choices=WORKLOADS)
+    parser.add_argument("--only", choices=[*WORKLOADS, *SMALL_PROGRAMS, "small"])
     parser.add_argument("--compile", action="store_true", help="torch.compile beside it (minutes)")
     parser.add_argument("--part", choices=("serve", "first"), help=argparse.SUPPRESS)
     parser.add_argument("--kind", help=argparse.SUPPRESS)
@@ -164,14 +166,33 @@ def main() -> None:
     if options.part:
         return (serve if options.part == "serve" else first_step)(options.only, options.kind)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; eager's time by lazy's")
+    wanted = [options.only] if options.only else [*WORKLOADS, *SMALL_PROGRAMS]
+    if options.only == "small":
+        wanted = list(SMALL_PROGRAMS)
+    print_workloads([name for name in wanted if name in WORKLOADS], options)
+    print_small_programs([name for name in wanted if name in SMALL_PROGRAMS], options)
+
+
+def print_workloads(names: list[str], options: argparse.Namespace) -> None:
+    if not names:
+        return
     compile_title = f"{'compile':>9}" if options.compile else ""
     print(f"{'':25}{'eager ms':>9}{'lazy':>7}{'target':>8}{'read':>7}{compile_title}"
           f"{'first':>7}{'memory':>8}")  # fmt: skip
-    for name in [options.only] if options.only else WORKLOADS:
+    for name in names:
         f = measure(name, options)
         compile_ratio = f"{f['compile']:9.2f}" if options.compile else ""
         print(f"{name:25}{f['ms']:9.2f}{f['lazy']:7.2f}{TARGETS[name]:8.1f}{f['read']:7.2f}"
               f"{compile_ratio}{f['first']:7.2f}{f['memory']:8.2f}", flush=True)  # fmt: skip
+
+
+def print_small_programs(names: list[str], options: argparse.Namespace) -> None:
+    if not names:
+        return
+    print(f"{'':25}{'eager us':>9}{'lazy':>7}{'read':>7}")
+    for name in names:
+        f = compare(name, options)
+        print(f"{name:25}{f['ms'] * 1e3:9.0f}{f['lazy']:7.2f}{f['read']:7.2f}", flush=True)
 
 
 if __name__ == "__main__":

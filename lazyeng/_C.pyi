@@ -48,7 +48,7 @@ def set_limits(max_pending_ops: int, max_pending_bytes: int, /) -> None:
 def set_backing_device(device: str, /) -> None:
     """Sets the device that torch.device("lazyeng") stands for."""
 
-def adopt_new_ops() -> None:
+def adopt_ops_with_kernels() -> None:
     """Gives ops registered since the last call a kernel that records them as one op."""
 
 # ---- tensors

@@ -6,20 +6,6 @@
 namespace lazyeng::record {
 namespace {
 
-/// All tensors of the call together fit the first-level cache, more or less.
-bool is_brief(const Call& call, const Plan& plan) {
-  constexpr uint64_t kMostBytes = 1 << 16;
-  uint64_t bytes = 0;
-  const auto small = [&](const run::GeometryRef& look) {
-    if (!look) return true;
-    bytes += look->span_bytes();
-    return look->device().is_cpu() && bytes <= kMostBytes;
-  };
-  return std::all_of(call.looks.begin(), call.looks.end(), small) &&
-         std::all_of(plan.outputs.begin(), plan.outputs.end(),
-                     [&](const OutputPlan& output) { return small(output.geometry); });
-}
-
 bool is_list(const run::ArgInfo& arg) {
   return arg.kind == run::ArgKind::tensor_list || arg.kind == run::ArgKind::optional_tensor_list;
 }
@@ -40,34 +26,48 @@ bool are_alike(const std::vector<run::GeometryRef>& tensors) {
   return first;
 }
 
-/// Null: the kernel starts no helpers by itself, or has work for all cores, or must have them.
-Ref<run::Width> width_for(const Call& call, const Plan& plan) {
-  if (plan.run_now || plan.only_metadata || call.looks.size() != call.tensors.size())
-    return nullptr;
-  const run::Work work = call.info.work;
-  const bool copies = work == run::Work::copies || work == run::Work::lookups;
-  if (!copies && std::any_of(call.info.args.begin(), call.info.args.end(), is_list)) return nullptr;
+/// The arguments (null: none), then the results. Empty: some of them are not the CPU's.
+std::vector<run::GeometryRef> tensors_of(const Call& call, const Plan& plan) {
   std::vector<run::GeometryRef> tensors(call.looks.begin(), call.looks.end());
   for (const OutputPlan& output : plan.outputs) tensors.push_back(output.geometry);
+  const auto elsewhere = [](const run::GeometryRef& tensor) {
+    return tensor && !tensor->device().is_cpu();
+  };
+  if (std::any_of(tensors.begin(), tensors.end(), elsewhere)) tensors.clear();
+  return tensors;
+}
+
+/// All tensors of the call together fit the first-level cache, more or less.
+bool are_small(const std::vector<run::GeometryRef>& tensors) {
+  constexpr uint64_t kMostBytes = 1 << 16;
+  uint64_t bytes = 0;
+  for (const run::GeometryRef& tensor : tensors)
+    if (tensor) bytes += static_cast<uint64_t>(tensor->numel()) * c10::elementSize(tensor->dtype());
+  return bytes <= kMostBytes;
+}
+
+bool starts_helpers(const Call& call, const std::vector<run::GeometryRef>& tensors) {
+  const run::Work work = call.info.work;
+  const bool copies = work == run::Work::copies || work == run::Work::lookups;
+  if (!copies && std::any_of(call.info.args.begin(), call.info.args.end(), is_list)) return false;
   uint64_t most_bytes = 0;
-  for (const run::GeometryRef& tensor : tensors) {
-    if (!tensor) continue;
-    if (!tensor->device().is_cpu()) return nullptr;
-    most_bytes = std::max(most_bytes, tensor->span_bytes());
-  }
-  if (tensors.empty()) return nullptr;
-  if ((copies || work == run::Work::elements) && most_bytes < kElementsFanOut) return nullptr;
-  if (run::microseconds_on_one_core(call.info, tensors, call.looks.size()) >= run::kWorthAllCores)
-    return nullptr;
-  if (work == run::Work::elements && !are_alike(tensors)) return nullptr;
-  return make_ref<run::Width>(call.info, tensors[0] ? tensors[0]->numel() : 0);
+  for (const run::GeometryRef& tensor : tensors)
+    if (tensor) most_bytes = std::max(most_bytes, tensor->span_bytes());
+  return !(copies || work == run::Work::elements) || most_bytes >= kElementsFanOut;
 }
 
 }  // namespace
 
 void add_costs(const Call& call, Plan& plan) {
-  plan.brief = is_brief(call, plan);
-  plan.width = width_for(call, plan);
+  constexpr double kBriefMicroseconds = 30;  // about a wake-up
+  if (plan.run_now || plan.only_metadata || call.looks.size() != call.tensors.size()) return;
+  const std::vector<run::GeometryRef> tensors = tensors_of(call, plan);
+  if (tensors.empty()) return;
+  const double microseconds = run::microseconds_on_one_core(call.info, tensors, call.looks.size());
+  const bool apart = call.info.work == run::Work::elements && !are_alike(tensors);
+  if (microseconds < run::kWorthAllCores && !apart && starts_helpers(call, tensors))
+    plan.width = make_ref<run::Width>(call.info, tensors[0] ? tensors[0]->numel() : 0);
+  plan.brief = are_small(tensors) || microseconds <= kBriefMicroseconds;
 }
 
 }  // namespace lazyeng::record

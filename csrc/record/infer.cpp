@@ -29,6 +29,11 @@ struct StructuredMeta {
 
 void ask(const Call& call, For whom, torch::jit::Stack& stack) {
   run::RealDispatch below;
+  // What eager runs, on tensors without memory: more to be trusted than a meta function of its own,
+  // and rarely written in Python.
+  if (whom == For::meta && call.info.aten && call.info.made_of_ops)
+    return call.info.handle.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd,
+                                                    stack);
   if (whom != For::structured_meta) return call.info.handle.callBoxed(stack);
   const StructuredMeta scope;
   call.info.handle.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional,

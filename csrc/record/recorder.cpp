@@ -11,6 +11,7 @@
 #include "csrc/record/node_builder.h"
 #include "csrc/record/offset_views.h"
 #include "csrc/record/probe.h"
+#include "csrc/record/read_habit.h"
 #include "csrc/record/results.h"
 #include "csrc/record/sync_debug.h"
 #include "csrc/record/temporaries.h"
@@ -268,6 +269,7 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
     node->run();
   } else {
     if (waits.wanted() && is_awaited(call)) waits.begin(call.info.torch_name);
+    read_habit.reads();
     run_in_order(*node, Before::all);
   }
   for (run::StorageVar* var : node->written_vars) run::plain_storages().release(*var);

@@ -102,6 +102,7 @@ class Recorder {
   /// time. True while one is held.
   bool watch();
   uint64_t held_up_to() const;
+  bool watched() const { return watched_.load(std::memory_order_relaxed); }
   bool may_wait_for_more(const run::Node& node) const;
   void throttle(const run::Node& node);
   void count_fallback(const run::OpInfo& info);

@@ -14,8 +14,12 @@ namespace {
 
 using For = StandIns::For;
 
-constexpr int64_t kMaxElements = 1 << 14;  // of all stand-ins of a call together
+// Of all stand-ins of a call together.
+constexpr int64_t kMaxElements = 1 << 14;
 constexpr uint64_t kMaxBytes = 1 << 18;
+// Of ops that look at each element once: a meta function written in Python takes longer.
+constexpr int64_t kMaxElementsOnce = 1 << 18;
+constexpr uint64_t kMaxBytesOnce = 1 << 20;
 
 bool is_real(For whom) { return whom == For::kernel || whom == For::one_element; }
 
@@ -201,7 +205,9 @@ bool kernel_can_be_tried(const Call& call) {
     elements += look->numel();
     bytes += look->span_bytes();
   }
-  return only_makes_views(info) || (elements <= kMaxElements && bytes <= kMaxBytes);
+  if (only_makes_views(info)) return true;
+  return info.looks_once ? elements <= kMaxElementsOnce && bytes <= kMaxBytesOnce
+                         : elements <= kMaxElements && bytes <= kMaxBytes;
 }
 
 }  // namespace lazyeng::record

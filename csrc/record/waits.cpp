@@ -1,6 +1,7 @@
 // csrc/record/waits.cpp: waiting for what was recorded.
 #include "csrc/record/gate.h"
 #include "csrc/record/generators.h"
+#include "csrc/record/read_habit.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/sync_debug.h"
 #include "csrc/run/kernel_warnings.h"
@@ -66,6 +67,7 @@ void Recorder::wait_for(run::StorageVar& var) {
   if (var.awaited()) {
     counters_.syncs.fetch_add(1, std::memory_order_relaxed);
     if (waits.wanted()) waits.begin(writer_name(var));
+    read_habit.reads();
     wait_until_done([&](const engine::Interrupt& interrupt) {
       if (var.has_unpushed()) flush();
       return engine_->wait_for_var(var, interrupt);

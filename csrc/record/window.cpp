@@ -2,11 +2,13 @@
 //
 // In async mode a node waits in the window only while every worker is busy: an idle worker fetches
 // the window (hungry), and whoever records while a worker is idle wakes it. But a window of nothing
-// but nodes that can be fused is held while it grows: it goes when a node is recorded that cannot
-// be fused, when somebody reads, when it is full, or when recording pauses, which an idle worker
-// looks for every now and then (watch). In deferred mode nodes stay until somebody reads,
+// but nodes that can be fused is held while it grows, and so are a few small ops of a program that
+// often reads (read_habit.h). It goes when a node is recorded that is neither, when somebody reads,
+// when it is full, or when recording pauses, which an idle worker looks for every now and then
+// (watch). In deferred mode nodes stay until somebody reads,
 // synchronizes, or the run-ahead bound is reached.
 #include "csrc/fuse/op_table.h"
+#include "csrc/record/read_habit.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/sync_debug.h"
 #include "csrc/run/openmp_team.h"
@@ -81,14 +83,15 @@ Graph Recorder::pending(const std::vector<run::StorageVarRef>& vars) {
 
 void Recorder::append(run::Node& node) {
   const bool async = thread_mode().mode == Mode::async;
+  const bool for_reader = async && read_habit.records(node.brief) && watched();
   engine_->admit(node.cost_bytes);
   bool full, held, first;
   {
     std::lock_guard lock(window_mutex_);
     number_locked(node);
     if (async) {
-      window_is_held_ = (window_.empty() || window_is_held_) && may_wait_for_more(node) &&
-                        window_.size() + 1 < kFullWindow;
+      window_is_held_ = (window_.empty() || window_is_held_) &&
+                        (for_reader || may_wait_for_more(node)) && window_.size() + 1 < kFullWindow;
       held_up_to_.store(window_is_held_ ? node.number : 0, std::memory_order_relaxed);
     }
     enter_window_locked(node);
@@ -115,8 +118,7 @@ void Recorder::wake_worker() {
 }
 
 bool Recorder::may_wait_for_more(const run::Node& node) const {
-  return fusion_.load(std::memory_order_relaxed) && watched_.load(std::memory_order_relaxed) &&
-         fuse::may_join(node.info);
+  return fusion_.load(std::memory_order_relaxed) && watched() && fuse::may_join(node.info);
 }
 
 /// Number of the newest node of a window that is held, 0 if none is. Without the lock: append

@@ -129,6 +129,17 @@ constexpr std::array<string_view, 10> kCopies = {
 constexpr std::array<string_view, 3> kLookups = {"aten::index", "aten::_unsafe_index",
                                                  "aten::gather"};
 
+/// Ops that go over their arguments once, and that no tag tells of.
+constexpr std::array<string_view, 9> kLooksOnce = {"aten::mse_loss",
+                                                   "aten::smooth_l1_loss",
+                                                   "aten::huber_loss",
+                                                   "aten::roll",
+                                                   "aten::flip",
+                                                   "aten::binary_cross_entropy_with_logits",
+                                                   "aten::native_dropout",
+                                                   "aten::native_group_norm",
+                                                   "aten::mean"};
+
 template <size_t N>
 bool contains(const std::array<string_view, N>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
@@ -245,6 +256,9 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
   made_of_ops = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
                 !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
                 !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+  looks_once = contains(kLooksOnce, base) ||
+               (!made_of_ops && (op.hasTag(at::Tag::pointwise) || op.hasTag(at::Tag::reduction) ||
+                                 work == Work::elements || work == Work::rows));
   cpp_meta = made_of_ops && contains(kCppMeta, base);
   structured_meta =
       aten && !contains(kUnfinishedStructured, base) && !contains(kUnfinishedStructured, name) &&

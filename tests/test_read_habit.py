@@ -1,0 +1,106 @@
+"""Programs that read again and again: what they record is held for the read, and never for good."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+import lazyeng
+
+from .test_waiting import threads_of_runs
+
+READS = 5  # enough to be expected to go on
+
+
+def read_often():
+    for i in range(READS):
+        assert (torch.ones(3) * i).sum().item() == 3 * i
+
+
+def pending():
+    return lazyeng.engine_stats()["pending_ops"]
+
+
+def until(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_a_reader_runs_what_it_recorded(tmp_path):
+    def runs():
+        for _ in range(20):
+            torch.ones(3).sort().values.cumsum(0).sum().item()
+
+    def names():
+        with lazyeng.lazy("async"):
+            read_often()
+            return threads_of_runs(runs, tmp_path)
+
+    # (Who is kept from its core for long enough finds that the worker has taken the window.)
+    assert any(not any(n.startswith("lazyeng") for n in found) and found
+               for found in (names() for _ in range(10)))  # fmt: skip
+
+
+@pytest.mark.limit(60)
+def test_what_nobody_reads_runs_all_the_same():
+    """The program goes on without recording; a plain tensor that it wrote shows when it is done."""
+    x = torch.zeros(4)
+    with lazyeng.lazy("async"):
+        read_often()
+        y = x.sort().values.cumsum(0)  # (neither can be fused)
+        until(lambda: pending() == 0)
+        assert y.is_ready()
+
+
+@pytest.mark.limit(60)
+def test_more_than_a_little_is_handed_over():
+    with lazyeng.lazy("async"):
+        read_often()
+        x = torch.ones(4)
+        for _ in range(500):
+            x = x.cumsum(0).clamp(max=1)
+        until(lambda: pending() == 0)
+
+
+@pytest.mark.limit(60)
+def test_a_large_op_is_not_held():
+    with lazyeng.lazy("async"):
+        read_often()
+        x = torch.ones(512, 512) @ torch.ones(512, 512)
+        until(lambda: x.is_ready())
+
+
+def test_failures_of_held_ops_are_raised_at_the_read():
+    with lazyeng.lazy("async"):
+        read_often()
+        for _ in range(20):
+            bad = torch.arange(3)[torch.tensor([7])]
+            with pytest.raises(IndexError, match="out of bounds"):
+                bad.sum().item()
+            assert torch.ones(3).sum().item() == 3
+
+
+def test_habits_are_of_a_thread():
+    """One thread reads all the time, another records and waits for its results at the end."""
+    stop = threading.Event()
+
+    def reads():
+        with lazyeng.lazy("async"):
+            while not stop.is_set():
+                read_often()
+
+    reader = threading.Thread(target=reads)
+    reader.start()
+    try:
+        with lazyeng.lazy("async"):
+            x = torch.ones(8)
+            for _ in range(2000):
+                x = x.cumsum(0).clamp(max=2)
+            assert x.sum().item() == 15
+    finally:
+        stop.set()
+        reader.join(30)
+    assert not reader.is_alive()
