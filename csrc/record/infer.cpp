@@ -1,6 +1,7 @@
 // csrc/record/infer.cpp: asking meta functions what an op will return.
 #include "csrc/record/infer.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/DefaultDtype.h>
 
@@ -12,6 +13,7 @@
 #include "csrc/run/executor.h"
 #include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
+#include "csrc/run/width.h"
 
 namespace lazyeng::record {
 namespace {
@@ -215,6 +217,8 @@ PlanRef ask_meta(const Call& call, For whom, Answer& answer) {
 
 /// What the kernel itself makes of tensors that look like the arguments.
 PlanRef ask_kernel(const Call& call) {
+  // A team of helpers of this thread's own would keep those of the engine's threads from spinning.
+  const run::OneCore one(at::get_num_threads());
   for (int integers : {0, 1}) {
     run::RealDispatch below;
     const StandIns stand_ins(call, For::kernel, integers);

@@ -1,9 +1,12 @@
 // csrc/record/probe.cpp: calling a kernel on stand-ins to hear whether it refuses.
 #include "csrc/record/probe.h"
 
+#include <ATen/Parallel.h>
+
 #include "csrc/record/kind_table.h"
 #include "csrc/record/stand_ins.h"
 #include "csrc/run/executor.h"
+#include "csrc/run/width.h"
 
 namespace lazyeng::record {
 namespace {
@@ -30,6 +33,7 @@ enum class Trial : uint8_t { works, refused, fails };
 
 Trial try_kernel(const Call& call, StandIns::For whom, int integers) {
   run::RealDispatch below;
+  const run::OneCore one(at::get_num_threads());
   try {
     torch::jit::Stack stack = StandIns(call, whom, integers).arguments();
     call.info.handle.callBoxed(stack);

@@ -152,12 +152,12 @@ bool Width::is_one(const OpInfo& info, const torch::jit::Stack& args, int thread
 uint64_t ops_on_one_core() { return on_one_core.load(std::memory_order_relaxed); }
 
 OneCore::OneCore(int threads) : threads_(threads) {
-  libraries().omp_set(1);
+  if (libraries().omp_set) libraries().omp_set(1);
   if (libraries().mkl_set_local) mkl_threads_ = libraries().mkl_set_local(1);
 }
 
 OneCore::~OneCore() {
-  libraries().omp_set(threads_);
+  if (libraries().omp_set) libraries().omp_set(threads_);
   if (libraries().mkl_set_local) libraries().mkl_set_local(mkl_threads_);
 }
 
