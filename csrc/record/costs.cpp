@@ -37,12 +37,19 @@ std::vector<run::GeometryRef> tensors_of(const Call& call, const Plan& plan) {
   return tensors;
 }
 
-/// All tensors of the call together fit the first-level cache, more or less.
+/// All tensors of the call together fit the second-level cache with ease, and none has so many
+/// elements that kernels fan out for them. (Who waits runs such an op: a team of helpers of that
+/// thread's own would stop those of the engine's threads from spinning, which cost a SAC step a
+/// third of its time.)
 bool are_small(const std::vector<run::GeometryRef>& tensors) {
-  constexpr uint64_t kMostBytes = 1 << 16;
+  constexpr uint64_t kMostBytes = 1 << 17;
+  constexpr int64_t kFanOut = 1 << 15;
   uint64_t bytes = 0;
-  for (const run::GeometryRef& tensor : tensors)
-    if (tensor) bytes += static_cast<uint64_t>(tensor->numel()) * c10::elementSize(tensor->dtype());
+  for (const run::GeometryRef& tensor : tensors) {
+    if (!tensor) continue;
+    if (tensor->numel() >= kFanOut) return false;
+    bytes += static_cast<uint64_t>(tensor->numel()) * c10::elementSize(tensor->dtype());
+  }
   return bytes <= kMostBytes;
 }
 
@@ -59,7 +66,6 @@ bool starts_helpers(const Call& call, const std::vector<run::GeometryRef>& tenso
 }  // namespace
 
 void add_costs(const Call& call, Plan& plan) {
-  constexpr double kBriefMicroseconds = 30;  // about a wake-up
   if (plan.run_now || plan.only_metadata || call.looks.size() != call.tensors.size()) return;
   const std::vector<run::GeometryRef> tensors = tensors_of(call, plan);
   if (tensors.empty()) return;
@@ -67,7 +73,7 @@ void add_costs(const Call& call, Plan& plan) {
   const bool apart = call.info.work == run::Work::elements && !are_alike(tensors);
   if (microseconds < run::kWorthAllCores && !apart && starts_helpers(call, tensors))
     plan.width = make_ref<run::Width>(call.info, tensors[0] ? tensors[0]->numel() : 0);
-  plan.brief = are_small(tensors) || microseconds <= kBriefMicroseconds;
+  plan.brief = are_small(tensors);
 }
 
 }  // namespace lazyeng::record
