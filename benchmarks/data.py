@@ -220,10 +220,18 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
         )
 
 
+def num_children(task: Path) -> int:
+    """Of one thread. It may have ended since its folder was listed."""
+    try:
+        return len((task / "children").read_text().split())
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
 def counts() -> dict[str, int]:
     gc.collect()
     tasks = Path("/proc/self/task").iterdir()
-    children = sum(len((task / "children").read_text().split()) for task in tasks)
+    children = sum(num_children(task) for task in tasks)
     files = len(os.listdir("/proc/self/fd"))
     return {"threads": threading.active_count(), "processes": children, "descriptors": files}
 
