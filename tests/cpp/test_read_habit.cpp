@@ -1,0 +1,67 @@
+// tests/cpp/test_read_habit.cpp: when recorded nodes are held for a read (record/read_habit.h).
+#include "csrc/record/read_habit.h"
+#include "tests/cpp/check.h"
+
+namespace lazyeng::test {
+namespace {
+
+using record::ReadHabit;
+
+/// Records so many brief nodes; how many of them may be held.
+int records(ReadHabit& habit, int count) {
+  int held = 0;
+  for (int i = 0; i < count; ++i) held += habit.records(/*brief=*/true);
+  return held;
+}
+
+ReadHabit made_a_habit() {
+  ReadHabit habit;
+  for (int i = 0; i < 2; ++i) {
+    same(records(habit, 3), 0, "held before there is a habit");
+    habit.reads();
+  }
+  return habit;
+}
+
+void two_reads_make_a_habit() {
+  ReadHabit habit = made_a_habit();
+  for (int i = 0; i < 5; ++i) {
+    same(records(habit, 3), 3, "held");
+    habit.reads();
+  }
+}
+
+void reads_of_what_is_there_make_none() {
+  ReadHabit habit;
+  records(habit, 1);
+  for (int i = 0; i < 5; ++i) habit.reads();
+  same(records(habit, 1), 0, "held after one read of something new");
+}
+
+void no_more_than_a_little_is_held() {
+  ReadHabit habit = made_a_habit();
+  same(records(habit, 100), 32, "held of a hundred");
+  habit.reads();
+  same(records(habit, 1), 0, "held after a long way to the read");
+}
+
+void what_follows_a_large_node_is_not_held() {
+  ReadHabit habit = made_a_habit();
+  check(!habit.records(/*brief=*/false), "a large node is held");
+  same(records(habit, 3), 0, "held behind a large node");
+  habit.reads();
+  same(records(habit, 3), 0, "held after a large node was read");
+}
+
+}  // namespace
+}  // namespace lazyeng::test
+
+int main(int argc, char** argv) {
+  using namespace lazyeng::test;
+  return run_tests(
+      argc, argv,
+      {{"two reads make a habit", two_reads_make_a_habit},
+       {"reads of what is there make none", reads_of_what_is_there_make_none},
+       {"no more than a little is held", no_more_than_a_little_is_held},
+       {"what follows a large node is not held", what_follows_a_large_node_is_not_held}});
+}
