@@ -45,6 +45,9 @@ def num_workers() -> int:
 def set_limits(max_pending_ops: int, max_pending_bytes: int, /) -> None:
     """Sets the bounds of run-ahead, in ops and in bytes."""
 
+def keep_accelerator() -> bool:
+    """To be called before PrivateUse1 is named; False: it must not be (csrc/record/accelerator.h)."""
+
 def set_backing_device(device: str, /) -> None:
     """Sets the device that torch.device("lazyeng") stands for."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import warnings
 from typing import Any
 
 import torch
@@ -15,13 +16,21 @@ NAME = "lazyeng"
 
 def register() -> None:
     """Names the PrivateUse1 backend and gives torch its device module. Once per process."""
+    _C.set_backing_device("cuda:0" if torch.cuda.is_available() else "cpu")
+    if not _C.keep_accelerator():
+        warnings.warn(
+            f'lazyeng: torch {torch.__version__} cannot have the device "{NAME}" beside '
+            f"{torch.accelerator.current_accelerator()} in a way that this version of lazyeng "
+            "knows; all else works",
+            stacklevel=2,
+        )
+        return
     torch.utils.backend_registration.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _device_module())
     torch.utils.backend_registration.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=False
     )
     torch.serialization.register_package(9, lambda _storage: None, _load_storage)
-    _C.set_backing_device("cuda:0" if torch.cuda.is_available() else "cpu")
 
 
 def _load_storage(storage: Any, location: str) -> Any:

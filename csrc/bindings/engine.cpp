@@ -4,6 +4,7 @@
 #include "csrc/fuse/group.h"
 #include "csrc/fuse/op_table.h"
 #include "csrc/fuse/plan.h"
+#include "csrc/record/accelerator.h"
 #include "csrc/record/fork.h"
 #include "csrc/record/gate.h"
 #include "csrc/record/library.h"
@@ -61,6 +62,10 @@ PyObject* set_num_workers(PyObject*, PyObject* count) {
 
 PyObject* num_workers(PyObject*, PyObject*) {
   return PyLong_FromUnsignedLong(current_recorder()->engine().num_workers());
+}
+
+PyObject* keep_accelerator(PyObject*, PyObject*) {
+  return PyBool_FromLong(record::keep_accelerator());
 }
 
 PyObject* set_backing_device(PyObject*, PyObject* name) {
@@ -185,6 +190,7 @@ PyMethodDef engine_methods[] = {
     {"set_limits", set_limits, METH_VARARGS, nullptr},
     {"set_num_workers", set_num_workers, METH_O, nullptr},
     {"num_workers", num_workers, METH_NOARGS, nullptr},
+    {"keep_accelerator", keep_accelerator, METH_NOARGS, nullptr},
     {"set_backing_device", set_backing_device, METH_O, nullptr},
     {"stats", stats, METH_NOARGS, nullptr},
     {"fallback_counts", fallback_counts, METH_NOARGS, nullptr},

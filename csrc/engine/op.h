@@ -16,7 +16,7 @@ namespace lazyeng::engine {
 
 class Epoch;
 
-/// Where an op runs. Each further queue (a device stream) is a thread of its own that keeps order.
+/// Where an op runs. Each further queue (of a device) is a thread of its own that keeps order.
 enum class QueueId : uint16_t { cpu = 0, python = 1, first_device = 2 };
 
 class Op : public RefCounted {

@@ -2,6 +2,7 @@
 #include "csrc/record/call.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/thread_mode.h"
@@ -89,10 +90,16 @@ void read_tensors(Call& call, Reader& reader, const c10::IValue& input, const ru
   }
 }
 
+/// A device as tensors report it: "cuda" is the current one.
+c10::Device with_index(c10::Device device) {
+  if (device.has_index() || !device.is_cuda()) return device;
+  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
 c10::IValue read_other(Call& call, c10::IValue input) {
-  if (input.isDevice() && input.toDevice().type() == c10::kPrivateUse1) {
-    call.to_lazyeng = true;
-    return backing_device();
+  if (input.isDevice()) {
+    call.to_lazyeng = input.toDevice().type() == c10::kPrivateUse1;
+    return call.to_lazyeng ? backing_device() : with_index(input.toDevice());
   }
   if (input.isGenerator() && input.toGenerator().device().type() == c10::kPrivateUse1) return {};
   if (input.isSymInt() || input.isSymFloat() || input.isSymBool()) call.run_now = true;

@@ -1,7 +1,6 @@
 // csrc/record/device.cpp: what torch asks of the device behind PrivateUse1.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -45,15 +44,10 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   at::Generator getNewGenerator(c10::DeviceIndex) const override {
     return at::detail::createCPUGenerator();
   }
-  // torch pins for "the" accelerator, which a registered backend is. Pinned is what the backing
-  // device can copy from without a detour; without a GPU, any memory.
-  bool isPinnedPtr(const void* data) const override {
-    return at::hasCUDA() && at::detail::getCUDAHooks().isPinnedPtr(data);
-  }
-  at::Allocator* getPinnedMemoryAllocator() const override {
-    return at::hasCUDA() ? at::detail::getCUDAHooks().getPinnedMemoryAllocator()
-                         : at::getCPUAllocator();
-  }
+  // torch pins for "the" accelerator, which a registered backend is if there is no other
+  // (csrc/record/accelerator.h): then nothing copies from pinned memory.
+  bool isPinnedPtr(const void*) const override { return false; }
+  at::Allocator* getPinnedMemoryAllocator() const override { return at::getCPUAllocator(); }
 };
 
 /// Memory belongs to real devices.

@@ -44,6 +44,17 @@ void claim(run::Node& node, const run::StorageVarRef& ordered) {
   if (ordered) write(node, ordered, true);
 }
 
+/// copy_(self, src), and _to_copy(self, device=...), whose device may be that of self.
+run::HostCopy host_copy_of(const Call& call) {
+  if (!call.info.crosses_devices || !call.looks[0]) return {};
+  const c10::Device first = call.looks[0]->device();
+  if (call.info.writes)
+    return call.looks[1] ? run::HostCopy::between(call.looks[1]->device(), first) : run::HostCopy{};
+  for (const c10::IValue& arg : call.args)
+    if (arg.isDevice()) return run::HostCopy::between(first, arg.toDevice());
+  return {};
+}
+
 }  // namespace
 
 Ref<run::Node> build_node(Call& call, bool discover) {
@@ -55,6 +66,7 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   const run::StorageVarRef ordered = call.info.random       ? generator_var(call)
                                      : call.info.collective ? order_of_collectives()
                                                             : nullptr;
+  node->host_copy = host_copy_of(call);
   if (discover) {
     node->found.caller = std::this_thread::get_id();
     // What the run teaches is told by comparing with the call.
@@ -69,6 +81,7 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   for (run::TensorArg& arg : node->tensors)
     if (arg.value && !(discover && arg.written)) arg.raw = at::Tensor();
   if (!call.info.aten) node->queue = engine::QueueId::python;
+  if (node->host_copy) node->queue = node->host_copy.queue();
   claim(*node, ordered);
   for (const at::Tensor& tensor : call.written)
     if (tensor.defined()) run::note_own_write(tensor);

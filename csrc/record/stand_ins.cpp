@@ -195,6 +195,7 @@ bool kernel_can_be_tried(const Call& call) {
   if (!info.aten || info.checks_values || info.trusts_contents ||
       (info.random && !info.takes_generator))
     return false;
+  if (only_makes_views(info)) return true;  // the same on every device
   for (const c10::IValue& arg : call.args)
     if (arg.isDevice() && !arg.toDevice().is_cpu()) return false;
   int64_t elements = 0;
@@ -205,7 +206,6 @@ bool kernel_can_be_tried(const Call& call) {
     elements += look->numel();
     bytes += look->span_bytes();
   }
-  if (only_makes_views(info)) return true;
   return info.looks_once ? elements <= kMaxElementsOnce && bytes <= kMaxBytesOnce
                          : elements <= kMaxElements && bytes <= kMaxBytes;
 }

@@ -111,12 +111,8 @@ void Node::follow_resizes() const {
     plain_storages().follow_resize(rewrite.after->var(), false);
 }
 
-void Node::execute() {
-  settings.apply();
-  keep_overwritten_failures();
-  check_plain_reads();
-  const WarningsOf warnings(*this);
-  torch::jit::Stack stack = real_arguments(*this);
+void Node::call_kernel(torch::jit::Stack& stack) const {
+  if (host_copy) return run_host_copy(host_copy, info, stack);
   if (width && width->is_one(info, stack, settings.num_threads)) {
     const OneCore one(settings.num_threads);
     info.handle.callBoxed(stack);
@@ -124,6 +120,15 @@ void Node::execute() {
     const std::unique_lock<std::mutex> cores = wait_for_cores();
     info.handle.callBoxed(stack);
   }
+}
+
+void Node::execute() {
+  settings.apply();
+  keep_overwritten_failures();
+  check_plain_reads();
+  const WarningsOf warnings(*this);
+  torch::jit::Stack stack = real_arguments(*this);
+  call_kernel(stack);
   if (info.collective) wait_for_collective(stack);
   follow_resizes();
   check_plain_reads();  // once more: it may have been changed while the kernel read it

@@ -12,6 +12,7 @@
 #include "csrc/engine/block_pool.h"
 #include "csrc/engine/op.h"
 #include "csrc/run/failure.h"
+#include "csrc/run/host_copy.h"
 #include "csrc/run/op_info.h"
 #include "csrc/run/thread_settings.h"
 #include "csrc/run/value.h"
@@ -80,6 +81,8 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   ThreadSettings settings;
   /// Null: it has the width of its settings.
   Ref<Width> width;
+  /// What it is of that kind; it then runs on a queue of such copies.
+  HostCopy host_copy;
   /// A written argument is a plain tensor, which cannot carry a failure.
   bool writes_plain = false;
 
@@ -99,6 +102,7 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
 
  private:
   void execute();
+  void call_kernel(torch::jit::Stack& stack) const;
   void follow_resizes() const;
   void keep_overwritten_failures() const;
   uint64_t written_bytes() const;

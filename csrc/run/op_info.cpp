@@ -54,7 +54,8 @@ constexpr std::array<string_view, 5> kDataDependent = {
     "aten::_pack_padded_sequence", "aten::_padded_dense_to_jagged_forward"};
 
 /// Ops made of other ops whose meta functions are all C++.
-constexpr std::array<string_view, 3> kCppMeta = {"aten::sum", "aten::clone", "aten::_unsafe_view"};
+constexpr std::array<string_view, 4> kCppMeta = {"aten::sum", "aten::clone", "aten::_to_copy",
+                                                 "aten::_unsafe_view"};
 
 /// Ops that update running statistics which their schema does not mark as written.
 constexpr std::array<string_view, 6> kUpdatesStatistics = {
@@ -109,6 +110,9 @@ constexpr std::array<string_view, 12> kOverwriting = {
     "aten::copy_",    "aten::zero_",       "aten::fill_",      "aten::normal_",
     "aten::uniform_", "aten::random_",     "aten::bernoulli_", "aten::exponential_",
     "aten::cauchy_",  "aten::log_normal_", "aten::geometric_", "aten::_foreach_copy_"};
+
+/// Copies whose source and result may lie on different devices.
+constexpr std::array<string_view, 2> kCrossesDevices = {"aten::_to_copy", "aten::copy_"};
 
 constexpr std::array<string_view, 4> kProducts = {"aten::mm", "aten::addmm", "aten::bmm",
                                                   "aten::baddbmm"};
@@ -251,6 +255,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
                    name == "aten::view.dtype" || (views && !aten);
   if (name == "aten::select.int") offset_view = OffsetView::select;
   if (name == "aten::slice.Tensor") offset_view = OffsetView::slice;
+  crosses_devices = contains(kCrossesDevices, base);
   checks_values = returns.empty() && !writes;
   wrong_meta = contains(kWrongMeta, base);
   made_of_ops = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&

@@ -70,6 +70,7 @@ struct OpInfo {
   bool indexes = false;           ///< data dependent only if an index is a mask
   bool returns_plain = false;     ///< some return is neither a tensor nor a list of tensors
   bool metadata_only = false;     ///< looks at shapes and the like, never at values or memory
+  bool crosses_devices = false;   ///< copies one tensor to the device of another, or to one named
   bool checks_values = false;     ///< returns nothing and writes nothing: exists to raise
   bool reports_info = false;      ///< has a result called "info" that a later check looks at
   bool structured_meta = false;   ///< the C++ structured meta function can be asked

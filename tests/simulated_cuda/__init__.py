@@ -1,0 +1,68 @@
+"""Programs on a device "cuda" that is made of host threads, for machines without a GPU.
+
+The backend (backend.cpp) registers itself for the whole process and before torch looks for CUDA, so
+each program has a process of its own. It does not say how fast anything is, nor that a real GPU
+agrees; it says that launches, copies, reuse of memory and failures are ordered as CUDA demands.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch.utils.cpp_extension import get_cxx_compiler, include_paths
+
+_HERE = Path(__file__).resolve().parent
+_ROOT = _HERE.parent.parent
+_LIBRARIES = Path(torch.__file__).parent / "lib"
+
+#: torch's own backend for CUDA is there: ours cannot take its place.
+unavailable = torch.version.cuda is not None or torch.version.hip is not None
+
+
+def build() -> Path:
+    """The compiled backend; compiles it if its source, or torch, is another than last time."""
+    source = _HERE / "backend.cpp"
+    flags = ["-std=c++20", "-O1", "-Wall", "-fPIC", "-shared", *_definitions()]
+    key = hashlib.sha256(repr((source.read_text(), flags, torch.__version__)).encode()).hexdigest()
+    target = _ROOT / "build" / f"simulated_cuda-{key[:16]}.so"
+    target.parent.mkdir(exist_ok=True)
+    with open(target.with_suffix(".lock"), "w") as lock:  # several test processes
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            includes = [f"-isystem{path}" for path in include_paths()]
+            libraries = [f"-L{_LIBRARIES}", "-lc10", "-ltorch_cpu"]
+            made = target.with_suffix(".new")
+            command = [get_cxx_compiler(), *flags, *includes, str(source), *libraries, "-o", made]
+            subprocess.run(command, check=True)
+            made.rename(target)
+    return target
+
+
+def _definitions() -> list[str]:
+    return [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+
+
+def run(program: str, *, seconds: float = 60) -> str:
+    """Runs the program in a new process that has the device; returns what it printed.
+
+    Raises:
+        AssertionError: its exit status is not 0; the message has all of its output.
+    """
+    result = subprocess.run(
+        [sys.executable, str(_HERE / "launch.py"), str(build()), program],
+        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    assert result.returncode == 0, (
+        f"exit status {result.returncode}\n{result.stdout}{result.stderr}"
+    )
+    return result.stdout + result.stderr

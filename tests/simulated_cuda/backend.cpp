@@ -1,0 +1,701 @@
+// tests/simulated_cuda/backend.cpp: a backend for torch's device "cuda", made of host threads.
+//
+// It behaves as CUDA does where lazyeng depends on it: kernels are launched and run later, in the
+// order of their stream; memory belongs to the stream that it was allocated on, and what is freed
+// is overwritten in that stream's order; a kernel that fails takes all of the device down, and
+// some later call tells. Each op runs its CPU kernel on the same memory. A test makes everything
+// slow (`set_delay`), so that whatever is not ordered is seen.
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+
+namespace {
+
+constexpr int kDevices = 2;
+constexpr int kStreams = 8;  // of each device; the first is the default stream
+constexpr int kDeviceAssert = 710;
+
+std::atomic<int64_t> delay_us{0};
+std::atomic<int64_t> launches{0};
+std::atomic<bool> held{false};
+
+// ---- streams
+
+class StreamThread {
+ public:
+  explicit StreamThread(int device) : device_(device) {}
+
+  void enqueue(std::function<void()> work) {
+    std::lock_guard lock(mutex_);
+    if (!running_) std::thread([this] { serve(); }).detach();
+    running_ = true;
+    work_.push_back(std::move(work));
+    ++enqueued_;
+    news_.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    news_.wait(lock, [&] { return done_ == enqueued_; });
+  }
+  bool is_done() {
+    std::lock_guard lock(mutex_);
+    return done_ == enqueued_;
+  }
+  int device() const { return device_; }
+
+ private:
+  void serve() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      news_.wait(lock, [&] { return !work_.empty(); });
+      auto work = std::move(work_.front());
+      work_.pop_front();
+      lock.unlock();
+      work();
+      work = nullptr;
+      lock.lock();
+      ++done_;
+      news_.notify_all();
+    }
+  }
+
+  const int device_;
+  std::mutex mutex_;
+  std::condition_variable news_;
+  std::deque<std::function<void()>> work_;
+  uint64_t enqueued_ = 0, done_ = 0;
+  bool running_ = false;
+};
+
+struct DeviceState {
+  std::atomic<bool> lost{false};
+  std::vector<std::unique_ptr<StreamThread>> streams;
+};
+
+DeviceState& state_of(int device) {
+  static auto* const states = [] {
+    auto* made = new std::array<DeviceState, kDevices>;
+    for (int d = 0; d < kDevices; ++d)
+      for (int s = 0; s < kStreams; ++s)
+        (*made)[d].streams.push_back(std::make_unique<StreamThread>(d));
+    return made;
+  }();
+  return (*states)[device];
+}
+
+thread_local int current_device = 0;
+thread_local std::array<int, kDevices> current_stream{};
+
+StreamThread& stream_of(int device) { return *state_of(device).streams[current_stream[device]]; }
+StreamThread& stream_of(const c10::Stream& stream) {
+  return *state_of(stream.device_index()).streams[stream.id()];
+}
+
+/// As every call of CUDA's runtime after a kernel has failed.
+void check(int device) {
+  if (!state_of(device).lost) return;
+  throw c10::AcceleratorError(
+      {__func__, __FILE__, __LINE__}, kDeviceAssert,
+      "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously "
+      "reported at some other API call, so the stacktrace below might be incorrect.\n");
+}
+
+void launch(StreamThread& stream, std::function<void()> kernel) {
+  DeviceState& device = state_of(stream.device());
+  check(stream.device());
+  ++launches;
+  stream.enqueue([&device, kernel = std::move(kernel)] {
+    if (device.lost) return;
+    if (const int64_t us = delay_us) std::this_thread::sleep_for(std::chrono::microseconds(us));
+    try {
+      kernel();
+    } catch (...) {
+      device.lost = true;
+    }
+  });
+}
+
+// ---- events, guard
+
+struct Event {
+  std::mutex mutex;
+  std::condition_variable news;
+  uint64_t recorded = 0, done = 0;
+
+  void wait(uint64_t version) {
+    std::unique_lock lock(mutex);
+    news.wait(lock, [&] { return done >= version; });
+  }
+  bool is_done() {
+    std::lock_guard lock(mutex);
+    return done >= recorded;
+  }
+};
+using EventRef = std::shared_ptr<Event>;
+
+void record_event(const EventRef& event, StreamThread& stream) {
+  uint64_t version;
+  {
+    std::lock_guard lock(event->mutex);
+    version = ++event->recorded;
+  }
+  stream.enqueue([event, version] {
+    std::lock_guard lock(event->mutex);
+    event->done = version;
+    event->news.notify_all();
+  });
+}
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override { return c10::kCUDA; }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    return {c10::kCUDA, c10::DeviceIndex(std::exchange(current_device, device.index()))};
+  }
+  c10::Device getDevice() const override { return {c10::kCUDA, c10::DeviceIndex(current_device)}; }
+  void setDevice(c10::Device device) const override { current_device = device.index(); }
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    current_device = device.index();
+  }
+  c10::Stream getStream(c10::Device device) const override {
+    return c10::Stream(c10::Stream::UNSAFE, device, current_stream[device.index()]);
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override {
+    return c10::Stream(c10::Stream::UNSAFE, device, 0);
+  }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
+    static std::atomic<int> next{0};
+    return c10::Stream(c10::Stream::UNSAFE, device, 1 + next++ % (kStreams - 1));
+  }
+  c10::Stream getNewStream(c10::Device device, int) const override {
+    return getStreamFromGlobalPool(device, false);
+  }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    const int before = std::exchange(current_stream[stream.device_index()], int(stream.id()));
+    return c10::Stream(c10::Stream::UNSAFE, stream.device(), before);
+  }
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
+    delete static_cast<EventRef*>(event);
+  }
+  void record(void** event, const c10::Stream& stream, c10::DeviceIndex,
+              c10::EventFlag) const override {
+    check(stream.device_index());
+    if (!*event) *event = new EventRef(std::make_shared<Event>());
+    record_event(*static_cast<EventRef*>(*event), stream_of(stream));
+  }
+  void block(void* event, const c10::Stream& stream) const override {
+    if (!event) return;
+    const EventRef keep = *static_cast<EventRef*>(event);
+    uint64_t version;
+    {
+      std::lock_guard lock(keep->mutex);
+      version = keep->recorded;
+    }
+    stream_of(stream).enqueue([keep, version] { keep->wait(version); });
+  }
+  bool queryEvent(void* event) const override {
+    check(current_device);
+    return !event || (*static_cast<EventRef*>(event))->is_done();
+  }
+  void synchronizeEvent(void* event) const override {
+    if (!event) return;
+    Event& e = **static_cast<EventRef*>(event);
+    e.wait(e.recorded);
+    check(current_device);
+  }
+  bool queryStream(const c10::Stream& stream) const override {
+    check(stream.device_index());
+    return stream_of(stream).is_done();
+  }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    stream_of(stream).wait();
+    check(stream.device_index());
+  }
+  void synchronizeDevice(c10::DeviceIndex device) const override {
+    for (auto& stream : state_of(device).streams) stream->wait();
+    check(device);
+  }
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override;
+  c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
+};
+
+// ---- memory
+
+struct Block {
+  void* data;
+  size_t size;
+  StreamThread* stream;
+  std::set<StreamThread*> also_used_by;
+};
+
+/// As CUDA's caching allocator: a freed block goes to the next that asks on the same stream, at
+/// once. What other streams do with it is waited for only if recordDataPtrOnStream told of it.
+class DeviceMemory final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t size) override {
+    const int device = current_device;
+    Block* block = take(stream_of(device), (std::max<size_t>(size, 1) + 511) / 512 * 512);
+    return {block->data, block, &give_back, {c10::kCUDA, c10::DeviceIndex(device)}};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void* to, const void* from, size_t count) const override {
+    std::memcpy(to, from, count);
+  }
+
+ private:
+  struct Waiting {
+    Block* block;
+    std::vector<EventRef> events;
+  };
+
+  Block* take(StreamThread& stream, size_t size) {
+    std::lock_guard lock(mutex());
+    for (size_t i = waiting().size(); i-- > 0;) {
+      const auto& events = waiting()[i].events;
+      if (!std::all_of(events.begin(), events.end(), [](auto& e) { return e->is_done(); }))
+        continue;
+      keep(waiting()[i].block);
+      waiting().erase(waiting().begin() + i);
+    }
+    auto& kept = free_blocks()[{&stream, size}];
+    if (kept.empty()) {
+      Block* block = new Block{std::malloc(size), size, &stream, {}};
+      std::memset(block->data, 0xfb, size);
+      return block;
+    }
+    Block* block = kept.back();
+    kept.pop_back();
+    return block;
+  }
+
+  static void keep(Block* block) {
+    block->also_used_by.clear();
+    block->stream->enqueue([block] { std::memset(block->data, 0xfb, block->size); });
+    free_blocks()[{block->stream, block->size}].push_back(block);
+  }
+
+  static void give_back(void* context) {
+    Block* block = static_cast<Block*>(context);
+    std::lock_guard lock(mutex());
+    if (block->also_used_by.empty()) return keep(block);
+    Waiting waits{block, {}};
+    for (StreamThread* stream : block->also_used_by) {
+      waits.events.push_back(std::make_shared<Event>());
+      record_event(waits.events.back(), *stream);
+    }
+    waiting().push_back(std::move(waits));
+  }
+
+  static std::mutex& mutex() {
+    static auto* const made = new std::mutex;
+    return *made;
+  }
+  static std::map<std::pair<StreamThread*, size_t>, std::vector<Block*>>& free_blocks() {
+    static auto* const made = new std::map<std::pair<StreamThread*, size_t>, std::vector<Block*>>;
+    return *made;
+  }
+  static std::vector<Waiting>& waiting() {
+    static auto* const made = new std::vector<Waiting>;
+    return *made;
+  }
+};
+
+DeviceMemory device_memory;
+C10_REGISTER_GUARD_IMPL(CUDA, Guard)
+
+void Guard::recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const {
+  Block* block = static_cast<Block*>(data.get_context());
+  if (block && block->stream != &stream_of(stream)) block->also_used_by.insert(&stream_of(stream));
+}
+
+/// Memory that a copy may read or write after the call that launched it.
+class PinnedMemory final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t size) override {
+    void* data = std::malloc(size + 1);
+    std::lock_guard lock(mutex_);
+    ranges_[static_cast<char*>(data)] = size;
+    return {data, data, &give_back, c10::kCPU};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
+  void copy_data(void* to, const void* from, size_t count) const override {
+    std::memcpy(to, from, count);
+  }
+  bool has(const void* data) {
+    std::lock_guard lock(mutex_);
+    auto it = ranges_.upper_bound(static_cast<char*>(const_cast<void*>(data)));
+    if (it == ranges_.begin()) return false;
+    --it;
+    return static_cast<const char*>(data) <= it->first + it->second;
+  }
+
+ private:
+  static void give_back(void* data);
+  std::mutex mutex_;
+  std::map<char*, size_t> ranges_;
+};
+PinnedMemory& pinned_memory() {
+  static auto* const made = new PinnedMemory;
+  return *made;
+}
+void PinnedMemory::give_back(void* data) {
+  {
+    std::lock_guard lock(pinned_memory().mutex_);
+    pinned_memory().ranges_.erase(static_cast<char*>(data));
+  }
+  std::free(data);
+}
+
+}  // namespace
+
+namespace at {
+
+struct SimulatedCudaHooks final : CUDAHooksInterface {
+  explicit SimulatedCudaHooks(CUDAHooksArgs) {}
+  void init() const override {}
+  bool hasCUDA() const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  bool isPinnedPtr(const void* data) const override { return pinned_memory().has(data); }
+  Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory(); }
+  Device getDeviceFromPtr(void*) const override { return {kCUDA, 0}; }
+  Allocator* getCUDADeviceAllocator() const override { return &device_memory; }
+  DeviceIndex current_device() const override { return DeviceIndex(::current_device); }
+  DeviceIndex getCurrentDevice() const override { return DeviceIndex(::current_device); }
+  DeviceIndex deviceCount() const override { return kDevices; }
+  int getNumGPUs() const override { return kDevices; }
+};
+
+}  // namespace at
+
+namespace {
+
+// In the registry under the name that torch asks for.
+const bool hooks_registered = [] {
+  at::CUDAHooksRegistry()->Register("CUDAHooks", [](at::CUDAHooksArgs args) {
+    return std::unique_ptr<at::CUDAHooksInterface>(new at::SimulatedCudaHooks(args));
+  });
+  return true;
+}();
+
+// ---- ops
+
+bool on_device(const at::Tensor& tensor) { return tensor.defined() && tensor.is_cuda(); }
+
+/// The same memory as a CPU tensor.
+at::Tensor host_twin(const at::Tensor& tensor) {
+  if (!on_device(tensor)) return tensor;
+  at::Tensor twin = at::from_blob(const_cast<void*>(tensor.storage().data()),
+                                  {int64_t(tensor.storage().nbytes())}, at::kByte);
+  at::Tensor typed = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(twin.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+  typed.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
+                                                     tensor.storage_offset());
+  typed._set_conj(tensor.is_conj());
+  typed._set_neg(tensor.is_neg());
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
+    typed.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return typed;
+}
+
+/// The same layout without memory.
+at::Tensor meta_twin(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
+  const c10::Storage nothing(c10::Storage::use_byte_size_t(), tensor.storage().nbytes(),
+                             at::DataPtr(nullptr, c10::kMeta), c10::GetAllocator(c10::kMeta),
+                             /*resizable=*/true);
+  at::Tensor twin = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(nothing), c10::DispatchKeySet(c10::DispatchKey::Meta), tensor.dtype());
+  twin.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
+                                                    tensor.storage_offset());
+  return twin;
+}
+
+at::Tensor device_tensor(const c10::Storage& storage, const at::Tensor& like) {
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), like.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(),
+                                                      like.storage_offset());
+  return tensor;
+}
+
+at::Tensor new_device_tensor(const at::Tensor& like, int device) {
+  const int before = std::exchange(current_device, device);
+  const size_t nbytes = like.storage().nbytes();
+  c10::Storage storage(c10::Storage::use_byte_size_t(), nbytes, device_memory.allocate(nbytes),
+                       &device_memory, true);
+  current_device = before;
+  return device_tensor(storage, like);
+}
+
+template <class F>
+c10::IValue map_tensors(const c10::IValue& value, F&& f) {
+  if (value.isTensor()) return f(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> mapped;
+    for (const at::Tensor& tensor : value.toTensorVector()) mapped.push_back(f(tensor));
+    return mapped;
+  }
+  if (value.isList() && value.toList().elementType()->kind() == c10::TypeKind::OptionalType) {
+    c10::List<std::optional<at::Tensor>> mapped;
+    for (const c10::IValue& element : value.toListRef())
+      mapped.push_back(element.isNone() ? std::nullopt
+                                        : std::optional<at::Tensor>(f(element.toTensor())));
+    return mapped;
+  }
+  return value;
+}
+
+c10::IValue with_device(const c10::IValue& value, c10::Device device) {
+  return value.isDevice() ? c10::IValue(device) : value;
+}
+
+int device_of(const torch::jit::Stack& args) {
+  int device = -1;
+  for (const c10::IValue& arg : args) {
+    if (arg.isDevice() && arg.toDevice().is_cuda())
+      device = arg.toDevice().has_index() ? arg.toDevice().index() : current_device;
+    map_tensors(arg, [&](const at::Tensor& tensor) {
+      if (on_device(tensor) && device < 0) device = tensor.device().index();
+      return tensor;
+    });
+  }
+  return device < 0 ? current_device : device;
+}
+
+/// Kernels run without autograd and without whatever mode the launching thread had.
+struct BelowEverything {
+  const c10::impl::LocalDispatchKeySet before = c10::impl::tls_local_dispatch_key_set();
+  BelowEverything() {
+    auto keys = before;
+    keys.included_ = c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
+    keys.excluded_ =
+        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
+    c10::impl::_force_tls_local_dispatch_key_set(keys);
+  }
+  ~BelowEverything() { c10::impl::_force_tls_local_dispatch_key_set(before); }
+};
+
+const c10::AliasInfo* alias_of(const c10::Argument& arg) { return arg.alias_info(); }
+bool is_written(const c10::Argument& arg) { return alias_of(arg) && alias_of(arg)->isWrite(); }
+
+/// The argument that a return is, or views.
+int aliased_argument(const c10::FunctionSchema& schema, const c10::Argument& ret) {
+  if (!alias_of(ret)) return -1;
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const c10::AliasInfo* alias = alias_of(schema.arguments()[i]);
+    if (alias && alias->beforeSets() == alias_of(ret)->beforeSets()) return int(i);
+  }
+  return -1;
+}
+
+void resize_storage(const at::Tensor& tensor, size_t nbytes) {
+  if (tensor.storage().nbytes() >= nbytes) return;
+  const int before = std::exchange(current_device, tensor.device().index());
+  c10::Storage storage = tensor.storage();
+  storage.set_data_ptr_noswap(device_memory.allocate(nbytes));
+  storage.set_nbytes(nbytes);
+  current_device = before;
+}
+
+/// Results whose shapes only the values tell: the device is waited for, as CUDA's kernels do.
+void run_with_host(const c10::OperatorHandle& op, torch::jit::Stack args, int device,
+                   torch::jit::Stack* stack) {
+  stream_of(device).wait();
+  check(device);
+  const BelowEverything below;
+  torch::jit::Stack results;
+  for (const c10::IValue& arg : args)
+    results.push_back(with_device(map_tensors(arg, host_twin), c10::kCPU));
+  op.callBoxed(results);
+  for (const c10::IValue& result : results)
+    stack->push_back(map_tensors(result, [&](const at::Tensor& tensor) {
+      if (!tensor.defined() || tensor.is_cuda()) return tensor;
+      at::Tensor made = new_device_tensor(tensor, device);
+      host_twin(made).copy_(tensor);
+      return made;
+    }));
+}
+
+bool returns_only_tensors(const c10::FunctionSchema& schema) {
+  for (const c10::Argument& ret : schema.returns())
+    if (!ret.type()->isSubtypeOf(*c10::TensorType::get()) &&
+        !ret.type()->isSubtypeOf(*c10::ListType::ofTensors()))
+      return false;
+  return true;
+}
+
+void run_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const c10::FunctionSchema& schema = op.schema();
+  const torch::jit::Stack args = torch::jit::pop(*stack, schema.arguments().size());
+  const int device = device_of(args);
+  check(device);
+  if (!returns_only_tensors(schema)) return run_with_host(op, args, device, stack);
+
+  torch::jit::Stack metas;
+  for (const c10::IValue& arg : args)
+    metas.push_back(with_device(map_tensors(arg, meta_twin), c10::kMeta));
+  const torch::jit::Stack meta_args = metas;
+  try {
+    const BelowEverything below;
+    op.callBoxed(metas);
+  } catch (const c10::NotImplementedError&) {
+    return run_with_host(op, args, device, stack);
+  } catch (const c10::Error& error) {
+    if (std::string_view(error.what()).find("data-dependent") == std::string_view::npos) throw;
+    return run_with_host(op, args, device, stack);
+  }
+
+  // Written arguments take the metadata that they have afterwards.
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (!is_written(schema.arguments()[i]) || !args[i].isTensor()) continue;
+    const at::Tensor &real = args[i].toTensor(), &meta = meta_args[i].toTensor();
+    if (!on_device(real)) continue;
+    resize_storage(real, meta.storage().nbytes());
+    real.unsafeGetTensorImpl()->set_sizes_and_strides(meta.sizes(), meta.strides(),
+                                                      meta.storage_offset());
+  }
+  // What it returns: an argument, a view of one, or new tensors.
+  torch::jit::Stack results;
+  std::vector<at::Tensor> made;
+  bool only_views = true;
+  for (size_t r = 0; r < schema.returns().size(); ++r) {
+    const c10::Argument& ret = schema.returns()[r];
+    const int aliased = aliased_argument(schema, ret);
+    if (aliased >= 0 && is_written(schema.arguments()[aliased])) {
+      results.push_back(args[aliased]);
+      only_views = false;
+    } else if (aliased >= 0) {
+      const c10::Storage storage = args[aliased].toTensor().storage();
+      results.push_back(
+          map_tensors(metas[r], [&](const at::Tensor& m) { return device_tensor(storage, m); }));
+    } else {
+      only_views = false;
+      results.push_back(map_tensors(metas[r], [&](const at::Tensor& m) {
+        if (!m.defined()) return m;
+        made.push_back(new_device_tensor(m, device));
+        return made.back();
+      }));
+    }
+  }
+  if (!only_views) {
+    torch::jit::Stack hosts;
+    for (const c10::IValue& arg : args)
+      hosts.push_back(with_device(map_tensors(arg, host_twin), c10::kCPU));
+    std::vector<at::Tensor> twins;
+    for (const at::Tensor& tensor : made) twins.push_back(host_twin(tensor));
+    launch(stream_of(device), [op, hosts, twins, schema]() mutable {
+      const BelowEverything below;
+      op.callBoxed(hosts);
+      size_t next = 0;
+      for (size_t r = 0; r < hosts.size(); ++r) {
+        if (aliased_argument(schema, schema.returns()[r]) >= 0) continue;
+        map_tensors(hosts[r], [&](const at::Tensor& tensor) {
+          if (tensor.defined()) twins[next++].copy_(tensor);
+          return tensor;
+        });
+      }
+    });
+  }
+  for (c10::IValue& result : results) stack->push_back(std::move(result));
+}
+
+at::Tensor empty_strided(c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
+                         std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                         std::optional<at::Device> device, std::optional<bool>) {
+  const int index = device && device->has_index() ? device->index() : current_device;
+  check(index);
+  const at::Tensor meta =
+      at::empty_strided(C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides),
+                        at::TensorOptions()
+                            .dtype(dtype.value_or(c10::get_default_dtype_as_scalartype()))
+                            .device(c10::kMeta));
+  return new_device_tensor(meta, index);
+}
+
+at::Tensor empty(c10::SymIntArrayRef sizes, std::optional<at::ScalarType> dtype,
+                 std::optional<at::Layout> layout, std::optional<at::Device> device,
+                 std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
+  auto ints = C10_AS_INTARRAYREF_SLOW(sizes);
+  std::vector<int64_t> strides(ints.size(), 1);
+  for (int i = int(ints.size()) - 2; i >= 0; --i)
+    strides[i] = strides[i + 1] * std::max<int64_t>(ints[i + 1], 1);
+  if (format == at::MemoryFormat::ChannelsLast) strides = c10::get_channels_last_strides_2d(ints);
+  return empty_strided(sizes, c10::fromIntArrayRefSlow(strides), dtype, layout, device, pin);
+}
+
+at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  const bool up = on_device(self), from_device = on_device(source);
+  const int device = (up ? self : source).device().index();
+  check(device);
+  const auto is_pinned = [](const at::Tensor& t) { return pinned_memory().has(t.data_ptr()); };
+  const at::Tensor to = host_twin(self);
+  at::Tensor from = host_twin(source);
+  const bool later = non_blocking && (up && from_device ? true : is_pinned(up ? from : to));
+  const BelowEverything below;
+  if (up && !from_device && !later) from = from.clone();
+  launch(stream_of(device), [to, from] {
+    const BelowEverything below;
+    to.copy_(from);
+  });
+  if (!later && !(up && from_device)) {
+    stream_of(device).wait();
+    check(device);
+  }
+  return self;
+}
+
+const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef sizes,
+                          std::optional<at::MemoryFormat>) {
+  auto ints = C10_AS_INTARRAYREF_SLOW(sizes);
+  int64_t numel = 1;
+  for (int64_t n : ints) numel *= n;
+  resize_storage(self, (self.storage_offset() + numel) * self.element_size());
+  self.unsafeGetTensorImpl()->set_sizes_contiguous(ints);
+  return self;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_op>()); }
+
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+  m.impl("empty.memory_format", &empty);
+  m.impl("empty_strided", &empty_strided);
+  m.impl("copy_", &copy_);
+  m.impl("resize_", &resize_);
+}
+
+TORCH_LIBRARY(simulated_cuda, m) {
+  // How long each kernel takes.
+  m.def("set_delay(int us) -> ()", [](int64_t us) { delay_us = us; });
+  // Kernels of the device's default stream wait from hold() to let_go().
+  m.def("hold(int device) -> ()", [](int64_t device) {
+    held = true;
+    state_of(int(device)).streams[0]->enqueue([] { held.wait(true); });
+  });
+  m.def("let_go() -> ()", [] {
+    held = false;
+    held.notify_all();
+  });
+  m.def("launches() -> int", []() -> int64_t { return launches; });
+  m.def("synchronize() -> ()", [] {
+    for (int d = 0; d < kDevices; ++d) Guard().synchronizeDevice(c10::DeviceIndex(d));
+  });
+}
