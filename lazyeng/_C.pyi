@@ -65,8 +65,11 @@ def is_lazy(obj: object, /) -> bool:
 def plain(tensor: torch.Tensor, /) -> torch.Tensor:
     """A plain tensor over the same memory, detached. Waits; raises what failed; TypeError if it is not lazy."""
 
+def values(tensor: torch.Tensor, /) -> torch.Tensor:
+    """As `plain`, when a GPU has done what it was given too: for reading values."""
+
 def wait(tensor: torch.Tensor, /) -> None:
-    """Waits for a lazy tensor; raises what failed; TypeError if it is not lazy."""
+    """Waits for a lazy tensor, and for its device; raises what failed; TypeError if it is not lazy."""
 
 def is_ready(tensor: torch.Tensor, /) -> bool:
     """Whether no recorded write to the lazy tensor's storage is pending; TypeError if it is not lazy."""

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
+from lazyeng._device_loss import Candidate, DeviceLoss
 from lazyeng._dual import ORIGIN, ORIGINAL, LazyError, Origin, dual_class
 from lazyeng._record import (
     Record,
@@ -75,6 +76,7 @@ def build(
     root_id: int,
     path_length: int | None = None,
     forward_stack: Stack = (),
+    device_loss: tuple[str, Sequence[Candidate], int] | None = None,
 ) -> BaseException:
     """A new exception for one reader of a failed tensor; `original` is never changed.
 
@@ -89,6 +91,8 @@ def build(
         path_length: how many ops the path has, if `path` leaves some out.
         forward_stack: of an op of a backward pass, the stack that called the op whose gradient it
             computes.
+        device_loss: the arguments of DeviceLoss, if that is what failed; all that is said of the op
+            is then said of the first candidate.
 
     Returns:
         An instance of the original's class and of LazyError; of the original's class alone if that
@@ -109,6 +113,9 @@ def build(
         error = cause
         assign(error, "__traceback__", None)
     notes = _notes(op, inputs, forward or called, path, path_length or len(path))
+    if device_loss:
+        loss = DeviceLoss(*device_loss)
+        notes = (notes if len(loss.candidates) == 1 else notes[1:]) + loss.notes()
     if forward and called:
         notes.append(f"in the backward pass started at {place(callers_of_backward(called))}")
     error.__dict__["__notes__"] = [*_old_notes(error), *notes]

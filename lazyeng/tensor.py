@@ -61,8 +61,8 @@ class LazyTensor(torch.Tensor):
         return _C.is_ready(self)
 
     def _plain(self) -> torch.Tensor:
-        """The real tensor over the same memory, detached. Waits; raises what failed."""
-        return _C.plain(self)
+        """The real tensor over the same memory, detached, to be read. Waits; raises failures."""
+        return _C.values(self)
 
     def _plain_with_grad_flag(self) -> torch.Tensor:
         """As `_plain`, but refusing what torch refuses for tensors that require grad."""
@@ -150,7 +150,7 @@ class LazyTensor(torch.Tensor):
 
     @errors.boundary
     def __dlpack_device__(self) -> Any:
-        return self._plain().__dlpack_device__()
+        return _C.plain(self).__dlpack_device__()
 
     @errors.boundary
     def __repr__(self, *, tensor_contents: Any = None) -> str:
@@ -172,26 +172,26 @@ class LazyTensor(torch.Tensor):
     @errors.boundary
     def data_ptr(self) -> int:
         """The address of the first element, in bytes. Waits; raises what failed."""
-        return self._plain().data_ptr()
+        return _C.plain(self).data_ptr()
 
     @errors.boundary
     def untyped_storage(self) -> torch.UntypedStorage:
         """The storage, shared with this tensor. Waits; raises what failed."""
-        return self._plain().untyped_storage()
+        return _C.plain(self).untyped_storage()
 
     @errors.boundary
     def storage(self) -> Any:
         """As `untyped_storage`, typed."""
-        return self._plain().storage()
+        return _C.plain(self).storage()
 
     @errors.boundary
     def _typed_storage(self) -> Any:
-        return self._plain()._typed_storage()
+        return _C.plain(self)._typed_storage()
 
     @errors.boundary
     def is_shared(self) -> bool:
         """Whether the memory is shared between processes. Waits; raises what failed."""
-        return self._plain().is_shared()
+        return _C.plain(self).is_shared()
 
     @property
     def data(self) -> torch.Tensor:

@@ -5,8 +5,11 @@ The device makes kernels slow, and holds them back, which shows what is not orde
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -198,3 +201,178 @@ def check_many_threads_copy() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+# ---- failures of the device
+
+
+def _fails(x: torch.Tensor, i: int = 7) -> torch.Tensor:
+    return x[torch.tensor([i], device=x.device)]
+
+
+def _raised(function: Any) -> Exception:
+    try:
+        function()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def _place(error: BaseException) -> tuple[str, int]:
+    """The innermost frame of what created the failing op."""
+    cause = error.__cause__ or error
+    trace = cause.__traceback__
+    assert trace is not None
+    lines = [frame for frame in traceback.extract_tb(trace) if frame.filename == __file__]
+    return lines[-1].name, lines[-1].lineno or 0
+
+
+def _program(mode: str) -> Exception:
+    slow(200)
+    with lazyeng.lazy(mode):
+        x = torch.ones(3, device="cuda") * 2
+        return _raised(lambda: (_fails(x) + 1).cpu().tolist())
+
+
+def check_a_device_failure_names_its_op_async() -> None:
+    _check_named(_program("async"))
+
+
+def check_a_device_failure_names_its_op_deferred() -> None:
+    _check_named(_program("deferred"))
+
+
+def check_a_device_failure_is_raised_at_the_call_in_sync() -> None:
+    """Nothing else had been launched that was not done: no doubt is left."""
+    error = _program("sync")
+    trace = error.__traceback__
+    names = [frame.name for frame in traceback.extract_tb(trace)]
+    assert names[-1] == "_fails", names
+    assert type(error).__name__ == "AcceleratorError"
+    assert not any("more operation" in note for note in getattr(error, "__notes__", []))
+
+
+def _check_named(error: Exception) -> None:
+    assert isinstance(error, torch.AcceleratorError), error
+    assert isinstance(error, lazyeng.LazyError)
+    assert str(error).startswith("CUDA error: device-side assert triggered")
+    assert error.error_code == 710  # type: ignore[attr-defined]
+    assert (error.op, error.path[0]) == ("aten.index.Tensor", f"index#{error.root_id}")
+    assert error.inputs == ["float32[3]@cuda:0", "int64[1]@cuda:0"]
+    assert _place(error)[0] == "_fails"
+    lost = [note for note in error.__notes__ if "CUDA context of cuda:0 is lost" in note]
+    assert len(lost) == 1, error.__notes__
+    # Every later use of the device tells of the same failure, without calling a kernel.
+    other = lazyeng.wrap(torch.ones(2)).to("cuda")
+    again = _raised(other.wait)
+    assert isinstance(again, torch.AcceleratorError)
+    assert again.root_id == error.root_id  # type: ignore[attr-defined]
+    lazyeng.synchronize()  # nothing is left to report
+    assert (lazyeng.wrap(torch.ones(2)) + 1).tolist() == [2, 2]
+    assert (lazyeng.wrap(torch.ones(2, device="cuda:1")) + 1).tolist() == [2, 2]
+    assert "failed=aten::index.Tensor" in repr(other)
+
+
+def check_candidates_are_listed() -> None:
+    x = lazyeng.wrap(torch.ones(3, device="cuda"))
+    simulated.hold(0)
+    try:
+        with lazyeng.lazy("async"):
+            picked = [_fails(x, i) for i in (0, 7, 1)]
+            doubled = [p * 2 for p in picked]
+        eventually(lambda: all(d.is_ready() for d in doubled))
+    finally:
+        simulated.let_go()
+    error = _raised(lazyeng.synchronize)
+    assert isinstance(error, torch.AcceleratorError)
+    notes = error.__notes__
+    assert "One of these operations failed there" in notes[0], notes
+    listed = [note for note in notes if note.startswith("  aten.index.Tensor(float32[3]@cuda:0")]
+    assert len(listed) == 1, notes
+    assert listed[0].endswith("(3 times)"), notes
+    assert any("more operation" in note for note in notes), notes
+    assert _raised(doubled[0].tolist).root_id == error.root_id  # type: ignore[attr-defined]
+
+
+def check_the_list_of_candidates_is_short() -> None:
+    """What the device has done is no candidate."""
+    with lazyeng.lazy("async"):
+        x = torch.ones(3, device="cuda")
+        for _ in range(30):
+            for _ in range(10):
+                x = x[torch.tensor([0, 1, 2], device="cuda")]
+            simulated.synchronize()
+            x.wait()
+        bad = _fails(x)
+    error = _raised(bad.tolist)
+    assert isinstance(error, torch.AcceleratorError)
+    listed = [note for note in error.__notes__ if note.startswith("  aten.index")]
+    assert len(listed) == 0, error.__notes__
+    assert _place(error)[0] == "_fails"
+
+
+def check_marks_keep_the_list_short() -> None:
+    """Nobody waits for the device here: events tell what is done."""
+    with lazyeng.lazy("async"):
+        x = torch.ones(3, device="cuda")
+        i = torch.tensor([0, 1, 2], device="cuda")
+        for _ in range(400):
+            x = x[i]
+            eventually(x.is_ready)
+            time.sleep(0.001)
+        bad = _fails(x)
+    error = _raised(bad.wait)
+    assert isinstance(error, torch.AcceleratorError)
+    lost = next(i for i, note in enumerate(error.__notes__) if "is lost" in note)
+    assert len(error.__notes__) <= lost + 4, error.__notes__
+    assert any("(10 times)" in note or "times)" in note for note in error.__notes__)
+
+
+def check_a_wait_for_the_device_can_be_interrupted() -> None:
+    x = lazyeng.wrap(torch.ones(3, device="cuda"))
+    simulated.hold(0)
+    try:
+        y = x + 1
+        for wait in (y.wait, lazyeng.synchronize):
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                wait()
+            except KeyboardInterrupt:
+                continue
+            raise AssertionError("not interrupted")
+    finally:
+        simulated.let_go()
+    assert y.tolist() == [2, 2, 2]
+
+
+def check_wait_is_until_the_device_is_done() -> None:
+    slow(20000)
+    x = lazyeng.wrap(torch.ones(3, device="cuda")) + 1
+    (x * 2).wait()
+    assert simulated.finished() == simulated.launches()
+    more = x + 3
+    lazyeng.synchronize()
+    assert more.is_ready()
+    assert simulated.finished() == simulated.launches()
+
+
+def check_an_unseen_device_failure_is_warned_of_once() -> None:
+    """At exit, and the exit status is 0 (run() looks at it)."""
+    with lazyeng.lazy("async"):
+        bad = _fails(torch.ones(3, device="cuda"))
+        eventually(bad.is_ready)
+
+
+def check_repr_never_waits() -> None:
+    x = lazyeng.wrap(torch.ones(3, device="cuda"))
+    simulated.hold(0)
+    try:
+        y = x + 1
+        eventually(y.is_ready)
+        assert "pending=cuda:0" in repr(y)
+    finally:
+        simulated.let_go()
+    y.wait()
+    assert repr(y) == "LazyTensor([2., 2., 2.], device='cuda:0')"
+    bad = _fails(x)
+    eventually(lambda: "failed=aten::index.Tensor @ cuda_programs.py" in repr(bad))

@@ -8,6 +8,7 @@
 #include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
 #include "csrc/run/executor.h"
+#include "csrc/run/launch_log.h"
 #include "csrc/run/own_writes.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
@@ -59,10 +60,20 @@ PyObject* plain(PyObject*, PyObject* object) {
   });
 }
 
+PyObject* values(PyObject*, PyObject* object) {
+  return guarded([&] {
+    const run::ValueRef value = value_of(object);
+    current_recorder()->wait_and_check(*value);
+    current_recorder()->wait_for_device(value->geometry().device());
+    return THPVariable_Wrap(value->plain());
+  });
+}
+
 PyObject* wait(PyObject*, PyObject* object) {
   return guarded([&] {
     const run::ValueRef value = value_of(object);
     current_recorder()->wait_and_check(*value);
+    current_recorder()->wait_for_device(value->geometry().device());
     Py_RETURN_NONE;
   });
 }
@@ -79,7 +90,12 @@ PyObject* status(PyObject*, PyObject* object) {
       const std::string writer = current_recorder()->describe_writer(value->var());
       return Py_BuildValue("ss", "pending", writer.c_str());
     }
-    const engine::FailurePtr failure = value->var().failure();
+    const c10::Device device = value->geometry().device();
+    engine::FailurePtr failure = value->var().failure();
+    if (!failure && !device.is_cpu()) {
+      if (run::is_running(device, failure))
+        return Py_BuildValue("ss", "pending", device.str().c_str());
+    }
     if (!failure) return Py_BuildValue("ss", "ready", "");
     const run::FailureRoot& root = *static_cast<const run::OpFailure&>(*failure).root();
     std::string text = root.name;
@@ -150,6 +166,7 @@ PyMethodDef tensor_methods[] = {
     {"wrap_tensor", wrap_tensor, METH_O, nullptr},
     {"is_lazy", is_lazy, METH_O, nullptr},
     {"plain", plain, METH_O, nullptr},
+    {"values", values, METH_O, nullptr},
     {"wait", wait, METH_O, nullptr},
     {"is_ready", is_ready, METH_O, nullptr},
     {"status", status, METH_O, nullptr},

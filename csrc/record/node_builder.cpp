@@ -55,6 +55,15 @@ run::HostCopy host_copy_of(const Call& call) {
   return {};
 }
 
+/// Where its kernels run: on the device of a tensor that is not the CPU's, or on the one named.
+c10::Device device_of(const Call& call) {
+  for (const run::GeometryRef& look : call.looks)
+    if (look && look->device().is_cuda()) return look->device();
+  for (const c10::IValue& arg : call.args)
+    if (arg.isDevice() && arg.toDevice().is_cuda()) return arg.toDevice();
+  return c10::kCPU;
+}
+
 }  // namespace
 
 Ref<run::Node> build_node(Call& call, bool discover) {
@@ -67,6 +76,8 @@ Ref<run::Node> build_node(Call& call, bool discover) {
                                      : call.info.collective ? order_of_collectives()
                                                             : nullptr;
   node->host_copy = host_copy_of(call);
+  node->device = device_of(call);
+  node->waits_for_device = thread_mode().mode == Mode::sync;
   if (discover) {
     node->found.caller = std::this_thread::get_id();
     // What the run teaches is told by comparing with the call.

@@ -45,6 +45,9 @@ class Recorder {
   void wait_for(run::StorageVar& var);
   /// The same, then throws what failed, as the Python exception.
   void wait_and_check(const run::Value& value);
+  /// Until the device has done what was launched on it; throws if it failed. The CPU: at once.
+  void wait_for_device(c10::Device device);
+  /// Until everything recorded is complete, and devices have done it.
   void wait_for_all();
   /// Until every recorded write to a plain tensor is complete.
   void wait_for_plain_writes();
@@ -105,6 +108,7 @@ class Recorder {
   bool watched() const { return watched_.load(std::memory_order_relaxed); }
   bool may_wait_for_more(const run::Node& node) const;
   void throttle(const run::Node& node);
+  engine::FailurePtr wait_for_launched(c10::Device device);
   void count_fallback(const run::OpInfo& info);
   void complete_eager_effects(const Call& call, const run::Node& node);
   std::string writer_name(const run::StorageVar& var);

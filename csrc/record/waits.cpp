@@ -5,6 +5,7 @@
 #include "csrc/record/recorder.h"
 #include "csrc/record/sync_debug.h"
 #include "csrc/run/kernel_warnings.h"
+#include "csrc/run/launch_log.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_error.h"
@@ -83,6 +84,21 @@ void Recorder::wait_and_check(const run::Value& value) {
   if (engine::FailurePtr failure = value.var().failure()) run::throw_python_error(failure);
 }
 
+engine::FailurePtr Recorder::wait_for_launched(c10::Device device) {
+  engine::FailurePtr failure;
+  wait_until_done([&](const engine::Interrupt& interrupt) {
+    bool interrupted = false;
+    failure = run::wait_for_device(device, interrupt, interrupted);
+    return interrupted ? engine::WaitResult::interrupted : engine::WaitResult::done;
+  });
+  return failure;
+}
+
+void Recorder::wait_for_device(c10::Device device) {
+  if (device.is_cpu()) return;
+  if (engine::FailurePtr failure = wait_for_launched(device)) run::throw_python_error(failure);
+}
+
 void Recorder::wait_for_all() {
   WaitScope waits("it waits for everything");
   if (waits.wanted() && engine_->counters().pending_ops != 0) waits.begin("");
@@ -91,6 +107,7 @@ void Recorder::wait_for_all() {
     flush();
     return engine_->wait_for_all(interrupt);
   });
+  for (const c10::Device device : run::busy_devices()) wait_for_launched(device);
   run::plain_storages().release_complete();
   run::deliver_warnings();
   waits.report();

@@ -34,6 +34,29 @@ PyRef translate(const std::exception_ptr& error) {
   return PyRef(value);
 }
 
+/// [(op, inputs, stack, forward stack)]
+PyRef candidates_of(const FailureRoot& root) {
+  PyRef list(PyList_New(0));
+  for (const FailureRoot::Candidate& candidate : root.candidates) {
+    PyRef inputs = string_list(candidate.inputs);
+    PyRef stack(stacks::to_python(candidate.stack));
+    PyRef forward(stacks::to_python(candidate.forward_stack));
+    if (!list || !inputs || !stack || !forward) return PyRef();
+    PyRef item(
+        Py_BuildValue("(sOOO)", candidate.op.c_str(), inputs.get(), stack.get(), forward.get()));
+    if (!item || PyList_Append(list.get(), item.get()) != 0) return PyRef();
+  }
+  return list;
+}
+
+/// What `errors.build` wants to know of a lost device; false with a Python error set.
+bool add_device_loss(const FailureRoot& root, PyObject* kwargs) {
+  if (root.lost_device.empty()) return true;
+  PyRef loss(Py_BuildValue("(sNn)", root.lost_device.c_str(), candidates_of(root).release(),
+                           static_cast<Py_ssize_t>(root.others)));
+  return loss && PyDict_SetItemString(kwargs, "device_loss", loss.get()) == 0;
+}
+
 PyObject* build(const FailureRoot& root, const std::vector<std::string>& path, size_t length) {
   PyObject* original = root.original();
   if (!original) return nullptr;
@@ -49,7 +72,7 @@ PyObject* build(const FailureRoot& root, const std::vector<std::string>& path, s
                              inputs.get(), "stack", stack.get(), "forward_stack", forward.get(),
                              "path", names.get(), "path_length", static_cast<Py_ssize_t>(length),
                              "root_id", static_cast<unsigned long long>(root.id)));
-  if (!args || !kwargs) return nullptr;
+  if (!args || !kwargs || !add_device_loss(root, kwargs.get())) return nullptr;
   return PyObject_Call(function.get(), args.get(), kwargs.get());
 }
 

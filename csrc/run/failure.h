@@ -32,8 +32,18 @@ struct FailureRoot {
   std::string op;                   ///< "aten.add.Tensor", as torch.ops spells it
   std::vector<std::string> inputs;  ///< "float32[2,3]@cpu"
   stacks::StackRef stack;
-  stacks::StackRef forward_stack;    ///< as Node::forward_stack
-  mutable std::exception_ptr error;  ///< dropped once original() has been made of it
+  stacks::StackRef forward_stack;  ///< as Node::forward_stack
+  /// An op that may have failed on a device (csrc/run/launch_log.h).
+  struct Candidate {
+    std::string op;
+    std::vector<std::string> inputs;
+    stacks::StackRef stack;
+    stacks::StackRef forward_stack;
+  };
+  std::string lost_device;            ///< "cuda:0"; empty: no device is lost
+  std::vector<Candidate> candidates;  ///< what is said above is of the first of them
+  size_t others = 0;                  ///< ops that may have failed too, and probably did not
+  mutable std::exception_ptr error;   ///< dropped once original() has been made of it
   mutable std::atomic<bool> reported{false};
 
   /// What lazyeng.errors.detach made of the exception at first use: it holds no frame. GIL;

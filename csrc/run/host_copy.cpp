@@ -19,6 +19,8 @@
 #include <map>
 #include <mutex>
 
+#include "csrc/run/launch_log.h"
+
 namespace lazyeng::run {
 namespace {
 
@@ -53,7 +55,10 @@ void run_host_copy(const HostCopy& copy, const OpInfo& info, torch::jit::Stack& 
   const c10::impl::VirtualGuardImpl device(copy.device);
   const c10::Stream copies = stream_of(copy, device);
   const c10::Stream kernels = device.getDefaultStream({copy.device, copy.index});
-  if (copy.direction == Direction::from_device || overwrites_device_memory(info)) {
+  const bool follows_kernels =
+      copy.direction == Direction::from_device || overwrites_device_memory(info);
+  const uint64_t launched = launched_so_far({copy.device, copy.index});
+  if (follows_kernels) {
     c10::Event launched(copy.device);
     launched.record(kernels);
     launched.block(copies);
@@ -67,6 +72,7 @@ void run_host_copy(const HostCopy& copy, const OpInfo& info, torch::jit::Stack& 
       if (result.isTensor())
         device.recordDataPtrOnStream(result.toTensor().storage().data_ptr(), kernels);
   device.synchronizeStream(copies);
+  if (follows_kernels) well({copy.device, copy.index}, launched);
 }
 
 }  // namespace lazyeng::run

@@ -1,12 +1,15 @@
 // csrc/run/node.cpp: life of a recorded call on an engine thread.
 #include "csrc/run/node.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
 #include <sstream>
 
 #include "csrc/run/collective.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/kernel_warnings.h"
+#include "csrc/run/launch_log.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
@@ -96,6 +99,13 @@ uint64_t Node::written_bytes() const {
   return bytes;
 }
 
+/// Until its default stream has nothing to do.
+void synchronize(c10::Device device) {
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  guard.synchronizeStream(guard.getDefaultStream(device));
+}
+
 /// Large ops run on all cores, with torch's own width, so that results are eager's bit for bit.
 /// (Small ops never fan out.)
 std::unique_lock<std::mutex> Node::wait_for_cores() const {
@@ -112,6 +122,14 @@ void Node::follow_resizes() const {
 }
 
 void Node::call_kernel(torch::jit::Stack& stack) const {
+  Launch launch(*this);
+  call_kernel_here(stack);
+  if (waits_for_device) synchronize(device);
+  // Kernels whose results the host sees have waited for the device themselves.
+  if (waits_for_device || info.returns_plain || info.data_dependent) launch.device_waited_for();
+}
+
+void Node::call_kernel_here(torch::jit::Stack& stack) const {
   if (host_copy) return run_host_copy(host_copy, info, stack);
   if (width && width->is_one(info, stack, settings.num_threads)) {
     const OneCore one(settings.num_threads);
@@ -169,6 +187,10 @@ engine::FailurePtr Node::run_once() noexcept {
     return nullptr;
   } catch (...) {
     if (is_out_of_memory(std::current_exception()) && retry_for_memory()) return nullptr;
+    if (engine::FailurePtr lost = device_failure(*this, std::current_exception())) {
+      if (discover) found.poisoned = lost;
+      return lost;
+    }
     if (!discover || found.caller != std::this_thread::get_id())
       return fail(std::current_exception());
     found.thrown = std::current_exception();

@@ -81,6 +81,10 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   ThreadSettings settings;
   /// Null: it has the width of its settings.
   Ref<Width> width;
+  /// On which it launches kernels; the CPU: none.
+  c10::Device device{c10::kCPU};
+  /// It ends when the device has done it, not when it is launched (mode sync).
+  bool waits_for_device = false;
   /// What it is of that kind; it then runs on a queue of such copies.
   HostCopy host_copy;
   /// A written argument is a plain tensor, which cannot carry a failure.
@@ -103,6 +107,7 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
  private:
   void execute();
   void call_kernel(torch::jit::Stack& stack) const;
+  void call_kernel_here(torch::jit::Stack& stack) const;
   void follow_resizes() const;
   void keep_overwritten_failures() const;
   uint64_t written_bytes() const;

@@ -8,16 +8,36 @@
 namespace lazyeng::run {
 namespace {
 
-/// torch.OutOfMemoryError (libtorch_python does not export it); borrowed. GIL.
+/// A class of torch (libtorch_python does not export it); new reference, null if there is none.
+/// GIL.
+PyObject* class_of_torch(const char* name) {
+  PyObject* torch = PyImport_ImportModule("torch");
+  PyObject* found = torch ? PyObject_GetAttrString(torch, name) : nullptr;
+  Py_XDECREF(torch);
+  if (!found) PyErr_Clear();
+  return found;
+}
+
 PyObject* out_of_memory_type() {
-  static PyObject* const type = [] {
-    PyObject* torch = PyImport_ImportModule("torch");
-    PyObject* found = torch ? PyObject_GetAttrString(torch, "OutOfMemoryError") : nullptr;
-    Py_XDECREF(torch);
-    if (!found) PyErr_Clear();
-    return found;
-  }();
+  static PyObject* const type = class_of_torch("OutOfMemoryError");
   return type;
+}
+
+PyObject* accelerator_error_type() {
+  static PyObject* const type = class_of_torch("AcceleratorError");
+  return type;
+}
+
+/// Of a Python exception; 0 if it is no torch.AcceleratorError. GIL.
+int32_t code_of(PyObject* type, PyObject* value) {
+  if (!value || !accelerator_error_type() ||
+      !PyErr_GivenExceptionMatches(type, accelerator_error_type()))
+    return 0;
+  PyObject* code = PyObject_GetAttrString(value, "error_code");
+  const long number = code ? PyLong_AsLong(code) : 0;
+  Py_XDECREF(code);
+  PyErr_Clear();
+  return static_cast<int32_t>(number);
 }
 
 }  // namespace
@@ -59,6 +79,23 @@ bool is_out_of_memory(const std::exception_ptr& error) noexcept {
     return type && thrown.matches(type);
   } catch (...) {
     return false;
+  }
+}
+
+int32_t accelerator_error_code(const std::exception_ptr& error) noexcept {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::AcceleratorError& thrown) {
+    return thrown.get_error_code();
+  } catch (python_error& thrown) {
+    const Gil gil;
+    thrown.persist();
+    return code_of(thrown.type, thrown.value);
+  } catch (const pybind11::error_already_set& thrown) {
+    const Gil gil;
+    return code_of(thrown.type().ptr(), thrown.value().ptr());
+  } catch (...) {
+    return 0;
   }
 }
 

@@ -4,6 +4,7 @@
 // that includes it ten seconds of compiling.
 #pragma once
 
+#include <cstdint>
 #include <exception>
 
 namespace lazyeng::run {
@@ -20,5 +21,9 @@ bool is_python_error(const std::exception_ptr& error) noexcept;
 
 /// Whether it says that memory ran out, thrown by a kernel of torch or in Python.
 bool is_out_of_memory(const std::exception_ptr& error) noexcept;
+
+/// The code of an error of a device's runtime (torch.AcceleratorError), thrown by a kernel of torch
+/// or in Python; 0 for any other exception.
+int32_t accelerator_error_code(const std::exception_ptr& error) noexcept;
 
 }  // namespace lazyeng::run

@@ -32,7 +32,7 @@ constexpr int kStreams = 8;  // of each device; the first is the default stream
 constexpr int kDeviceAssert = 710;
 
 std::atomic<int64_t> delay_us{0};
-std::atomic<int64_t> launches{0};
+std::atomic<int64_t> launches{0}, finished{0};  // kernels
 std::atomic<bool> held{false};
 
 // ---- streams
@@ -125,6 +125,7 @@ void launch(StreamThread& stream, std::function<void()> kernel) {
     if (const int64_t us = delay_us) std::this_thread::sleep_for(std::chrono::microseconds(us));
     try {
       kernel();
+      ++finished;
     } catch (...) {
       device.lost = true;
     }
@@ -694,6 +695,7 @@ TORCH_LIBRARY(simulated_cuda, m) {
     held = false;
     held.notify_all();
   });
+  m.def("finished() -> int", []() -> int64_t { return finished; });
   m.def("launches() -> int", []() -> int64_t { return launches; });
   m.def("synchronize() -> ()", [] {
     for (int d = 0; d < kDevices; ++d) Guard().synchronizeDevice(c10::DeviceIndex(d));

@@ -1,0 +1,359 @@
+// csrc/run/launch_log.cpp: launches that may have failed, and the failure made of them.
+//
+// Invariants, kept under a log's mutex:
+//   L1  An op stands in the log from before its first kernel is launched.
+//   L2  It leaves the log only when the device is known to have done it: a mark (an event on the
+//       device's default stream, recorded when the ops before it were all launched) was reached, or
+//       somebody has waited for the device.
+// So when a call tells that the device is lost, the op that failed stands in the log: of the first
+// kernel that fails nothing can be known to be done. (Older launches than kMost are forgotten, and
+// counted: no GPU runs that far behind.)
+#include "csrc/run/launch_log.h"
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <thread>
+
+#include "csrc/run/node.h"
+#include "csrc/run/python_error.h"
+
+namespace lazyeng::run {
+namespace {
+
+using std::string_view;
+
+constexpr size_t kMarkEvery = 8;  // launches; an event costs about as much as a launch
+constexpr size_t kMost = 8192;
+
+/// Ops whose CUDA kernels hold assertions about values: all that indexes, draws with given
+/// probabilities, and compares labels with the number of classes. (Parts of names.)
+constexpr std::array<string_view, 25> kAsserting = {"index",
+                                                    "embedding",
+                                                    "gather",
+                                                    "scatter",
+                                                    "take",
+                                                    "put",
+                                                    "nll_loss",
+                                                    "multi",
+                                                    "cross_entropy",
+                                                    "binary_cross_entropy",
+                                                    "bernoulli",
+                                                    "assert",
+                                                    "bincount",
+                                                    "ctc_loss",
+                                                    "max_unpool",
+                                                    "searchsorted",
+                                                    "repeat_interleave",
+                                                    "one_hot",
+                                                    "histogram",
+                                                    "segment_reduce",
+                                                    "grid_sampler",
+                                                    "masked_scatter",
+                                                    "nonzero_static",
+                                                    "unique",
+                                                    "poisson"};
+
+/// What is known of a launched op without keeping its tensors alive.
+struct Entry {
+  uint64_t ticket;
+  const OpInfo* info;
+  uint64_t number;
+  uint64_t block;
+  stacks::StackRef stack, forward_stack;
+  c10::SmallVector<GeometryRef, 4> inputs;
+  bool launched = false;
+};
+
+bool may_assert(const Entry& entry) {
+  const string_view name = entry.info->short_name;
+  return !entry.info->aten ||
+         std::any_of(kAsserting.begin(), kAsserting.end(),
+                     [&](string_view part) { return name.find(part) != string_view::npos; });
+}
+
+std::vector<std::string> described(const Entry& entry) {
+  std::vector<std::string> inputs;
+  for (const GeometryRef& look : entry.inputs) inputs.push_back(describe(*look));
+  return inputs;
+}
+
+/// Codes of CUDA's runtime, and of HIP's, after which no call of the process works any more.
+bool is_final(int32_t code) {
+  constexpr std::array<int32_t, 11> kFinal = {214, 700, 702, 710, 714, 715,
+                                              716, 717, 718, 719, 721};
+  return std::find(kFinal.begin(), kFinal.end(), code) != kFinal.end();
+}
+
+class LaunchLog {
+ public:
+  explicit LaunchLog(c10::Device device) : device_(device), guard_(device.type()) {}
+
+  struct Begun {
+    uint64_t ticket, launched;
+  };
+  Begun begin(const Node& node) {
+    std::lock_guard lock(mutex_);
+    if (failure_) throw LostDevice();
+    look_at_mark();
+    const uint64_t launched = before_first_unlaunched();
+    if (entries_.size() >= kMost) {
+      entries_.pop_front();
+      ++forgotten_;
+    }
+    entries_.push_back(entry_of(node));
+    return {last_ticket_, launched};
+  }
+
+  void launched(uint64_t ticket) {
+    std::lock_guard lock(mutex_);
+    if (Entry* entry = find(ticket)) entry->launched = true;
+    try {
+      if (!failure_ && !marked_ && entries_.size() >= kMarkEvery) set_mark();
+    } catch (const std::exception&) {
+      // The device is lost: the next call tells.
+    }
+  }
+
+  /// Everything before the first op that is still being launched.
+  uint64_t launched_so_far() {
+    std::lock_guard lock(mutex_);
+    return before_first_unlaunched();
+  }
+
+  void well(uint64_t ticket) {
+    std::lock_guard lock(mutex_);
+    drop_through(ticket);
+  }
+
+  /// An op that began with `begun` has waited for the device: also for what was launched then.
+  void waited_for(Begun begun) {
+    std::lock_guard lock(mutex_);
+    drop_through(begun.launched);
+    std::erase_if(entries_, [&](const Entry& entry) { return entry.ticket == begun.ticket; });
+  }
+
+  bool is_busy() {
+    std::lock_guard lock(mutex_);
+    return !failure_ && !entries_.empty();
+  }
+
+  engine::FailurePtr failure() {
+    std::lock_guard lock(mutex_);
+    return failure_;
+  }
+
+  /// The failure of the device; `error` is told once, by whoever comes first.
+  engine::FailurePtr lose(const std::exception_ptr& error, string_view message) {
+    std::shared_ptr<FailureRoot> made;
+    {
+      std::lock_guard lock(mutex_);
+      if (failure_) return failure_;
+      made = blame(error, message);
+    }
+    failure_log().add(made, FailureLog::Holder::log);  // (may take the GIL)
+    return failure_;
+  }
+
+  c10::Stream stream() const { return guard_.getDefaultStream(device_); }
+  const c10::impl::VirtualGuardImpl& guard() const { return guard_; }
+
+ private:
+  Entry entry_of(const Node& node) {
+    Entry entry{++last_ticket_, &node.info,         node.number, node.block,
+                node.stack,     node.forward_stack, {}};
+    for (const TensorArg& arg : node.tensors)
+      if (arg.value) entry.inputs.push_back(arg.value->geometry_ref());
+    return entry;
+  }
+
+  Entry* find(uint64_t ticket) {
+    for (Entry& entry : entries_)
+      if (entry.ticket == ticket) return &entry;
+    return nullptr;
+  }
+
+  uint64_t before_first_unlaunched() const {
+    for (const Entry& entry : entries_)
+      if (!entry.launched) return entry.ticket - 1;
+    return last_ticket_;
+  }
+
+  void drop_through(uint64_t ticket) {
+    while (!entries_.empty() && entries_.front().ticket <= ticket) entries_.pop_front();
+    forgotten_ = 0;
+    if (marked_ && marked_ <= ticket) marked_ = 0;
+  }
+
+  void set_mark() {
+    const uint64_t ticket = before_first_unlaunched();
+    if (entries_.empty() || ticket < entries_.front().ticket) return;
+    const c10::DeviceGuard here(device_);
+    if (!event_) event_.emplace(device_.type());
+    event_->record(stream());
+    marked_ = ticket;
+  }
+
+  void look_at_mark() {
+    if (!marked_ || last_ticket_ < marked_ + kMarkEvery / 2) return;
+    const c10::DeviceGuard here(device_);
+    if (event_->query()) drop_through(marked_);
+  }
+
+  std::shared_ptr<FailureRoot> blame(const std::exception_ptr& error, string_view message) {
+    auto root = std::make_shared<FailureRoot>();
+    root->lost_device = device_.str();
+    root->others = forgotten_;
+    const bool assertion = message.find("assert") != string_view::npos;
+    const bool any_asserts = assertion && std::any_of(entries_.begin(), entries_.end(), may_assert);
+    const Entry* first = nullptr;
+    for (const Entry& entry : entries_) {
+      if (any_asserts && !may_assert(entry)) {
+        ++root->others;
+        continue;
+      }
+      if (!first) first = &entry;
+      root->candidates.push_back(
+          {entry.info->torch_name, described(entry), entry.stack, entry.forward_stack});
+    }
+    std::string label = "(device)";
+    if (first) {
+      root->id = first->number;
+      root->block = first->block;
+      root->name = first->info->name;
+      root->op = first->info->torch_name;
+      root->inputs = described(*first);
+      root->stack = first->stack;
+      root->forward_stack = first->forward_stack;
+      label = first->info->short_name + "#" + std::to_string(first->number);
+    }
+    root->error = error;
+    failure_ = std::make_shared<OpFailure>(root, std::move(label));
+    entries_.clear();
+    return root;
+  }
+
+  const c10::Device device_;
+  const c10::impl::VirtualGuardImpl guard_;
+  std::mutex mutex_;
+  std::deque<Entry> entries_;
+  uint64_t last_ticket_ = 0;
+  size_t forgotten_ = 0;
+  std::optional<c10::Event> event_;
+  uint64_t marked_ = 0;  // the event was recorded after this ticket; 0: it is not in use
+  std::shared_ptr<const OpFailure> failure_;
+};
+
+std::mutex logs_mutex;
+std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, std::unique_ptr<LaunchLog>>& logs() {
+  using Logs = std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, std::unique_ptr<LaunchLog>>;
+  static auto* const instance = new Logs;  // engine threads may outlive statics
+  return *instance;
+}
+
+LaunchLog& log_of(c10::Device device) {
+  std::lock_guard lock(logs_mutex);
+  auto& log = logs()[{device.type(), device.index()}];
+  if (!log) log = std::make_unique<LaunchLog>(device);
+  return *log;
+}
+
+}  // namespace
+
+Launch::Launch(const Node& node) : node_(node) {
+  if (node.device.is_cpu()) return;
+  const auto begun = log_of(node.device).begin(node);
+  ticket_ = begun.ticket;
+  launched_ = begun.launched;
+}
+
+Launch::~Launch() {
+  if (ticket_) log_of(node_.device).launched(ticket_);
+}
+
+void Launch::device_waited_for() {
+  if (ticket_) log_of(node_.device).waited_for({std::exchange(ticket_, 0), launched_});
+}
+
+uint64_t launched_so_far(c10::Device device) { return log_of(device).launched_so_far(); }
+void well(c10::Device device, uint64_t launched) { log_of(device).well(launched); }
+
+engine::FailurePtr device_failure(const Node& node, const std::exception_ptr& error) noexcept {
+  if (node.device.is_cpu()) return nullptr;
+  LaunchLog& log = log_of(node.device);
+  engine::FailurePtr failure;
+  try {
+    std::rethrow_exception(error);
+  } catch (const LostDevice&) {
+    failure = log.failure();
+  } catch (const std::exception& thrown) {
+    if (!is_final(accelerator_error_code(error))) return nullptr;
+    failure = log.lose(error, thrown.what());
+  } catch (...) {
+    return nullptr;
+  }
+  const auto& lost = static_cast<const OpFailure&>(*failure);
+  if (lost.last() == node.label()) return failure;
+  return std::make_shared<OpFailure>(lost, node.label());
+}
+
+engine::FailurePtr wait_for_device(c10::Device device, const engine::Interrupt& interrupt,
+                                   bool& interrupted) {
+  constexpr auto kSpin = std::chrono::microseconds(50);
+  constexpr auto kLookEvery = std::chrono::microseconds(100);
+  constexpr auto kAskEvery = std::chrono::milliseconds(20);
+  LaunchLog& log = log_of(device);
+  if (engine::FailurePtr failure = log.failure()) return failure;
+  const uint64_t launched = log.launched_so_far();
+  try {
+    const c10::DeviceGuard here(device);  // (another device may be lost)
+    c10::Event event(device.type());
+    event.record(log.stream());
+    const auto begin = std::chrono::steady_clock::now();
+    auto next_ask = begin + kAskEvery;
+    while (!event.query()) {
+      const auto now = std::chrono::steady_clock::now();
+      if (now - begin > kSpin) std::this_thread::sleep_for(kLookEvery);
+      if (now < next_ask) continue;
+      next_ask = now + kAskEvery;
+      interrupted = interrupt && interrupt();
+      if (interrupted) return nullptr;
+    }
+  } catch (const std::exception& thrown) {
+    return log.lose(std::current_exception(), thrown.what());
+  }
+  log.well(launched);
+  return nullptr;
+}
+
+bool is_running(c10::Device device, engine::FailurePtr& failure) {
+  LaunchLog& log = log_of(device);
+  failure = log.failure();
+  if (failure || !log.is_busy()) return false;
+  try {
+    const c10::DeviceGuard here(device);
+    return !log.guard().queryStream(log.stream());
+  } catch (const std::exception& thrown) {
+    failure = log.lose(std::current_exception(), thrown.what());
+    return false;
+  }
+}
+
+std::vector<c10::Device> busy_devices() {
+  std::vector<c10::Device> busy;
+  std::lock_guard lock(logs_mutex);
+  for (const auto& [key, log] : logs())
+    if (log->is_busy()) busy.emplace_back(key.first, key.second);
+  return busy;
+}
+
+}  // namespace lazyeng::run
