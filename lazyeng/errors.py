@@ -85,8 +85,8 @@ def build(
         op: name of the op that failed, such as "aten.mm".
         inputs: its inputs in words, such as "float32[2,3]@cpu".
         stack: (code, instruction offset) of the frames that called it, outermost first.
-        path: names of the ops from the failed one to the one that is read; of more than eight, the
-            first eight and the last.
+        path: names of the ops from the failed one to the one that is read; of more than 1000, the
+            first 1000 and the last.
         root_id: number of the failed op.
         path_length: how many ops the path has, if `path` leaves some out.
         forward_stack: of an op of a backward pass, the stack that called the op whose gradient it

@@ -3,6 +3,7 @@
 Each failing program is first run eagerly for its type and message; lazily both have to be the same.
 """
 
+import inspect
 import subprocess
 import sys
 import textwrap
@@ -314,6 +315,7 @@ def test_failure_is_sticky(lazy_mode):
 @pytest.mark.parametrize("overwrite", [
     lambda x: x.fill_(5), lambda x: x.copy_(torch.full((1,), 5.0)), lambda x: x.zero_().add_(5),
     lambda x: torch.add(wrap(torch.ones(1)), 4, out=x),
+    lambda x: (torch._foreach_zero_([x]), x.add_(5)),
 ])  # fmt: skip
 def test_full_overwrite_clears(overwrite, lazy_mode):
     with lazy(lazy_mode):
@@ -434,3 +436,115 @@ def test_uncaught_failure_ends_the_program_with_its_traceback():
     assert done.returncode == 1
     assert "IndexError: index 7 is out of bounds" in done.stderr
     assert "in make" in done.stderr
+
+
+# ---- paths, checks, lines of the forward pass
+
+
+def test_path_names_every_op():
+    y = failed("deferred")
+    for _ in range(12):
+        y = y + 1
+    with pytest.raises(IndexError) as caught:
+        y.tolist()
+    names = [name.partition("#")[0] for name in caught.value.path]
+    assert names == ["index", *["add"] * 12]
+    (path,) = [note for note in caught.value.__notes__ if note.startswith("path: ")]
+    assert path.count("->") == 8
+    assert path.endswith("… (+5)")
+
+
+def test_a_very_long_path_has_its_ends():
+    y = failed("deferred")
+    for _ in range(5000):
+        y = y + 1
+    with pytest.raises(IndexError) as caught:
+        y.tolist()
+    numbers = [int(name.partition("#")[2]) for name in caught.value.path]
+    assert len(numbers) == 1001
+    assert numbers[-1] - numbers[0] == 5000
+    assert caught.value.__notes__[1].endswith("… (+4993)")
+
+
+def test_synchronize_tells_the_op_as_path():
+    bad = failed("deferred")
+    with pytest.raises(IndexError) as caught:
+        synchronize()
+    assert caught.value.path == [f"index#{caught.value.root_id}"]
+    del bad
+
+
+@pytest.mark.parametrize("op", [lambda x: torch.max(x, 0), torch.sort, torch.aminmax])
+def test_a_failed_check_fails_what_was_made_together(op, lazy_mode):
+    with lazy(lazy_mode):
+        checked = op(wrap(torch.zeros(1)))
+        torch._assert_async(checked[0])
+        other = op(wrap(torch.zeros(1)))
+    for result in checked:
+        with pytest.raises(RuntimeError, match="nonzero"):
+            result.tolist()
+    for result in other:
+        result.tolist()
+    synchronize()  # the one failure has been told
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.ops.lazyeng_test_first.boom(grad)
+
+
+@pytest.fixture(scope="module")
+def boom():
+    @torch.library.custom_op("lazyeng_test_first::boom", mutates_args=())
+    def boom(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("boom")
+
+    boom.register_fake(torch.empty_like)
+
+    @torch.library.custom_op("lazyeng_test_first::square", mutates_args=())
+    def square(x: torch.Tensor) -> torch.Tensor:
+        return x * x
+
+    square.register_fake(torch.empty_like)
+    square.register_autograd(lambda ctx, grad: boom(grad))
+    return square
+
+
+def notes_of(x):
+    with pytest.raises(ValueError, match="boom") as caught:
+        x.grad.tolist()
+    return caught.value.__notes__
+
+
+def line_of(function, text):
+    lines, first = inspect.getsourcelines(function)
+    return first + next(n for n, line in enumerate(lines) if text in line)
+
+
+def test_forward_line_of_an_autograd_function(boom):
+    """Also when its forward is recorded without the dispatcher, from the second pass on."""
+    for _ in range(3):
+        with lazy():
+            x = wrap(torch.ones(3)).requires_grad_()
+            y = Doubled.apply(x)
+            y.sum().backward()
+        created, backward = notes_of(x)
+        assert created.endswith(f":{line_of(Doubled.forward, 'return x * 2')}")
+        assert backward.startswith("in the backward pass started at test_errors_first.py:")
+
+
+def test_forward_line_before_many_others(boom):
+    """More ops than the table of lines has places at first."""
+    with lazy():
+        x = wrap(torch.ones(1)).requires_grad_()
+        y = boom(x)
+        for _ in range(70_000):
+            y = y + 1
+        y.sum().backward()
+    created, _ = notes_of(x)
+    assert created.endswith(f":{line_of(test_forward_line_before_many_others, 'y = boom(x)')}")

@@ -6,6 +6,7 @@
 #include "csrc/fuse/plan.h"
 #include "csrc/record/accelerator.h"
 #include "csrc/record/fork.h"
+#include "csrc/record/forward_stacks.h"
 #include "csrc/record/gate.h"
 #include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
@@ -77,7 +78,8 @@ PyObject* set_backing_device(PyObject*, PyObject* name) {
 
 PyObject* stats(PyObject*, PyObject*) {
   record::Recorder& recorder = *current_recorder();
-  stacks::collect();
+  record::forget_dead_forward_stacks();
+  stacks::collect(/*kept=*/32);
   const engine::Counters counters = recorder.engine().counters();
   const record::RecordCounters& recorded = recorder.counters();
   using ull = unsigned long long;

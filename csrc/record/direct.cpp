@@ -281,6 +281,7 @@ PyObject* detach_directly(PyObject* self) {
     return nullptr;
   if (torch::autograd::impl::get_autograd_meta(tensor) && tensor._fw_grad(/*level=*/0).defined())
     return nullptr;
+  find_forward_node();
   // What torch makes of it: a view without view metadata, that shares the version counter.
   const at::Tensor result = make_lazy(lazy->value());
   result.unsafeGetTensorImpl()->set_version_counter(lazy->version_counter());
@@ -298,11 +299,13 @@ bool Recorder::record_direct(Call& call, bool view, at::Tensor& result) {
   if (!plan || plan->run_now || plan->only_metadata != view || !plan->rewrites.empty())
     return false;
   note_backward_of_lazy();
+  find_forward_node();
   if (view) {
     const OutputPlan& output = plan->outputs[0];
     if (output.kind != OutputPlan::Kind::view || output.of != 0) return false;
     result = make_lazy(make_ref<run::Value>(call.tensors[0].value->var_ref(),
                                             output.look(call.looks[0]->offset())));
+    if (has_new_autograd_node()) note_forward(stacks::capture(), at::Tensor());
     trace_record(call, nullptr);
     return true;
   }
@@ -311,6 +314,9 @@ bool Recorder::record_direct(Call& call, bool view, at::Tensor& result) {
   if (!values.empty()) result = make_lazy(std::move(values[0]));
   node->stack = stacks::capture();
   node->forward_stack = forward_stack();
+  // (An autograd.Function has a node, although what it calls is not differentiated.)
+  if (has_new_autograd_node())
+    note_forward(node->forward_stack ? node->forward_stack : node->stack, at::Tensor());
   schedule(*node);
   trace_record(call, node.get());
   throttle(*node);

@@ -1,49 +1,150 @@
-// csrc/record/forward_stacks.cpp: a bounded table from autograd nodes to creation stacks.
+// csrc/record/forward_stacks.cpp: a table from autograd nodes to creation stacks.
+//
+// The node exists before our kernel is called, but nobody shows it to us: the result gets it after
+// the kernel has returned. So the newest entry of each thread waits with a weak reference to its
+// result, and the next call on the thread finds the node there. From then on the entry knows
+// whether its node still lives: stacks of dead ones are let go of, live ones are never overwritten.
 #include "csrc/record/forward_stacks.h"
 
 #include <ATen/SequenceNumber.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 
+#include <optional>
 #include <vector>
 
 namespace lazyeng::record {
 namespace {
 
+// torch 2.13 counts references to nodes in another way than 2.11.
+template <class T>
+std::weak_ptr<T> weak(const std::shared_ptr<T>& node) {
+  return node;
+}
+template <class T>
+c10::weak_intrusive_ptr<T> weak(const c10::intrusive_ptr<T>& node) {
+  return c10::weak_intrusive_ptr<T>(node);
+}
+using WeakNode = decltype(weak(std::declval<torch::autograd::AutogradMeta>().grad_fn_));
+
 struct Entry {
   uint64_t thread = 0;
   uint64_t number = 0;  ///< of the autograd node, in its thread
   stacks::StackRef stack;
+  std::optional<WeakNode> node;  ///< empty: not known yet
+
+  bool is_of(uint64_t thread_id, uint64_t sequence) const {
+    return thread == thread_id && number == sequence;
+  }
+  bool is_dead() const { return node && node->expired(); }
+  bool is_live() const { return node && !node->expired(); }
 };
 
-// As many as the forward pass of a large model has ops; a power of two.
-constexpr size_t kEntries = size_t{1} << 16;
+/// All guarded by the GIL. The place of an entry follows from its node's number, so newer ones meet
+/// those that are as many numbers older as there are places.
+class ForwardStacks {
+ public:
+  Entry& place_of(uint64_t thread, uint64_t number) {
+    return entries_[(number + thread * 0x9E3779B1) & (entries_.size() - 1)];
+  }
 
-/// Guarded by the GIL. Newer entries take the place of those 65536 numbers older.
-Entry& entry_of(uint64_t thread, uint64_t number) {
-  static auto* const entries = new std::vector<Entry>(kEntries);
-  return (*entries)[(number + thread * 0x9E3779B1) % kEntries];
+  void put(Entry entry) {
+    if (place_of(entry.thread, entry.number).is_live() && entries_.size() < kMost) grow();
+    place_of(entry.thread, entry.number) = std::move(entry);
+  }
+
+  void forget_dead() {
+    for (Entry& entry : entries_)
+      if (entry.is_dead()) entry = {};
+  }
+
+ private:
+  // As many as the forward pass of a large model has ops; powers of two.
+  static constexpr size_t kFirst = size_t{1} << 16, kMost = size_t{1} << 21;
+
+  /// (What lay in different places does so among more of them.)
+  void grow() {
+    std::vector<Entry> old(2 * entries_.size());
+    old.swap(entries_);
+    for (Entry& entry : old)
+      if (entry.stack && !entry.is_dead()) place_of(entry.thread, entry.number) = std::move(entry);
+  }
+
+  std::vector<Entry> entries_{kFirst};
+};
+
+ForwardStacks& forward_stacks() {
+  static auto* const instance = new ForwardStacks;
+  return *instance;
 }
 
+using WeakResult = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+/// The newest entry of this thread, whose node its result is about to get.
+struct Newest {
+  WeakResult result;
+  uint64_t thread, number;
+};
+thread_local std::optional<Newest> newest;
 thread_local uint64_t next_number_seen = 0;
+
+void wait_for_node(const at::Tensor& result, uint64_t thread, uint64_t number) {
+  if (result.defined())
+    newest.emplace(Newest{WeakResult(result.getIntrusivePtr()), thread, number});
+}
+
+/// A result that died before the next call has taken its node along. (Unless somebody has asked for
+/// the node itself, and nothing else: its line is then not told of.)
+void find_node(Entry& entry, const at::Tensor& result) {
+  if (!result.defined()) {
+    entry = {};
+    return;
+  }
+  const auto* meta = torch::autograd::impl::get_autograd_meta(result);
+  if (meta && meta->grad_fn_ && meta->grad_fn_->sequence_nr() == entry.number)
+    entry.node = weak(meta->grad_fn_);
+}
+
+void find_node_of_newest() {
+  if (!newest) return;
+  Entry& entry = forward_stacks().place_of(newest->thread, newest->number);
+  if (entry.is_of(newest->thread, newest->number))
+    find_node(entry, at::Tensor(newest->result.lock()));
+  newest.reset();
+}
 
 }  // namespace
 
 bool has_new_autograd_node() { return at::sequence_number::peek() != next_number_seen; }
 
-void note_forward(const stacks::StackRef& stack) {
+void note_forward(const stacks::StackRef& stack, const at::Tensor& result) {
+  find_node_of_newest();
   next_number_seen = at::sequence_number::peek();
   if (!stack || next_number_seen == 0) return;
   const uint64_t thread = at::RecordFunction::currentThreadId();
-  entry_of(thread, next_number_seen - 1) = {thread, next_number_seen - 1, stack};
+  forward_stacks().put({thread, next_number_seen - 1, stack, {}});
+  wait_for_node(result, thread, next_number_seen - 1);
 }
+
+void note_forward_result(const at::Tensor& result) {
+  if (next_number_seen == 0 || newest) return;
+  wait_for_node(result, at::RecordFunction::currentThreadId(), next_number_seen - 1);
+}
+
+void find_forward_node() { find_node_of_newest(); }
 
 stacks::StackRef forward_stack() {
   const auto node = torch::autograd::get_current_node();
   if (!node) return {};
-  const Entry& entry = entry_of(node->thread_id(), node->sequence_nr());
-  const bool same = entry.thread == node->thread_id() && entry.number == node->sequence_nr();
-  return same ? entry.stack : stacks::StackRef();
+  const Entry& entry = forward_stacks().place_of(node->thread_id(), node->sequence_nr());
+  return entry.is_of(node->thread_id(), node->sequence_nr()) ? entry.stack : stacks::StackRef();
+}
+
+void forget_dead_forward_stacks() {
+  find_node_of_newest();
+  forward_stacks().forget_dead();
 }
 
 }  // namespace lazyeng::record

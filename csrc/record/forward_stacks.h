@@ -4,6 +4,8 @@
 // with the thread, finds the stack of the op again when that node runs in the backward pass.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include "csrc/stacks/stack_table.h"
 
 namespace lazyeng::record {
@@ -11,12 +13,19 @@ namespace lazyeng::record {
 /// Whether autograd has made a node since the last call of note_forward on this thread.
 bool has_new_autograd_node();
 
-/// Remembers the stack for the newest autograd node of this thread. A bounded number is remembered:
-/// the newest. GIL.
-void note_forward(const stacks::StackRef& stack);
+/// Remembers the stack for the newest autograd node of this thread, that of `result` (undefined:
+/// not known), for as long as the node lives. GIL.
+void note_forward(const stacks::StackRef& stack, const at::Tensor& result);
 
-/// The stack of the op whose autograd node runs on this thread; null if none does, or if it was
-/// forgotten. GIL.
+/// The result of the newest call of note_forward, if that did not know it. GIL.
+void note_forward_result(const at::Tensor& result);
+/// To be called by what is called next on the thread and does not note anything itself. GIL.
+void find_forward_node();
+
+/// The stack of the op whose autograd node runs on this thread; null if none does. GIL.
 stacks::StackRef forward_stack();
+
+/// Lets go of the stacks of nodes that are gone; otherwise that happens as new ones come. GIL.
+void forget_dead_forward_stacks();
 
 }  // namespace lazyeng::record

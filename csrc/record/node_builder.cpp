@@ -99,13 +99,28 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   return node;
 }
 
+namespace {
+
+/// A failed check of one result (_assert_async, the "info" of LAPACK) is a failure of the others.
+/// (Results in a list have nothing to do with each other.)
+bool has_sibling_results(const run::OpInfo& info) {
+  if (info.returns.size() < 2) return false;
+  if (info.reports_info) return true;
+  return !info.writes &&
+         std::all_of(info.returns.begin(), info.returns.end(), [](const run::ReturnInfo& result) {
+           return result.tensor && !result.list && !result.may_alias;
+         });
+}
+
+}  // namespace
+
 c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call,
                                                const Plan& plan) {
   c10::SmallVector<run::ValueRef, 2> values;
   node.brief = plan.brief && node.queue == engine::QueueId::cpu;
   if (node.queue == engine::QueueId::cpu) node.width = plan.width;
   Ref<run::SiblingGroup> siblings;
-  if (call.info.reports_info) siblings = make_ref<run::SiblingGroup>();
+  if (has_sibling_results(call.info)) siblings = make_ref<run::SiblingGroup>();
   for (const OutputPlan& output : plan.outputs) {
     run::ValueRef value;
     if (output.kind == OutputPlan::Kind::view) {

@@ -57,12 +57,21 @@ c10::IValue without_memory(const Call& call, size_t& next, const c10::IValue& in
   return run::tensor_over(nothing, *look);
 }
 
-/// The stack of this call and, in a backward pass, that of the forward op. GIL.
-void capture_stacks(run::Node& node) {
+/// The stack of this call and, in a backward pass, that of the forward op. True if it is one whose
+/// gradient may be asked for. GIL.
+bool capture_stacks(run::Node& node, const at::Tensor& result) {
+  find_forward_node();
   node.stack = stacks::capture();
   node.forward_stack = forward_stack();
   // (With create_graph, the gradient's own gradient leads to the same forward op.)
-  if (has_new_autograd_node()) note_forward(node.forward_stack ? node.forward_stack : node.stack);
+  if (!has_new_autograd_node()) return false;
+  note_forward(node.forward_stack ? node.forward_stack : node.stack, result);
+  return true;
+}
+
+at::Tensor first_result(const Made& made, const Call& call) {
+  if (!made.empty()) return made[0];
+  return call.written.empty() ? at::Tensor() : call.written[0];
 }
 
 bool is_awaited(const Call& call) {
@@ -197,7 +206,7 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
     apply_rewrites(call, call.tensors, plan, after);
     run::Gil gil;
     make_python_objects(made);
-    if (has_new_autograd_node()) note_forward(stacks::capture());
+    if (has_new_autograd_node()) note_forward(stacks::capture(), first_result(made, call));
     trace_record(call, nullptr);
     return;
   }
@@ -212,7 +221,7 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
   {
     run::Gil gil;
     make_python_objects(made);
-    capture_stacks(*node);
+    capture_stacks(*node, first_result(made, call));
   }
   if (at_once)
     run_in_order(*node, Before::needed);
@@ -258,10 +267,11 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
   if (thread_mode().mode != Mode::sync) count_fallback(call.info);
   note_values_read(call);
   Ref<run::Node> node = build_node(call, true);
+  bool noted = false;
   {
     run::Gil gil;
-    capture_stacks(
-        *node);  // an interrupted wait leaves the op to the engine, which may keep its failure
+    // (An interrupted wait leaves the op to the engine, which may keep its failure.)
+    noted = capture_stacks(*node, at::Tensor());
   }
   WaitScope waits("its result is needed at the call");
   if (reads_what_is_complete(call, *node)) {
@@ -286,6 +296,7 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
   {
     run::Gil gil;
     make_python_objects(made);
+    if (noted) note_forward_result(first_result(made, call));
   }
   trace_record(call, node.get());
   waits.report();

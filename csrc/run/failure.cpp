@@ -124,16 +124,19 @@ PyObject* FailureRoot::original() const {
 }
 
 OpFailure::OpFailure(std::shared_ptr<FailureRoot> root, std::string node)
-    : root_(std::move(root)),
-      path_(std::make_shared<const std::vector<std::string>>(1, node)),
+    : root_(std::move(root)), last_(std::move(node)) {}
+
+OpFailure::OpFailure(std::shared_ptr<const OpFailure> cause, std::string node)
+    : root_(cause->root_),
+      cause_(cause->length_ > kMostNames ? cause->cause_ : cause),
+      length_(cause->length_ + 1),
       last_(std::move(node)) {}
 
-OpFailure::OpFailure(const OpFailure& cause, std::string node)
-    : root_(cause.root_), path_(cause.path_), length_(cause.length_ + 1), last_(std::move(node)) {
-  if (path_->size() >= kPathNames) return;
-  auto longer = std::make_shared<std::vector<std::string>>(*path_);
-  longer->push_back(last_);
-  path_ = std::move(longer);
+std::vector<std::string> OpFailure::path() const {
+  std::vector<std::string> names;
+  for (const OpFailure* at = this; at; at = at->cause_.get()) names.push_back(at->last_);
+  std::reverse(names.begin(), names.end());
+  return names;
 }
 
 void FailureLog::add(const std::shared_ptr<FailureRoot>& root, Holder holder) {
@@ -184,12 +187,10 @@ FailureLog& failure_log() {
 }
 
 PyObject* build_exception(const OpFailure& failure) {
-  std::vector<std::string> path = failure.path();
-  if (failure.path_length() > path.size()) path.push_back(failure.last());
-  return build(*failure.root(), path, failure.path_length());
+  return build(*failure.root(), failure.path(), failure.path_length());
 }
 
-PyObject* build_exception(const FailureRoot& root) { return build(root, {}, 1); }
+PyObject* build_exception(const FailureRoot& root) { return build(root, {root.label}, 1); }
 
 void set_python_error(const engine::FailurePtr& failure) {
   PyRef exception(build_exception(as_op_failure(failure)));

@@ -30,6 +30,7 @@ struct FailureRoot {
   uint64_t block = 0;               ///< the lazy() block that recorded the op; 0 outside
   std::string name;                 ///< "aten::add.Tensor"
   std::string op;                   ///< "aten.add.Tensor", as torch.ops spells it
+  std::string label;                ///< "add#7"
   std::vector<std::string> inputs;  ///< "float32[2,3]@cpu"
   stacks::StackRef stack;
   stacks::StackRef forward_stack;  ///< as Node::forward_stack
@@ -58,19 +59,21 @@ class OpFailure final : public engine::Failure {
  public:
   explicit OpFailure(std::shared_ptr<FailureRoot> root, std::string node);
   /// The same failure one op further along.
-  OpFailure(const OpFailure& cause, std::string node);
+  OpFailure(std::shared_ptr<const OpFailure> cause, std::string node);
 
   const std::shared_ptr<FailureRoot>& root() const { return root_; }
-  /// Names of the nodes from the failed one on, at most kPathNames, and how many there are in all.
-  const std::vector<std::string>& path() const { return *path_; }
+  /// Names of the nodes from the failed one on. Of more than kMostNames the last alone, after
+  /// those.
+  std::vector<std::string> path() const;
   size_t path_length() const { return length_; }
   const std::string& last() const { return last_; }
 
-  static constexpr size_t kPathNames = 8;
+  static constexpr size_t kMostNames =
+      1000;  // (a longer chain could overflow a stack when it dies)
 
  private:
   std::shared_ptr<FailureRoot> root_;
-  std::shared_ptr<const std::vector<std::string>> path_;  // shared once it is full
+  std::shared_ptr<const OpFailure> cause_;  // one op before; past kMostNames that of this number
   size_t length_ = 1;
   std::string last_;
 };

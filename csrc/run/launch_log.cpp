@@ -237,6 +237,7 @@ class LaunchLog {
       label = first->info->short_name + "#" + std::to_string(first->number);
     }
     root->error = error;
+    root->label = label;
     failure_ = std::make_shared<OpFailure>(root, std::move(label));
     entries_.clear();
     return root;
@@ -301,9 +302,9 @@ engine::FailurePtr device_failure(const Node& node, const std::exception_ptr& er
   } catch (...) {
     return nullptr;
   }
-  const auto& lost = static_cast<const OpFailure&>(*failure);
-  if (lost.last() == node.label()) return failure;
-  return std::make_shared<OpFailure>(lost, node.label());
+  auto lost = std::static_pointer_cast<const OpFailure>(failure);
+  if (lost->last() == node.label()) return failure;
+  return std::make_shared<OpFailure>(std::move(lost), node.label());
 }
 
 engine::FailurePtr wait_for_device(c10::Device device, const engine::Interrupt& interrupt,

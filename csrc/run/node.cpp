@@ -200,7 +200,7 @@ engine::FailurePtr Node::run_once() noexcept {
 
 engine::FailurePtr Node::skip(const engine::FailurePtr& cause) noexcept {
   if (discover) found.poisoned = cause;
-  return std::make_shared<OpFailure>(static_cast<const OpFailure&>(*cause), label());
+  return std::make_shared<OpFailure>(std::static_pointer_cast<const OpFailure>(cause), label());
 }
 
 std::vector<std::string> Node::describe_inputs() const {
@@ -219,6 +219,7 @@ engine::FailurePtr Node::fail(std::exception_ptr error) const noexcept {
   root->block = block;
   root->name = info.name;
   root->op = info.torch_name;
+  root->label = label();
   root->inputs = describe_inputs();
   root->stack = stack;
   root->forward_stack = forward_stack;

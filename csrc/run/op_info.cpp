@@ -106,10 +106,11 @@ constexpr std::array<string_view, 3> kUnfinishedStructured = {
     "aten::mse_loss", "aten::smooth_l1_loss", "aten::isin.Scalar_Tensor"};
 
 /// In-place ops that do not look at what they replace.
-constexpr std::array<string_view, 12> kOverwriting = {
-    "aten::copy_",    "aten::zero_",       "aten::fill_",      "aten::normal_",
-    "aten::uniform_", "aten::random_",     "aten::bernoulli_", "aten::exponential_",
-    "aten::cauchy_",  "aten::log_normal_", "aten::geometric_", "aten::_foreach_copy_"};
+constexpr std::array<string_view, 13> kOverwriting = {
+    "aten::copy_",         "aten::zero_",       "aten::fill_",      "aten::normal_",
+    "aten::uniform_",      "aten::random_",     "aten::bernoulli_", "aten::exponential_",
+    "aten::cauchy_",       "aten::log_normal_", "aten::geometric_", "aten::_foreach_copy_",
+    "aten::_foreach_zero_"};
 
 /// Copies whose source and result may lie on different devices.
 constexpr std::array<string_view, 2> kCrossesDevices = {"aten::_to_copy", "aten::copy_"};

@@ -156,13 +156,13 @@ void release(Entry* list) noexcept {
   }
 }
 
-/// Frees all but kept_dead of the dead entries, those first that were not hit since the last sweep.
+/// Frees all but `kept` of the dead entries, those first that were not hit since the last sweep.
 /// The next sweep comes after half as many new entries as there are now: O(1) a miss on average.
-void sweep() noexcept {
+void sweep(size_t kept) noexcept {
   Entry* list = nullptr;
   const size_t dead = count_dead();
-  if (dead > kept_dead) {
-    size_t excess = dead - kept_dead;
+  if (dead > kept) {
+    size_t excess = dead - kept;
     list = unlink_dead(excess, true, list);
     list = unlink_dead(excess, false, list);
   }
@@ -242,7 +242,7 @@ StackRef capture() noexcept {
   entry->last_used = table.epoch;
   entry->shares.fetch_add(1, std::memory_order_relaxed);
   stack.entry_ = entry;
-  if (miss && table_size() >= table.sweep_at) collect();
+  if (miss && table_size() >= table.sweep_at) collect(kept_dead);
   return stack;
 }
 
@@ -283,9 +283,9 @@ void set_internal_prefixes(std::vector<std::string> prefixes) {
 
 size_t table_size() noexcept { return table.size.load(std::memory_order_relaxed); }
 
-void collect() noexcept {
+void collect(size_t kept) noexcept {
   SavedError saved;
-  sweep();
+  sweep(kept);
 }
 
 }  // namespace lazyeng::stacks

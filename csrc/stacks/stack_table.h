@@ -65,7 +65,8 @@ void set_internal_prefixes(std::vector<std::string> prefixes);
 /// Number of entries in the table, live ones and those kept for the next hit.
 size_t table_size() noexcept;
 
-/// Frees entries that nothing refers to beyond the small number that is kept. The GIL must be held.
-void collect() noexcept;
+/// Frees entries that nothing refers to, but for a few that may be met again: at most `kept`. The
+/// GIL must be held.
+void collect(size_t kept) noexcept;
 
 }  // namespace lazyeng::stacks
