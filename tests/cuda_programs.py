@@ -5,11 +5,13 @@ The device makes kernels slow, and holds them back, which shows what is not orde
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import torch
 from torch import nn
 
 import lazyeng
+from tests import random_programs
 
 simulated = torch.ops.simulated_cuda
 MODES = ("async", "deferred", "sync")
@@ -201,6 +204,37 @@ def check_many_threads_copy() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def _outcome(program: random_programs.Program, mode: str) -> dict[str, Any]:
+    def moved(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        copies = [tensor.to("cuda") for tensor in tensors]
+        return copies if mode == "eager" else lazyeng.wrap(copies)
+
+    state = random_programs.make_state(program.seed, moved(random_programs.make_shared()))
+    state.slots, state.readable = moved(state.slots), lambda x: x.cpu()
+    with contextlib.nullcontext() if mode == "eager" else lazyeng.lazy(mode):
+        random_programs.interpret(program, state)
+    return random_programs.outcome(state, lambda x: lazyeng.unwrap(x).cpu())
+
+
+# The simulated device has no generators.
+_DRAWS = frozenset(
+    name
+    for name, op in random_programs.OPS.items()
+    if op.default_generator or name in ("rand", "randint", "reseed")
+) | {"uniform_", "normal_", "random_", "bernoulli_"}
+
+
+def check_random_programs_equal_eager() -> None:
+    warnings.simplefilter("ignore")
+    for seed in (0, 1, 4):
+        program = random_programs.generate(seed, 300, default_generator=False, without=_DRAWS)
+        slow(0)
+        expected = _outcome(program, "eager")
+        slow(20)
+        for mode in MODES:
+            assert not random_programs.differences(expected, _outcome(program, mode)), (seed, mode)
 
 
 # ---- failures of the device

@@ -534,6 +534,17 @@ void run_with_host(const c10::OperatorHandle& op, torch::jit::Stack args, int de
     }));
 }
 
+/// x[mask]
+bool indexes_by_mask(const torch::jit::Stack& args) {
+  for (const c10::IValue& arg : args) {
+    if (!arg.isList() || arg.toList().elementType()->kind() != c10::TypeKind::OptionalType)
+      continue;
+    for (const c10::IValue& index : arg.toListRef())
+      if (index.isTensor() && index.toTensor().scalar_type() == at::kBool) return true;
+  }
+  return false;
+}
+
 bool returns_only_tensors(const c10::FunctionSchema& schema) {
   for (const c10::Argument& ret : schema.returns())
     if (!ret.type()->isSubtypeOf(*c10::TensorType::get()) &&
@@ -547,7 +558,9 @@ void run_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const torch::jit::Stack args = torch::jit::pop(*stack, schema.arguments().size());
   const int device = device_of(args);
   check(device);
-  if (!returns_only_tensors(schema)) return run_with_host(op, args, device, stack);
+  if (!returns_only_tensors(schema) || op.hasTag(at::Tag::dynamic_output_shape) ||
+      op.hasTag(at::Tag::data_dependent_output) || indexes_by_mask(args))
+    return run_with_host(op, args, device, stack);
 
   torch::jit::Stack metas;
   for (const c10::IValue& arg : args)
@@ -557,9 +570,6 @@ void run_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     const BelowEverything below;
     op.callBoxed(metas);
   } catch (const c10::NotImplementedError&) {
-    return run_with_host(op, args, device, stack);
-  } catch (const c10::Error& error) {
-    if (std::string_view(error.what()).find("data-dependent") == std::string_view::npos) throw;
     return run_with_host(op, args, device, stack);
   }
 
