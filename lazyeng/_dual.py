@@ -178,7 +178,9 @@ def _make_dual(cls: type[Exception]) -> type[BaseException]:
     }
     if issubclass(cls, ExceptionGroup) and cls.derive is BaseExceptionGroup.derive:
         namespace["derive"] = _derive
-    return _dual_metaclass(type(cls))(cls.__name__, (cls, LazyError), namespace)
+    # (of Exception itself: a class cannot come before its own subclass)
+    bases = (LazyError,) if issubclass(LazyError, cls) else (cls, LazyError)
+    return _dual_metaclass(type(cls))(cls.__name__, bases, namespace)
 
 
 @functools.cache

@@ -132,6 +132,7 @@ def torch_error(name):
 
 
 ORIGINALS = {
+    "Exception": lambda: Exception("plain", 1),
     "ValueError": lambda: ValueError("v", 2),
     "KeyError": lambda: KeyError("k"),
     "AssertionError": lambda: AssertionError(),

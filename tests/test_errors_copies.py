@@ -106,6 +106,14 @@ def test_local_class_becomes_its_nearest_importable_base():
     assert str(result) == "local text" and result.slot == 5
 
 
+def test_local_class_of_no_other_base_becomes_exception():
+    class LocalError(Exception):
+        pass
+
+    cls = type(pickle.loads(pickle.dumps(reading(LocalError("x")))))
+    assert (cls.__name__, cls.__module__) == ("Exception", "builtins") and issubclass(cls, LazyError)
+
+
 def test_shared_links_of_a_chain_are_not_multiplied():
     """Of `raise ... from error`, cause and context are one: 20 of them must not become 2 ** 20."""
     original = ValueError(0)
