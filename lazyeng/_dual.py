@@ -140,6 +140,11 @@ def allocate(cls: type[BaseException], *args: Any) -> BaseException | None:
 
 _duals: WeakValueDictionary[type, type[BaseException]] = WeakValueDictionary()
 
+# Keeps the dual classes of what can be imported: a class is part of cycles, and would be garbage
+# after each read. By name, so that a class defined again lets go of the one before. A local class
+# is not kept, or it would live forever.
+_kept: dict[tuple[str, str], type[BaseException]] = {}
+
 
 def dual_class(cls: type[BaseException]) -> type[BaseException] | None:
     """The class `(cls, LazyError)` with the names of `cls`, one for each `cls`.
@@ -158,7 +163,10 @@ def dual_class(cls: type[BaseException]) -> type[BaseException] | None:
         made = _make_dual(cls)
     except Exception:  # from user code: a metaclass or __init_subclass__
         return None
-    return _duals.setdefault(cls, made)
+    made = _duals.setdefault(cls, made)
+    if importable_class(cls) is cls:
+        _kept[cls.__module__, cls.__qualname__] = made
+    return made
 
 
 def original_class(cls: type[BaseException]) -> type[BaseException]:

@@ -118,6 +118,31 @@ def test_read_exception_dies_with_its_last_reference(shown, no_gc, monkeypatch):
         assert read_and_forget(lambda failed=failed: errors.raise_all(failed))() is None
 
 
+@pytest.mark.parametrize("name", ["KeyError", "Exception", "slots", "ExceptionGroup"])
+def test_reading_leaves_no_cyclic_garbage(name, no_gc):
+    dual = weakref.ref(type(reading(corpus.ORIGINALS[name]())))
+    gc.collect()
+    gc.collect()
+    reading(corpus.ORIGINALS[name]())
+    assert gc.collect() == 0 and dual() is not None
+
+
+def test_a_class_defined_again_takes_the_place_of_its_dual_class(monkeypatch):
+    """As in a notebook, where a cell runs many times."""
+
+    def define():
+        cls = type("DefinedAgainError", (ValueError,), {"__module__": __name__})
+        monkeypatch.setitem(globals(), "DefinedAgainError", cls)
+        build(cls("v"))
+        return weakref.ref(cls)
+
+    references = [define() for _ in range(4)]
+    monkeypatch.undo()  # it remembers what it replaced
+    gc.collect()
+    gc.collect()
+    assert sum(reference() is not None for reference in references) <= 1
+
+
 def test_dual_classes_of_local_classes_die():
     def local():
         class LocalError(Exception):
