@@ -39,8 +39,8 @@ from lazyeng._traceback import (
 
 __all__ = [
     "LazyError", "UnseenFailureWarning", "boundary", "build", "detach", "group",
-    "hide_internal_frames", "internal", "is_internal_frame", "raise_all", "warn_all",
-    "warn_of_kernel", "warn_unseen",
+    "hide_internal_frames", "internal", "is_internal_frame", "raise_all", "show_warning",
+    "warn_all", "warn_of_kernel", "warn_unseen",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -120,8 +120,7 @@ def warn_unseen(
 ) -> None:
     """Warns of a failure that nobody saw: one line that names op, place, type and message.
 
-    Raises:
-        UnseenFailureWarning: if the program turns warnings into errors.
+    Never raises it, also if the program turns warnings into errors: see `show_warning`.
     """
     if isinstance(original, Record):
         name, text = original.cls.__qualname__, original.text
@@ -188,6 +187,15 @@ def warn_all(failed: list[BaseException]) -> None:
         _warn(origin.op, origin.creation_sites, type(error).__qualname__, text_of(error))
 
 
+def show_warning(warning: Warning) -> None:
+    """Shows, as a line on stderr, a warning that became an error where nobody can catch it.
+
+    What is raised by a destructor, or at the end of a program, is only printed, as a traceback of
+    several lines; at the end it also keeps all that comes after it from being said.
+    """
+    warnings.showwarning(warning, type(warning), "<lazyeng>", 0)
+
+
 def hide_internal_frames(error: BaseException) -> None:
     """Removes frames of lazyeng and torch from the traceback (not if LAZYENG_TRACEBACK=full).
 
@@ -235,10 +243,9 @@ def _old_notes(error: BaseException) -> list[str]:
 def _warn(op: str, sites: Sequence[Site], name: str, text: str) -> None:
     where = f" at {place(sites)}" if sites else ""
     what = f"{name}: {' '.join(text.split())}" if text else name
-    # Not the user's file and line: warnings would print the source too, as a second line.
-    warnings.warn_explicit(
-        f"{op or 'an operation'} recorded{where} failed, and nobody read its result: {what}",
-        UnseenFailureWarning,
-        filename="<lazyeng>",
-        lineno=0,
-    )
+    message = f"{op or 'an operation'} recorded{where} failed, and nobody read its result: {what}"
+    try:
+        # Not the user's file and line: warnings would print the source too, as a second line.
+        warnings.warn_explicit(message, UnseenFailureWarning, filename="<lazyeng>", lineno=0)
+    except UnseenFailureWarning as warning:
+        show_warning(warning)

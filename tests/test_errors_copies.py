@@ -111,7 +111,8 @@ def test_local_class_of_no_other_base_becomes_exception():
         pass
 
     cls = type(pickle.loads(pickle.dumps(reading(LocalError("x")))))
-    assert (cls.__name__, cls.__module__) == ("Exception", "builtins") and issubclass(cls, LazyError)
+    assert (cls.__name__, cls.__module__) == ("Exception", "builtins")
+    assert issubclass(cls, LazyError)
 
 
 def test_shared_links_of_a_chain_are_not_multiplied():
