@@ -104,10 +104,12 @@ def build(
         error = put_together_alone(record, lazy=True)
         assign(error, "__cause__", cause)
         error.__dict__[ORIGINAL] = cause
-        error.__dict__[ORIGIN] = Origin(op, list(inputs), list(path), root_id, tuple(sites))
     else:
         error = cause
         assign(error, "__traceback__", None)
+        details = {"op": op, "inputs": list(inputs), "path": list(path), "root_id": root_id}
+        error.__dict__.update(details | error.__dict__)  # its class has none that read the Origin
+    error.__dict__[ORIGIN] = Origin(op, list(inputs), list(path), root_id, tuple(sites))
     notes = _notes(op, inputs, forward or called, path, path_length or len(path))
     if forward and called:
         notes.append(f"in the backward pass started at {place(callers_of_backward(called))}")

@@ -61,6 +61,8 @@ def test_exits_are_not_wrapped(cls):
     error = build(cls("stop"))
     assert type(error) is cls and error.args == ("stop",)
     assert "aten.mm" in error.__notes__[0]
+    assert (error.op, error.path, error.root_id) == ("aten.mm", ["mm#7"], 7)
+    assert error.inputs == ["float32[2,3]@cpu", "float32[4,5]@cpu"]
 
 
 def test_group_members_are_not_shared_with_the_original():

@@ -369,6 +369,18 @@ def test_unseen_failure_is_one_line_if_warnings_are_errors(end):
     assert all("UnseenFailureWarning: aten.take recorded" in line for line in lines)
 
 
+def test_unseen_exit_of_a_kernel_names_op_and_line():
+    done = run("""
+        @torch.library.custom_op("test::exits", mutates_args=())
+        def exits(x: torch.Tensor) -> torch.Tensor:
+            raise SystemExit("no")
+        exits.register_fake(torch.empty_like)
+        unseen = exits(wrap(torch.ones(2)))
+    """)
+    assert done.returncode == 0 and done.stderr.count("\n") == 1, done.stderr
+    assert "test.exits" in done.stderr and "recorded at <string>:8 failed" in done.stderr
+
+
 def test_other_warnings_come_too_if_warnings_are_errors():
     done = run("""
         import warnings
