@@ -23,6 +23,22 @@ TEXT = PRIVATE + "text"
 ORIGINAL_CLASS = PRIVATE + "original_class"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _COPYING = ("__reduce_ex__", "__copy__", "__deepcopy__")
+_base = BaseException.__dict__  # its descriptors work whatever a user's class overrides
+
+
+def part(error: BaseException, name: str) -> Any:
+    """`__cause__`, `__traceback__` ..., also of a class that makes something else of the name."""
+    return _base[name].__get__(error)
+
+
+def assign(error: BaseException, name: str, value: Any) -> None:
+    """Sets `__traceback__`, `__cause__` ... also of classes that forbid assignment."""
+    _base[name].__set__(error, value)
+
+
+def state(error: BaseException) -> dict[str, Any]:
+    """The `__dict__` of an exception, with its notes and with what we keep in it."""
+    return part(error, "__dict__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +70,7 @@ class _FromOrigin(Generic[T]):
     def __get__(self, error: BaseException | None, owner: type) -> T | _FromOrigin[T]:
         if error is None:
             return self
-        return self._get(error.__dict__.get(ORIGIN) or Origin())
+        return self._get(state(error).get(ORIGIN) or Origin())
 
 
 class _Original:
@@ -64,7 +80,7 @@ class _Original:
         if error is None:
             return None
         # (after a pickle round trip, what the chain says)
-        return error.__dict__.get(ORIGINAL) or error.__cause__
+        return state(error).get(ORIGINAL) or part(error, "__cause__")
 
 
 class LazyError(Exception):
@@ -109,8 +125,8 @@ class DualMeta(type):
             error = super().__call__(*args, **kwargs)
         except Exception:
             error = _from_message(cls, args or tuple(kwargs.values()))  # type: ignore[arg-type]
-        if isinstance(error, KeyError) and args and isinstance(args[0], str) and "\n" in args[0]:
-            error.__dict__[TEXT] = args[0]  # str() of a KeyError would escape a whole traceback
+        if issubclass(cls, KeyError) and args and isinstance(args[0], str) and "\n" in args[0]:
+            state(error)[TEXT] = args[0]  # str() of a KeyError would escape a whole traceback
         return error
 
 
@@ -119,8 +135,8 @@ def _from_message(cls: type[BaseException], args: tuple[Any, ...]) -> BaseExcept
     error = allocate(cls)
     if error is None:
         return LazyError(text)
-    BaseException.__dict__["args"].__set__(error, args)
-    error.__dict__[TEXT] = text
+    assign(error, "args", args)
+    state(error)[TEXT] = text
     return error
 
 
@@ -219,7 +235,7 @@ def importable_class(cls: type[BaseException]) -> type[BaseException]:
 
 def _text(self: BaseException) -> str:
     """str() of the original class, unless that cannot be had from a copy."""
-    pinned = self.__dict__.get(TEXT)
+    pinned = state(self).get(TEXT)
     return pinned if pinned is not None else getattr(type(self), ORIGINAL_CLASS).__str__(self)
 
 

@@ -22,14 +22,16 @@ from lazyeng._dual import (
     LazyError,
     Origin,
     allocate,
+    assign,
     dual_class,
     importable_class,
     original_class,
+    part,
+    state,
 )
 from lazyeng._traceback import Site, make_traceback, shown, sites_of, stack_of
 
 _MAX_CHAIN = 64  # longer chains of causes and contexts are cut
-_base = BaseException.__dict__  # its descriptors work whatever a user's class overrides
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +64,31 @@ def _take_apart(
     error: BaseException, seen: dict[int, Record | None], keep_traceback: bool = True
 ) -> Record:
     seen[id(error)] = None  # in progress: a cycle is cut here
-    traceback = error.__traceback__ if keep_traceback else None
+    traceback = part(error, "__traceback__") if keep_traceback else None
     attributes = _attributes(error)
-    group = isinstance(error, BaseExceptionGroup)
+    parts = _exceptions_of(error)
     record = Record(
         cls=original_class(type(error)),
-        lazy=isinstance(error, LazyError),
-        args=() if group else _base["args"].__get__(error),  # a group's hold live exceptions
+        lazy=issubclass(type(error), LazyError),
+        args=part(error, "args") if parts is None else (),  # a group's hold live exceptions
         members=_members(error),
         attributes=attributes,
         text=text_of(error),
         sites=tuple(sites_of(stack_of(traceback))),
-        exceptions=tuple(_take_apart(e, seen) for e in error.exceptions) if group else None,
-        cause=_linked(error.__cause__, seen),
-        context=_linked(error.__context__, seen),
-        suppress_context=error.__suppress_context__,
-        origin=_dict(error).get(ORIGIN),
+        exceptions=None if parts is None else tuple(_take_apart(e, seen) for e in parts),
+        cause=_linked(part(error, "__cause__"), seen),
+        context=_linked(part(error, "__context__"), seen),
+        suppress_context=part(error, "__suppress_context__"),
+        origin=state(error).get(ORIGIN),
     )
     seen[id(error)] = record
     return record
+
+
+def _exceptions_of(error: BaseException) -> tuple[BaseException, ...] | None:
+    if not issubclass(type(error), BaseExceptionGroup):
+        return None
+    return BaseExceptionGroup.__dict__["exceptions"].__get__(error)
 
 
 def _linked(error: BaseException | None, seen: dict[int, Record | None]) -> Record | None:
@@ -89,17 +97,8 @@ def _linked(error: BaseException | None, seen: dict[int, Record | None]) -> Reco
     return seen[id(error)] if id(error) in seen else _take_apart(error, seen)
 
 
-def _dict(error: BaseException) -> dict[str, Any]:
-    return _base["__dict__"].__get__(error)
-
-
-def assign(error: BaseException, name: str, value: Any) -> None:
-    """Sets `__traceback__`, `__cause__` ... also of classes that forbid assignment."""
-    _base[name].__set__(error, value)
-
-
 def _attributes(error: BaseException) -> dict[str, Any]:
-    attributes = {k: v for k, v in _dict(error).items() if not str(k).startswith(PRIVATE)}
+    attributes = {k: v for k, v in state(error).items() if not str(k).startswith(PRIVATE)}
     if isinstance(attributes.get("__notes__"), list):
         attributes["__notes__"] = list(attributes["__notes__"])
     return attributes
@@ -125,7 +124,8 @@ def _members(error: BaseException) -> dict[str, Any]:
         except AttributeError:  # not set
             continue
     members.pop("exceptions", None)  # of a group: they are taken apart themselves
-    if isinstance(error, AttributeError) and not isinstance(members.get("obj"), ModuleType | type):
+    owner = type(members.get("obj"))
+    if issubclass(type(error), AttributeError) and not issubclass(owner, ModuleType | type):
         members.pop("obj", None)  # a user's object, which only "did you mean" would use
     return members
 
@@ -180,11 +180,11 @@ def _alone(record: Record, lazy: bool, made: dict[int, BaseException]) -> BaseEx
         if record.exceptions is None:
             assign(error, "args", record.args)
         _set_members(error, record.members)
-    error.__dict__.update(_fresh_notes(record.attributes))
+    state(error).update(_fresh_notes(record.attributes))
     if record.origin is not None:
-        error.__dict__[ORIGIN] = record.origin
+        state(error)[ORIGIN] = record.origin
     if isinstance(cls, DualMeta) and text_of(error) != record.text:
-        error.__dict__[TEXT] = record.text
+        state(error)[TEXT] = record.text
     return error
 
 

@@ -12,10 +12,18 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from lazyeng._dual import ORIGIN, ORIGINAL, LazyError, Origin, dual_class
+from lazyeng._dual import (
+    ORIGIN,
+    ORIGINAL,
+    LazyError,
+    Origin,
+    assign,
+    dual_class,
+    part,
+    state,
+)
 from lazyeng._record import (
     Record,
-    assign,
     put_together_alone,
     put_together_as,
     take_apart,
@@ -103,17 +111,17 @@ def build(
         assign(cause, "__traceback__", make_traceback(sites + shown(record.sites)))
         error = put_together_alone(record, lazy=True)
         assign(error, "__cause__", cause)
-        error.__dict__[ORIGINAL] = cause
+        state(error)[ORIGINAL] = cause
     else:
         error = cause
         assign(error, "__traceback__", None)
         details = {"op": op, "inputs": list(inputs), "path": list(path), "root_id": root_id}
-        error.__dict__.update(details | error.__dict__)  # its class has none that read the Origin
-    error.__dict__[ORIGIN] = Origin(op, list(inputs), list(path), root_id, tuple(sites))
+        state(error).update(details | state(error))  # its class has none that read the Origin
+    state(error)[ORIGIN] = Origin(op, list(inputs), list(path), root_id, tuple(sites))
     notes = _notes(op, inputs, forward or called, path, path_length or len(path))
     if forward and called:
         notes.append(f"in the backward pass started at {place(callers_of_backward(called))}")
-    error.__dict__["__notes__"] = [*_old_notes(error), *notes]
+    state(error)["__notes__"] = [*_old_notes(error), *notes]
     return error
 
 
@@ -185,7 +193,7 @@ def warn_all(failed: list[BaseException]) -> None:
     """`warn_unseen` for exceptions that `build` made. Empties `failed`."""
     while failed:
         error = failed.pop(0)
-        origin = error.__dict__.get(ORIGIN) or Origin()
+        origin = state(error).get(ORIGIN) or Origin()
         _warn(origin.op, origin.creation_sites, type(error).__qualname__, text_of(error))
 
 
@@ -204,7 +212,7 @@ def hide_internal_frames(error: BaseException) -> None:
     A function of the package that lets exceptions through does this and then says `raise`, without
     an argument: that adds no entry, so its own frame is hidden too.
     """
-    assign(error, "__traceback__", without_internal(error.__traceback__))
+    assign(error, "__traceback__", without_internal(part(error, "__traceback__")))
 
 
 def boundary(function: F) -> F:
@@ -238,7 +246,7 @@ def _notes(
 
 
 def _old_notes(error: BaseException) -> list[str]:
-    notes = error.__dict__.get("__notes__")
+    notes = state(error).get("__notes__")
     return notes if isinstance(notes, list) else []
 
 

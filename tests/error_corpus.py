@@ -105,6 +105,21 @@ class OwnGroup(ExceptionGroup):
         self.name = name
 
 
+class OwnLinks(Exception):
+    """Makes something else of what the interpreter keeps in an exception."""
+
+    @property
+    def __cause__(self):
+        raise LookupError("no cause")
+
+    __context__ = __traceback__ = __suppress_context__ = __dict__ = __cause__  # type: ignore
+
+
+class OwnAccess(Exception):
+    def __getattribute__(self, name):
+        raise LookupError(f"no {name}")
+
+
 class NoSubclass(Exception):
     def __init_subclass__(cls, **kwargs):
         raise TypeError("no subclassing")

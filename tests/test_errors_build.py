@@ -50,6 +50,29 @@ def test_user_constructors_do_not_run():
     assert corpus.ManyArguments.constructed == before
 
 
+@pytest.mark.parametrize("cls", [corpus.OwnLinks, corpus.OwnAccess])
+def test_attribute_access_of_users_does_not_run(cls):
+    def kernel():
+        try:
+            raise cls("inner")
+        except cls as error:
+            raise cls("outer") from error
+
+    try:
+        kernel()
+    except cls as original:
+        record = errors.detach(original)
+    for _ in range(2):
+        try:
+            errors.raise_all([build(record)])
+        except cls as error:
+            assert type.__dict__["__mro__"].__get__(type(error))[1:3] == (cls, LazyError)
+            cause = BaseException.__dict__["__cause__"].__get__(error)
+            assert type(cause) is cls and BaseException.__str__(cause) == "outer"
+            inner = BaseException.__dict__["__cause__"].__get__(cause)
+            assert type(inner) is cls and BaseException.__str__(inner) == "inner"
+
+
 def test_class_that_cannot_be_subclassed():
     error = build(corpus.NoSubclass("final"))
     assert type(error) is LazyError and str(error) == "final"
