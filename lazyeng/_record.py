@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
+from lazyeng._containers import copier
 from lazyeng._dual import (
     ORIGIN,
     PRIVATE,
@@ -146,6 +147,11 @@ def put_together(record: Record) -> BaseException:
     return put_together_as(record, record.lazy)
 
 
+def fresh(record: Record) -> Record:
+    """The record with containers of its own, for one reader to change."""
+    return _mapped(record, copier(), lambda cls: cls, {})
+
+
 def put_together_as(record: Record, lazy: bool) -> BaseException:
     """As `put_together`; `lazy` tells whether it is to be a LazyError."""
     return _with_chain(record, lazy, {})
@@ -264,7 +270,9 @@ def _mapped(
 
     if id(record) in done:
         return done[id(record)]
-    children = record.exceptions
+    children, origin = record.exceptions, record.origin
+    if origin is not None:
+        origin = dataclasses.replace(origin, inputs=value(origin.inputs), path=value(origin.path))
     mapped = dataclasses.replace(
         record,
         cls=cls(record.cls),
@@ -274,6 +282,7 @@ def _mapped(
         exceptions=children and tuple(_mapped(child, value, cls, done) for child in children),
         cause=again(record.cause),
         context=again(record.context),
+        origin=origin,
     )
     done[id(record)] = mapped
     return mapped

@@ -24,6 +24,7 @@ from lazyeng._dual import (
 )
 from lazyeng._record import (
     Record,
+    fresh,
     put_together_alone,
     put_together_as,
     take_apart,
@@ -106,10 +107,10 @@ def build(
     record = original if isinstance(original, Record) else take_apart(original)
     called, forward = sites_of(stack), sites_of(forward_stack)
     sites = shown_or_all(joined(forward, called))
-    cause = put_together_as(record, lazy=False)
+    cause = put_together_as(fresh(record), lazy=False)
     if issubclass(record.cls, Exception):
         assign(cause, "__traceback__", make_traceback(sites + shown(record.sites)))
-        error = put_together_alone(record, lazy=True)
+        error = put_together_alone(fresh(record), lazy=True)
         assign(error, "__cause__", cause)
         state(error)[ORIGINAL] = cause
     else:

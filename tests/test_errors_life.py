@@ -30,6 +30,52 @@ def test_every_read_is_fresh_and_equally_long():
     assert len({id(e) for e in [reading(record, stack) for _ in range(3)]}) == 3
 
 
+class ContainersError(Exception):
+    def __init__(self, of):
+        super().__init__([1], {"a": [of]})
+        self.log, self.of, self.data = [], of, bytearray(b"x")
+        self.same, self.all = self.log, {1: ({2}, [of])}
+        self.all["all"] = self.all
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_readers_share_no_containers(detached):
+    of = Tracked()
+    original = ContainersError(of)
+    original.__cause__ = ContainersError(of)
+    record = errors.detach(original) if detached else original
+    for _ in range(3):
+        error = reading(record)
+        for one in (error, error.original, error.original.__cause__):
+            assert one.args == ([1], {"a": [of]}) and one.of is of
+            assert one.log == [] and one.log is one.same and one.data == b"x"
+            assert one.all[1] == ({2}, [of]) and one.all["all"] is one.all
+            one.args[0].append(2)
+            one.args[1]["a"].append(2)
+            one.log.append(2)
+            one.data.append(2)
+            one.all[1][0].add(3)
+            one.all[1][1].append(3)
+
+
+def test_readers_share_no_inputs_and_path():
+    original = ValueError("outer")
+    original.__cause__ = build(ValueError("inner"))  # of an op that the op ran
+    record = errors.detach(original)
+    for _ in range(2):
+        inner = reading(record).original.__cause__
+        assert len(inner.inputs) == 2 and inner.path == ["mm#7"]
+        inner.inputs.append("x")
+        inner.path.append("x")
+
+
+def test_deep_containers_are_given_as_they_are():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert reading(errors.detach(ValueError(deep))).args[0][0] is deep[0]
+
+
 class Tracked:
     """Something a user's frame holds; weakly referable."""
 
