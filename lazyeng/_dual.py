@@ -5,6 +5,7 @@ from __future__ import annotations
 import copyreg
 import functools
 import sys
+from abc import ABCMeta
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from traceback import StackSummary
@@ -165,8 +166,8 @@ _kept: dict[tuple[str, str], type[BaseException]] = {}
 def dual_class(cls: type[BaseException]) -> type[BaseException] | None:
     """The class `(cls, LazyError)` with the names of `cls`, one for each `cls`.
 
-    None where there cannot be one: `cls` refuses subclasses, or it is no Exception, such as
-    KeyboardInterrupt, SystemExit, CancelledError: `except Exception` would catch its dual class.
+    None where there cannot be one, or if `cls` is no Exception, such as KeyboardInterrupt,
+    SystemExit, CancelledError: `except Exception` would catch its dual class.
     """
     if issubclass(cls, LazyError):
         return cls
@@ -177,7 +178,7 @@ def dual_class(cls: type[BaseException]) -> type[BaseException] | None:
         return found
     try:
         made = _make_dual(cls)
-    except Exception:  # from user code: a metaclass or __init_subclass__
+    except Exception:  # of a metaclass that decides on the order of bases
         return None
     made = _duals.setdefault(cls, made)
     if importable_class(cls) is cls:
@@ -204,7 +205,30 @@ def _make_dual(cls: type[Exception]) -> type[BaseException]:
         namespace["derive"] = _derive
     # (of Exception itself: a class cannot come before its own subclass)
     bases = (LazyError,) if issubclass(LazyError, cls) else (cls, LazyError)
-    return _dual_metaclass(type(cls))(cls.__name__, bases, namespace)
+    return _new_class(_dual_metaclass(type(cls)), cls.__name__, bases, namespace)
+
+
+class _First:
+    """Keeps `__init_subclass__` of the bases after it from running."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        pass
+
+
+def _new_class(
+    metaclass: type, name: str, bases: tuple[type, ...], namespace: dict[str, Any]
+) -> Any:
+    """A class of which its bases and its metaclass do not hear: they may want arguments, or count.
+
+    Raises what the metaclass's own `mro` does, if it has one.
+    """
+    # ABCMeta's tables of registered classes would otherwise be those of the base.
+    create: Any = ABCMeta.__new__ if issubclass(metaclass, ABCMeta) else type.__new__
+    made = create(metaclass, name, (_First, *bases), namespace)
+    type.__dict__["__bases__"].__set__(made, bases)
+    return made
 
 
 @functools.cache
@@ -212,7 +236,8 @@ def _dual_metaclass(metaclass: type) -> type:
     if metaclass is type:
         made = DualMeta
     else:
-        made = type(metaclass)(f"Dual{metaclass.__name__}", (DualMeta, metaclass), {})
+        name = f"Dual{metaclass.__name__}"
+        made = _new_class(type(metaclass), name, (DualMeta, metaclass), {})
     # pickle looks a class up by its metaclass before it tries its name.
     copyreg.pickle(made, _reduce_class)  # type: ignore[arg-type]
     return made

@@ -73,6 +73,24 @@ def test_attribute_access_of_users_does_not_run(cls):
             assert type(inner) is cls and BaseException.__str__(inner) == "inner"
 
 
+def test_users_do_not_hear_of_dual_classes():
+    for cls in (corpus.Registering, corpus.Registered, corpus.OfRegisteringMeta):
+        error = build(cls("r"))
+        assert type(error).__bases__ == (cls, LazyError)
+        assert type(error) in cls.__subclasses__() and type(error).__base__ is cls
+    assert corpus.Registering.registered == [(corpus.Registered, 3)]
+    assert corpus.RegisteringMeta.registered == [(corpus.OfRegisteringMeta, 4)]
+
+
+def test_abstract_base_class_knows_its_dual_class():
+    dual = type(build(corpus.Abstract("a")))
+    other = type("Other", (corpus.Abstract,), {})
+    assert issubclass(other, corpus.Abstract) and not issubclass(other, dual)
+    corpus.Abstract.register(ZeroDivisionError)
+    assert issubclass(ZeroDivisionError, corpus.Abstract)
+    assert not issubclass(ZeroDivisionError, dual)
+
+
 def test_class_that_cannot_be_subclassed():
     error = build(corpus.NoSubclass("final"))
     assert type(error) is LazyError and str(error) == "final"
