@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import copyreg
 import functools
 import sys
@@ -244,7 +245,28 @@ def _dual_metaclass(metaclass: type) -> type:
 
 
 def _reduce_class(cls: type[BaseException]) -> tuple[Any, ...]:
-    return (dual_class, (importable_class(original_class(cls)),))
+    return (_named_dual_class, (name_of_builtin(importable_class(original_class(cls))),))
+
+
+def _named_dual_class(named: type[BaseException] | str) -> type[BaseException] | None:
+    return dual_class(class_of_name(named))
+
+
+def name_of_builtin(cls: type[BaseException]) -> type[BaseException] | str:
+    """The name of a builtin class; any other class as it is.
+
+    For pickle: its protocols up to 2 give the classes the names that Python 2 has, where many are
+    called OSError.
+    """
+    return cls.__name__ if vars(builtins).get(cls.__name__) is cls else cls
+
+
+def class_of_name(named: type[BaseException] | str) -> type[BaseException]:
+    """The inverse of `name_of_builtin`."""
+    found = vars(builtins)[named] if isinstance(named, str) else named
+    if not (isinstance(found, type) and issubclass(found, BaseException)):
+        raise TypeError(f"unpickle: expected a class of exceptions, got {named!r}")
+    return found
 
 
 def importable_class(cls: type[BaseException]) -> type[BaseException]:

@@ -24,8 +24,10 @@ from lazyeng._dual import (
     Origin,
     allocate,
     assign,
+    class_of_name,
     dual_class,
     importable_class,
+    name_of_builtin,
     original_class,
     part,
     state,
@@ -51,6 +53,14 @@ class Record:
     context: Record | None
     suppress_context: bool
     origin: Origin | None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _, *rest = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return (_unpickled, (name_of_builtin(self.cls), *rest))
+
+
+def _unpickled(named: type[BaseException] | str, *rest: Any) -> Record:
+    return Record(class_of_name(named), *rest)
 
 
 # ---- taking apart
@@ -213,15 +223,26 @@ def _fresh_notes(attributes: dict[str, Any]) -> dict[str, Any]:
 # ---- pickle and copy
 
 
-def portable(error: BaseException, *, keep_traceback: bool = True) -> Record:
-    """As `take_apart`, for another process: what cannot be pickled becomes its repr."""
+def portable(
+    error: BaseException, *, keep_traceback: bool = True, protocol: int | None = None
+) -> Record:
+    """As `take_apart`, for another process: what cannot be pickled becomes its repr.
+
+    Args:
+        error: the exception, which is left as it is.
+        keep_traceback: whether the record has the lines of its traceback.
+        protocol: that of pickle, by default pickle's own default.
+    """
+
+    def picklable(value: Any) -> Any:
+        return _picklable(value, protocol)
+
     record = take_apart(error, keep_traceback=keep_traceback)
-    return _mapped(record, _picklable, importable_class, {})
+    return _mapped(record, picklable, importable_class, {})
 
 
 def _reduced(error: BaseException, protocol: Any = None) -> tuple[Any, ...]:
-    del protocol
-    return (put_together, (portable(error, keep_traceback=False),))
+    return (put_together, (portable(error, keep_traceback=False, protocol=protocol),))
 
 
 def _copied(error: BaseException) -> BaseException:
@@ -288,11 +309,12 @@ def _mapped(
     return mapped
 
 
-def _picklable(value: Any) -> Any:
+def _picklable(value: Any, protocol: int | None) -> Any:
     if value is None or type(value) in (str, bytes, int, float, bool):
         return value
     try:
-        pickle.loads(pickle.dumps(value))  # many exceptions fail only when they are loaded
+        pickled = pickle.dumps(value, protocol)
+        pickle.loads(pickled)  # many exceptions fail only when they are loaded
     except Exception:
         return _repr(value)
     return value
