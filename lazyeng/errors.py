@@ -48,8 +48,8 @@ from lazyeng._traceback import (
 
 __all__ = [
     "LazyError", "UnseenFailureWarning", "boundary", "build", "detach", "group",
-    "hide_internal_frames", "internal", "is_internal_frame", "raise_all", "show_warning",
-    "warn_all", "warn_of_kernel", "warn_unseen",
+    "hide_in_deferred", "hide_internal_frames", "internal", "is_internal_frame", "raise_all",
+    "show_warning", "warn_all", "warn_of_kernel", "warn_unseen",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -214,6 +214,12 @@ def hide_internal_frames(error: BaseException) -> None:
     an argument: that adds no entry, so its own frame is hidden too.
     """
     assign(error, "__traceback__", without_internal(part(error, "__traceback__")))
+
+
+def hide_in_deferred(error: BaseException) -> None:
+    """`hide_internal_frames` if this is a deferred failure; other exceptions stay as they are."""
+    if issubclass(type(error), LazyError) or ORIGIN in state(error):
+        hide_internal_frames(error)
 
 
 def boundary(function: F) -> F:
