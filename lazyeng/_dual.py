@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import copyreg
 import functools
 import sys
+from abc import ABCMeta
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from traceback import StackSummary
@@ -23,6 +25,22 @@ TEXT = PRIVATE + "text"
 ORIGINAL_CLASS = PRIVATE + "original_class"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _COPYING = ("__reduce_ex__", "__copy__", "__deepcopy__")
+_base = BaseException.__dict__  # its descriptors work whatever a user's class overrides
+
+
+def part(error: BaseException, name: str) -> Any:
+    """`__cause__`, `__traceback__` ..., also of a class that makes something else of the name."""
+    return _base[name].__get__(error)
+
+
+def assign(error: BaseException, name: str, value: Any) -> None:
+    """Sets `__traceback__`, `__cause__` ... also of classes that forbid assignment."""
+    _base[name].__set__(error, value)
+
+
+def state(error: BaseException) -> dict[str, Any]:
+    """The `__dict__` of an exception, with its notes and with what we keep in it."""
+    return part(error, "__dict__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +72,7 @@ class _FromOrigin(Generic[T]):
     def __get__(self, error: BaseException | None, owner: type) -> T | _FromOrigin[T]:
         if error is None:
             return self
-        return self._get(error.__dict__.get(ORIGIN) or Origin())
+        return self._get(state(error).get(ORIGIN) or Origin())
 
 
 class _Original:
@@ -64,7 +82,7 @@ class _Original:
         if error is None:
             return None
         # (after a pickle round trip, what the chain says)
-        return error.__dict__.get(ORIGINAL) or error.__cause__
+        return state(error).get(ORIGINAL) or part(error, "__cause__")
 
 
 class LazyError(Exception):
@@ -109,8 +127,8 @@ class DualMeta(type):
             error = super().__call__(*args, **kwargs)
         except Exception:
             error = _from_message(cls, args or tuple(kwargs.values()))  # type: ignore[arg-type]
-        if isinstance(error, KeyError) and args and isinstance(args[0], str) and "\n" in args[0]:
-            error.__dict__[TEXT] = args[0]  # str() of a KeyError would escape a whole traceback
+        if issubclass(cls, KeyError) and args and isinstance(args[0], str) and "\n" in args[0]:
+            state(error)[TEXT] = args[0]  # str() of a KeyError would escape a whole traceback
         return error
 
 
@@ -119,8 +137,8 @@ def _from_message(cls: type[BaseException], args: tuple[Any, ...]) -> BaseExcept
     error = allocate(cls)
     if error is None:
         return LazyError(text)
-    BaseException.__dict__["args"].__set__(error, args)
-    error.__dict__[TEXT] = text
+    assign(error, "args", args)
+    state(error)[TEXT] = text
     return error
 
 
@@ -140,12 +158,17 @@ def allocate(cls: type[BaseException], *args: Any) -> BaseException | None:
 
 _duals: WeakValueDictionary[type, type[BaseException]] = WeakValueDictionary()
 
+# Keeps the dual classes of what can be imported: a class is part of cycles, and would be garbage
+# after each read. By name, so that a class defined again lets go of the one before. A local class
+# is not kept, or it would live forever.
+_kept: dict[tuple[str, str], type[BaseException]] = {}
+
 
 def dual_class(cls: type[BaseException]) -> type[BaseException] | None:
     """The class `(cls, LazyError)` with the names of `cls`, one for each `cls`.
 
-    None where there cannot be one: `cls` refuses subclasses, or it is no Exception, such as
-    KeyboardInterrupt, SystemExit, CancelledError: `except Exception` would catch its dual class.
+    None where there cannot be one, or if `cls` is no Exception, such as KeyboardInterrupt,
+    SystemExit, CancelledError: `except Exception` would catch its dual class.
     """
     if issubclass(cls, LazyError):
         return cls
@@ -156,9 +179,12 @@ def dual_class(cls: type[BaseException]) -> type[BaseException] | None:
         return found
     try:
         made = _make_dual(cls)
-    except Exception:  # from user code: a metaclass or __init_subclass__
+    except Exception:  # of a metaclass that decides on the order of bases
         return None
-    return _duals.setdefault(cls, made)
+    made = _duals.setdefault(cls, made)
+    if importable_class(cls) is cls:
+        _kept[cls.__module__, cls.__qualname__] = made
+    return made
 
 
 def original_class(cls: type[BaseException]) -> type[BaseException]:
@@ -178,7 +204,32 @@ def _make_dual(cls: type[Exception]) -> type[BaseException]:
     }
     if issubclass(cls, ExceptionGroup) and cls.derive is BaseExceptionGroup.derive:
         namespace["derive"] = _derive
-    return _dual_metaclass(type(cls))(cls.__name__, (cls, LazyError), namespace)
+    # (of Exception itself: a class cannot come before its own subclass)
+    bases = (LazyError,) if issubclass(LazyError, cls) else (cls, LazyError)
+    return _new_class(_dual_metaclass(type(cls)), cls.__name__, bases, namespace)
+
+
+class _First:
+    """Keeps `__init_subclass__` of the bases after it from running."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        pass
+
+
+def _new_class(
+    metaclass: type, name: str, bases: tuple[type, ...], namespace: dict[str, Any]
+) -> Any:
+    """A class of which its bases and its metaclass do not hear: they may want arguments, or count.
+
+    Raises what the metaclass's own `mro` does, if it has one.
+    """
+    # ABCMeta's tables of registered classes would otherwise be those of the base.
+    create: Any = ABCMeta.__new__ if issubclass(metaclass, ABCMeta) else type.__new__
+    made = create(metaclass, name, (_First, *bases), namespace)
+    type.__dict__["__bases__"].__set__(made, bases)
+    return made
 
 
 @functools.cache
@@ -186,14 +237,36 @@ def _dual_metaclass(metaclass: type) -> type:
     if metaclass is type:
         made = DualMeta
     else:
-        made = type(metaclass)(f"Dual{metaclass.__name__}", (DualMeta, metaclass), {})
+        name = f"Dual{metaclass.__name__}"
+        made = _new_class(type(metaclass), name, (DualMeta, metaclass), {})
     # pickle looks a class up by its metaclass before it tries its name.
     copyreg.pickle(made, _reduce_class)  # type: ignore[arg-type]
     return made
 
 
 def _reduce_class(cls: type[BaseException]) -> tuple[Any, ...]:
-    return (dual_class, (importable_class(original_class(cls)),))
+    return (_named_dual_class, (name_of_builtin(importable_class(original_class(cls))),))
+
+
+def _named_dual_class(named: type[BaseException] | str) -> type[BaseException] | None:
+    return dual_class(class_of_name(named))
+
+
+def name_of_builtin(cls: type[BaseException]) -> type[BaseException] | str:
+    """The name of a builtin class; any other class as it is.
+
+    For pickle: its protocols up to 2 give the classes the names that Python 2 has, where many are
+    called OSError.
+    """
+    return cls.__name__ if vars(builtins).get(cls.__name__) is cls else cls
+
+
+def class_of_name(named: type[BaseException] | str) -> type[BaseException]:
+    """The inverse of `name_of_builtin`."""
+    found = vars(builtins)[named] if isinstance(named, str) else named
+    if not (isinstance(found, type) and issubclass(found, BaseException)):
+        raise TypeError(f"unpickle: expected a class of exceptions, got {named!r}")
+    return found
 
 
 def importable_class(cls: type[BaseException]) -> type[BaseException]:
@@ -209,7 +282,7 @@ def importable_class(cls: type[BaseException]) -> type[BaseException]:
 
 def _text(self: BaseException) -> str:
     """str() of the original class, unless that cannot be had from a copy."""
-    pinned = self.__dict__.get(TEXT)
+    pinned = state(self).get(TEXT)
     return pinned if pinned is not None else getattr(type(self), ORIGINAL_CLASS).__str__(self)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
+from lazyeng._containers import copier
 from lazyeng._dual import (
     ORIGIN,
     PRIVATE,
@@ -22,14 +23,18 @@ from lazyeng._dual import (
     LazyError,
     Origin,
     allocate,
+    assign,
+    class_of_name,
     dual_class,
     importable_class,
+    name_of_builtin,
     original_class,
+    part,
+    state,
 )
 from lazyeng._traceback import Site, make_traceback, shown, sites_of, stack_of
 
 _MAX_CHAIN = 64  # longer chains of causes and contexts are cut
-_base = BaseException.__dict__  # its descriptors work whatever a user's class overrides
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,14 @@ class Record:
     suppress_context: bool
     origin: Origin | None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        _, *rest = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return (_unpickled, (name_of_builtin(self.cls), *rest))
+
+
+def _unpickled(named: type[BaseException] | str, *rest: Any) -> Record:
+    return Record(class_of_name(named), *rest)
+
 
 # ---- taking apart
 
@@ -62,25 +75,31 @@ def _take_apart(
     error: BaseException, seen: dict[int, Record | None], keep_traceback: bool = True
 ) -> Record:
     seen[id(error)] = None  # in progress: a cycle is cut here
-    traceback = error.__traceback__ if keep_traceback else None
+    traceback = part(error, "__traceback__") if keep_traceback else None
     attributes = _attributes(error)
-    group = isinstance(error, BaseExceptionGroup)
+    parts = _exceptions_of(error)
     record = Record(
         cls=original_class(type(error)),
-        lazy=isinstance(error, LazyError),
-        args=() if group else _base["args"].__get__(error),  # a group's hold live exceptions
+        lazy=issubclass(type(error), LazyError),
+        args=part(error, "args") if parts is None else (),  # a group's hold live exceptions
         members=_members(error),
         attributes=attributes,
         text=text_of(error),
         sites=tuple(sites_of(stack_of(traceback))),
-        exceptions=tuple(_take_apart(e, seen) for e in error.exceptions) if group else None,
-        cause=_linked(error.__cause__, seen),
-        context=_linked(error.__context__, seen),
-        suppress_context=error.__suppress_context__,
-        origin=_dict(error).get(ORIGIN),
+        exceptions=None if parts is None else tuple(_take_apart(e, seen) for e in parts),
+        cause=_linked(part(error, "__cause__"), seen),
+        context=_linked(part(error, "__context__"), seen),
+        suppress_context=part(error, "__suppress_context__"),
+        origin=state(error).get(ORIGIN),
     )
     seen[id(error)] = record
     return record
+
+
+def _exceptions_of(error: BaseException) -> tuple[BaseException, ...] | None:
+    if not issubclass(type(error), BaseExceptionGroup):
+        return None
+    return BaseExceptionGroup.__dict__["exceptions"].__get__(error)
 
 
 def _linked(error: BaseException | None, seen: dict[int, Record | None]) -> Record | None:
@@ -89,17 +108,8 @@ def _linked(error: BaseException | None, seen: dict[int, Record | None]) -> Reco
     return seen[id(error)] if id(error) in seen else _take_apart(error, seen)
 
 
-def _dict(error: BaseException) -> dict[str, Any]:
-    return _base["__dict__"].__get__(error)
-
-
-def assign(error: BaseException, name: str, value: Any) -> None:
-    """Sets `__traceback__`, `__cause__` ... also of classes that forbid assignment."""
-    _base[name].__set__(error, value)
-
-
 def _attributes(error: BaseException) -> dict[str, Any]:
-    attributes = {k: v for k, v in _dict(error).items() if not str(k).startswith(PRIVATE)}
+    attributes = {k: v for k, v in state(error).items() if not str(k).startswith(PRIVATE)}
     if isinstance(attributes.get("__notes__"), list):
         attributes["__notes__"] = list(attributes["__notes__"])
     return attributes
@@ -125,7 +135,8 @@ def _members(error: BaseException) -> dict[str, Any]:
         except AttributeError:  # not set
             continue
     members.pop("exceptions", None)  # of a group: they are taken apart themselves
-    if isinstance(error, AttributeError) and not isinstance(members.get("obj"), ModuleType | type):
+    owner = type(members.get("obj"))
+    if issubclass(type(error), AttributeError) and not issubclass(owner, ModuleType | type):
         members.pop("obj", None)  # a user's object, which only "did you mean" would use
     return members
 
@@ -144,6 +155,11 @@ def text_of(error: BaseException) -> str:
 def put_together(record: Record) -> BaseException:
     """A new exception, with its chain and a synthetic traceback. User constructors do not run."""
     return put_together_as(record, record.lazy)
+
+
+def fresh(record: Record) -> Record:
+    """The record with containers of its own, for one reader to change."""
+    return _mapped(record, copier(), lambda cls: cls, {})
 
 
 def put_together_as(record: Record, lazy: bool) -> BaseException:
@@ -180,11 +196,11 @@ def _alone(record: Record, lazy: bool, made: dict[int, BaseException]) -> BaseEx
         if record.exceptions is None:
             assign(error, "args", record.args)
         _set_members(error, record.members)
-    error.__dict__.update(_fresh_notes(record.attributes))
+    state(error).update(_fresh_notes(record.attributes))
     if record.origin is not None:
-        error.__dict__[ORIGIN] = record.origin
+        state(error)[ORIGIN] = record.origin
     if isinstance(cls, DualMeta) and text_of(error) != record.text:
-        error.__dict__[TEXT] = record.text
+        state(error)[TEXT] = record.text
     return error
 
 
@@ -207,15 +223,26 @@ def _fresh_notes(attributes: dict[str, Any]) -> dict[str, Any]:
 # ---- pickle and copy
 
 
-def portable(error: BaseException, *, keep_traceback: bool = True) -> Record:
-    """As `take_apart`, for another process: what cannot be pickled becomes its repr."""
+def portable(
+    error: BaseException, *, keep_traceback: bool = True, protocol: int | None = None
+) -> Record:
+    """As `take_apart`, for another process: what cannot be pickled becomes its repr.
+
+    Args:
+        error: the exception, which is left as it is.
+        keep_traceback: whether the record has the lines of its traceback.
+        protocol: that of pickle, by default pickle's own default.
+    """
+
+    def picklable(value: Any) -> Any:
+        return _picklable(value, protocol)
+
     record = take_apart(error, keep_traceback=keep_traceback)
-    return _mapped(record, _picklable, importable_class, {})
+    return _mapped(record, picklable, importable_class, {})
 
 
 def _reduced(error: BaseException, protocol: Any = None) -> tuple[Any, ...]:
-    del protocol
-    return (put_together, (portable(error, keep_traceback=False),))
+    return (put_together, (portable(error, keep_traceback=False, protocol=protocol),))
 
 
 def _copied(error: BaseException) -> BaseException:
@@ -264,7 +291,9 @@ def _mapped(
 
     if id(record) in done:
         return done[id(record)]
-    children = record.exceptions
+    children, origin = record.exceptions, record.origin
+    if origin is not None:
+        origin = dataclasses.replace(origin, inputs=value(origin.inputs), path=value(origin.path))
     mapped = dataclasses.replace(
         record,
         cls=cls(record.cls),
@@ -274,16 +303,18 @@ def _mapped(
         exceptions=children and tuple(_mapped(child, value, cls, done) for child in children),
         cause=again(record.cause),
         context=again(record.context),
+        origin=origin,
     )
     done[id(record)] = mapped
     return mapped
 
 
-def _picklable(value: Any) -> Any:
+def _picklable(value: Any, protocol: int | None) -> Any:
     if value is None or type(value) in (str, bytes, int, float, bool):
         return value
     try:
-        pickle.loads(pickle.dumps(value))  # many exceptions fail only when they are loaded
+        pickled = pickle.dumps(value, protocol)
+        pickle.loads(pickled)  # many exceptions fail only when they are loaded
     except Exception:
         return _repr(value)
     return value

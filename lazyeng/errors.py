@@ -13,10 +13,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from lazyeng._device_loss import Candidate, DeviceLoss
-from lazyeng._dual import ORIGIN, ORIGINAL, LazyError, Origin, dual_class
+from lazyeng._dual import (
+    ORIGIN,
+    ORIGINAL,
+    LazyError,
+    Origin,
+    assign,
+    dual_class,
+    part,
+    state,
+)
 from lazyeng._record import (
     Record,
-    assign,
+    fresh,
     put_together_alone,
     put_together_as,
     take_apart,
@@ -40,8 +49,8 @@ from lazyeng._traceback import (
 
 __all__ = [
     "LazyError", "UnseenFailureWarning", "boundary", "build", "detach", "group",
-    "hide_internal_frames", "internal", "is_internal_frame", "raise_all", "warn_all",
-    "warn_of_kernel", "warn_unseen",
+    "hide_in_deferred", "hide_internal_frames", "internal", "is_internal_frame", "raise_all",
+    "show_warning", "warn_all", "warn_of_kernel", "warn_unseen",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -102,23 +111,25 @@ def build(
     record = original if isinstance(original, Record) else take_apart(original)
     called, forward = sites_of(stack), sites_of(forward_stack)
     sites = shown_or_all(joined(forward, called))
-    cause = put_together_as(record, lazy=False)
+    cause = put_together_as(fresh(record), lazy=False)
     if issubclass(record.cls, Exception):
         assign(cause, "__traceback__", make_traceback(sites + shown(record.sites)))
-        error = put_together_alone(record, lazy=True)
+        error = put_together_alone(fresh(record), lazy=True)
         assign(error, "__cause__", cause)
-        error.__dict__[ORIGINAL] = cause
-        error.__dict__[ORIGIN] = Origin(op, list(inputs), list(path), root_id, tuple(sites))
+        state(error)[ORIGINAL] = cause
     else:
         error = cause
         assign(error, "__traceback__", None)
+        details = {"op": op, "inputs": list(inputs), "path": list(path), "root_id": root_id}
+        state(error).update(details | state(error))  # its class has none that read the Origin
+    state(error)[ORIGIN] = Origin(op, list(inputs), list(path), root_id, tuple(sites))
     notes = _notes(op, inputs, forward or called, path, path_length or len(path))
     if device_loss:
         loss = DeviceLoss(*device_loss)
         notes = (notes if len(loss.candidates) == 1 else notes[1:]) + loss.notes()
     if forward and called:
         notes.append(f"in the backward pass started at {place(callers_of_backward(called))}")
-    error.__dict__["__notes__"] = [*_old_notes(error), *notes]
+    state(error)["__notes__"] = [*_old_notes(error), *notes]
     return error
 
 
@@ -127,8 +138,7 @@ def warn_unseen(
 ) -> None:
     """Warns of a failure that nobody saw: one line that names op, place, type and message.
 
-    Raises:
-        UnseenFailureWarning: if the program turns warnings into errors.
+    Never raises it, also if the program turns warnings into errors: see `show_warning`.
     """
     if isinstance(original, Record):
         name, text = original.cls.__qualname__, original.text
@@ -191,8 +201,17 @@ def warn_all(failed: list[BaseException]) -> None:
     """`warn_unseen` for exceptions that `build` made. Empties `failed`."""
     while failed:
         error = failed.pop(0)
-        origin = error.__dict__.get(ORIGIN) or Origin()
+        origin = state(error).get(ORIGIN) or Origin()
         _warn(origin.op, origin.creation_sites, type(error).__qualname__, text_of(error))
+
+
+def show_warning(warning: Warning) -> None:
+    """Shows, as a line on stderr, a warning that became an error where nobody can catch it.
+
+    What is raised by a destructor, or at the end of a program, is only printed, as a traceback of
+    several lines; at the end it also keeps all that comes after it from being said.
+    """
+    warnings.showwarning(warning, type(warning), "<lazyeng>", 0)
 
 
 def hide_internal_frames(error: BaseException) -> None:
@@ -201,7 +220,13 @@ def hide_internal_frames(error: BaseException) -> None:
     A function of the package that lets exceptions through does this and then says `raise`, without
     an argument: that adds no entry, so its own frame is hidden too.
     """
-    assign(error, "__traceback__", without_internal(error.__traceback__))
+    assign(error, "__traceback__", without_internal(part(error, "__traceback__")))
+
+
+def hide_in_deferred(error: BaseException) -> None:
+    """`hide_internal_frames` if this is a deferred failure; other exceptions stay as they are."""
+    if issubclass(type(error), LazyError) or ORIGIN in state(error):
+        hide_internal_frames(error)
 
 
 def boundary(function: F) -> F:
@@ -235,17 +260,16 @@ def _notes(
 
 
 def _old_notes(error: BaseException) -> list[str]:
-    notes = error.__dict__.get("__notes__")
+    notes = state(error).get("__notes__")
     return notes if isinstance(notes, list) else []
 
 
 def _warn(op: str, sites: Sequence[Site], name: str, text: str) -> None:
     where = f" at {place(sites)}" if sites else ""
     what = f"{name}: {' '.join(text.split())}" if text else name
-    # Not the user's file and line: warnings would print the source too, as a second line.
-    warnings.warn_explicit(
-        f"{op or 'an operation'} recorded{where} failed, and nobody read its result: {what}",
-        UnseenFailureWarning,
-        filename="<lazyeng>",
-        lineno=0,
-    )
+    message = f"{op or 'an operation'} recorded{where} failed, and nobody read its result: {what}"
+    try:
+        # Not the user's file and line: warnings would print the source too, as a second line.
+        warnings.warn_explicit(message, UnseenFailureWarning, filename="<lazyeng>", lineno=0)
+    except UnseenFailureWarning as warning:
+        show_warning(warning)

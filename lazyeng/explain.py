@@ -72,8 +72,7 @@ def _explained(error: BaseException, paint: _Paint) -> Iterator[str]:
     yield paint("error", head)
     yield from ([paint("dim", notes)] if notes else [])
     if not isinstance(error, LazyError):
-        yield "not a deferred failure: it was raised where it happened"
-        yield from _frames("raised", extract_tb(error.__traceback__), paint)
+        yield from _raised(error, paint)
         return
     yield ""
     yield paint("label", "failed op  ") + (error.op or "unknown")
@@ -82,6 +81,30 @@ def _explained(error: BaseException, paint: _Paint) -> Iterator[str]:
         yield paint("label", "path       ") + " -> ".join(error.path) + " (read)"
     yield from _frames("recorded", error.creation_stack, paint)
     yield from _frames("read", extract_tb(error.__traceback__), paint)
+
+
+def _raised(error: BaseException, paint: _Paint) -> Iterator[str]:
+    """What is no deferred failure, but may have been raised because of one."""
+    deferred = _deferred_behind(error)
+    if deferred is None:
+        yield "not a deferred failure: it was raised where it happened"
+    yield from _frames("raised", extract_tb(error.__traceback__), paint)
+    if deferred is not None:
+        yield ""
+        yield paint("label", "because of")
+        yield from _explained(deferred, paint)
+
+
+def _deferred_behind(error: BaseException) -> BaseException | None:
+    """The first deferred failure, or group, in what the traceback shows as cause or context."""
+    seen = set()
+    behind: BaseException | None = error
+    while behind is not None and id(behind) not in seen:
+        if isinstance(behind, LazyError | BaseExceptionGroup):
+            return behind
+        seen.add(id(behind))
+        behind = behind.__cause__ or (None if behind.__suppress_context__ else behind.__context__)
+    return None
 
 
 def _frames(what: str, frames: Iterable[FrameSummary], paint: _Paint) -> Iterator[str]:
@@ -157,6 +180,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(program: str, arguments: list[str]) -> BaseException | None:
     from lazyeng.mode import synchronize
 
+    _check_readable(program)
     sys.argv = [program, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
     try:
@@ -168,12 +192,22 @@ def _run(program: str, arguments: list[str]) -> BaseException | None:
     return None
 
 
+def _check_readable(path: str) -> None:
+    try:
+        open(path, "rb").close()
+    except OSError as error:
+        raise SystemExit(f"{path}: {error.strerror}") from None
+
+
 def _unpickled(path: str) -> BaseException:
-    if path == "-":
-        error = pickle.load(sys.stdin.buffer)
-    else:
-        with open(path, "rb") as file:
+    if path != "-":
+        _check_readable(path)
+    try:
+        with sys.stdin.buffer if path == "-" else open(path, "rb") as file:
             error = pickle.load(file)
+    except Exception as problem:  # a file of something else can raise anything
+        what = " ".join(f"{type(problem).__name__}: {problem}".split())
+        raise SystemExit(f"{path}: cannot be unpickled: {what}") from None
     if not isinstance(error, BaseException):
         raise SystemExit(f"{path}: expected a pickled exception, got {type(error).__name__}")
     return error

@@ -22,12 +22,15 @@ _METHODS = (
     "numpy", "tolist", "data_ptr", "__dlpack__", "__deepcopy__", "__reduce_ex__", "untyped_storage",
     "_typed_storage", "storage", "share_memory_", "is_shared", "__repr__",
 )  # fmt: skip
+_METHODS_OF_ELEMENTS = ("apply_", "map_", "map2_")
 
 
 def install() -> None:
     """Puts the waiting methods in place of torch's. Once per process, at import."""
     for name in _METHODS:
         setattr(torch.Tensor, name, _waiting(name, getattr(torch.Tensor, name)))
+    for name in _METHODS_OF_ELEMENTS:
+        setattr(torch.Tensor, name, _also_of_lazy(name, getattr(torch.Tensor, name)))
     to_dlpack = _waiting_to_dlpack(torch.to_dlpack)
     for module in (torch, torch.utils.dlpack):
         vars(module)["to_dlpack"] = to_dlpack
@@ -36,7 +39,12 @@ def install() -> None:
 
 
 def _waiting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    # `torch.Tensor.tolist(x)` is `x.tolist()`, which is LazyTensor's own.
+    of_lazy = vars(LazyTensor).get(name)
+
     def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if of_lazy is not None and isinstance(self, LazyTensor):
+            return of_lazy(self, *args, **kwargs)
         if _C.reads_directly(self):
             return original(self, *args, **kwargs)
         return _C.call_eagerly(original, self, args, kwargs)
@@ -44,6 +52,17 @@ def _waiting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     # What sync_debug calls the frame that waits.
     read.__code__ = read.__code__.replace(co_qualname=f"Tensor.{name}")
     return errors.boundary(functools.wraps(original)(read))
+
+
+def _also_of_lazy(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    of_lazy = vars(LazyTensor)[name]
+
+    @errors.boundary
+    @functools.wraps(original)
+    def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return (of_lazy if isinstance(self, LazyTensor) else original)(self, *args, **kwargs)
+
+    return call
 
 
 def _waiting_to_dlpack(original: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:

@@ -29,4 +29,15 @@ def _in_child() -> None:
 def _at_exit() -> None:
     _C.stop_engine()
     errors.warn_all(_C.unreported())
-    _C.deliver_warnings()
+    while not _all_delivered():
+        pass
+
+
+def _all_delivered() -> bool:
+    """Delivers what kernels warned of; False if one became an error, and others may be left."""
+    try:
+        _C.deliver_warnings()
+    except Warning as warning:
+        errors.show_warning(warning)
+        return False
+    return True

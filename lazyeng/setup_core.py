@@ -6,7 +6,17 @@ import os
 
 import torch
 
-from lazyeng import _C, backward, custom_ops, device, plain_data, plain_reads, process, sharing
+from lazyeng import (
+    _C,
+    backward,
+    custom_ops,
+    device,
+    plain_data,
+    plain_reads,
+    process,
+    sharing,
+    torch_frames,
+)
 from lazyeng.config import MODES, STACKS, Config
 from lazyeng.tensor import LazyTensor, _rebuild
 
@@ -29,6 +39,7 @@ def start(config: Config) -> None:
     backward.install()
     custom_ops.install()
     sharing.install()
+    torch_frames.install()
     process.install()
     _C.start_engine()
 

@@ -105,8 +105,62 @@ class OwnGroup(ExceptionGroup):
         self.name = name
 
 
-class NoSubclass(Exception):
-    def __init_subclass__(cls, **kwargs):
+class OwnLinks(Exception):
+    """Makes something else of what the interpreter keeps in an exception."""
+
+    @property
+    def __cause__(self):
+        raise LookupError("no cause")
+
+    __context__ = __traceback__ = __suppress_context__ = __dict__ = __cause__  # type: ignore
+
+
+class OwnAccess(Exception):
+    def __getattribute__(self, name):
+        raise LookupError(f"no {name}")
+
+
+class NoSubclassMeta(type):
+    def mro(cls):
+        if cls.__base__ is not Exception:
+            raise TypeError("no subclassing")
+        return super().mro()
+
+
+class NoSubclass(Exception, metaclass=NoSubclassMeta):
+    pass
+
+
+class Registering(Exception):
+    """Wants to hear of its subclasses, and something of them."""
+
+    registered: list = []  # noqa: RUF012
+
+    def __init_subclass__(cls, *, code):
+        Registering.registered.append((cls, code))
+
+
+class Registered(Registering, code=3):
+    pass
+
+
+class RegisteringMeta(abc.ABCMeta):
+    registered: list = []  # noqa: RUF012
+
+    def __new__(meta, name, bases, namespace, *, code):
+        return super().__new__(meta, name, bases, namespace)
+
+    def __init__(cls, name, bases, namespace, *, code):
+        super().__init__(name, bases, namespace)
+        RegisteringMeta.registered.append((cls, code))
+
+
+class OfRegisteringMeta(Exception, metaclass=RegisteringMeta, code=4):
+    pass
+
+
+class Final(Exception):
+    def __init_subclass__(cls):
         raise TypeError("no subclassing")
 
 
@@ -132,6 +186,7 @@ def torch_error(name):
 
 
 ORIGINALS = {
+    "Exception": lambda: Exception("plain", 1),
     "ValueError": lambda: ValueError("v", 2),
     "KeyError": lambda: KeyError("k"),
     "AssertionError": lambda: AssertionError(),
@@ -161,6 +216,10 @@ ORIGINALS = {
     "own __new__": lambda: OwnNew(1, 2),
     "own group": lambda: OwnGroup("mine"),
     "own metaclass": lambda: Abstract("a"),
+    "own __init_subclass__": lambda: Registering("r"),
+    "subclass of that": lambda: Registered("r"),
+    "metaclass of keywords": lambda: OfRegisteringMeta("r"),
+    "final": lambda: Final("f"),
     "frozen dataclass": lambda: Frozen(4),
     "two bases": lambda: TwoBases(2, "two"),
     "own attributes": lambda: OwnOp(),

@@ -36,7 +36,12 @@ def _several():
     raise SeveralArguments(7, where="a kernel")
 
 
+def _plain():
+    raise Exception("of no class of its own")
+
+
 RAISERS = {
+    "Exception": _plain,
     "ValueError": lambda: int("x1"),
     "KeyError": lambda: {}["missing"],
     "ZeroDivisionError": lambda: 1 // 0,

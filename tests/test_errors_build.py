@@ -50,6 +50,47 @@ def test_user_constructors_do_not_run():
     assert corpus.ManyArguments.constructed == before
 
 
+@pytest.mark.parametrize("cls", [corpus.OwnLinks, corpus.OwnAccess])
+def test_attribute_access_of_users_does_not_run(cls):
+    def kernel():
+        try:
+            raise cls("inner")
+        except cls as error:
+            raise cls("outer") from error
+
+    try:
+        kernel()
+    except cls as original:
+        record = errors.detach(original)
+    for _ in range(2):
+        try:
+            errors.raise_all([build(record)])
+        except cls as error:
+            assert type.__dict__["__mro__"].__get__(type(error))[1:3] == (cls, LazyError)
+            cause = BaseException.__dict__["__cause__"].__get__(error)
+            assert type(cause) is cls and BaseException.__str__(cause) == "outer"
+            inner = BaseException.__dict__["__cause__"].__get__(cause)
+            assert type(inner) is cls and BaseException.__str__(inner) == "inner"
+
+
+def test_users_do_not_hear_of_dual_classes():
+    for cls in (corpus.Registering, corpus.Registered, corpus.OfRegisteringMeta):
+        error = build(cls("r"))
+        assert type(error).__bases__ == (cls, LazyError)
+        assert type(error) in cls.__subclasses__() and type(error).__base__ is cls
+    assert corpus.Registering.registered == [(corpus.Registered, 3)]
+    assert corpus.RegisteringMeta.registered == [(corpus.OfRegisteringMeta, 4)]
+
+
+def test_abstract_base_class_knows_its_dual_class():
+    dual = type(build(corpus.Abstract("a")))
+    other = type("Other", (corpus.Abstract,), {})
+    assert issubclass(other, corpus.Abstract) and not issubclass(other, dual)
+    corpus.Abstract.register(ZeroDivisionError)
+    assert issubclass(ZeroDivisionError, corpus.Abstract)
+    assert not issubclass(ZeroDivisionError, dual)
+
+
 def test_class_that_cannot_be_subclassed():
     error = build(corpus.NoSubclass("final"))
     assert type(error) is LazyError and str(error) == "final"
@@ -61,6 +102,8 @@ def test_exits_are_not_wrapped(cls):
     error = build(cls("stop"))
     assert type(error) is cls and error.args == ("stop",)
     assert "aten.mm" in error.__notes__[0]
+    assert (error.op, error.path, error.root_id) == ("aten.mm", ["mm#7"], 7)
+    assert error.inputs == ["float32[2,3]@cpu", "float32[4,5]@cpu"]
 
 
 def test_group_members_are_not_shared_with_the_original():

@@ -1,6 +1,7 @@
 """Pickle, copy and deepcopy of deferred exceptions, within a process and between processes."""
 
 import copy
+import io
 import multiprocessing
 import pickle
 import threading
@@ -54,7 +55,7 @@ def test_round_trip_keeps_everything(how):
 
 
 @pytest.mark.parametrize("name", ORIGINALS)
-@pytest.mark.parametrize("how", ["pickle 4", "copy", "deepcopy"])
+@pytest.mark.parametrize("how", ["pickle 0", "pickle 2", "pickle 4", "copy", "deepcopy"])
 def test_all_classes_round_trip(name, how):
     if name in ("OutOfMemoryError", "LinAlgError"):
         pytest.importorskip("torch")
@@ -90,6 +91,14 @@ def test_what_cannot_be_copied_becomes_its_repr(how):
     assert result.args == ("v", repr(lock)) and result.lock == repr(lock)
 
 
+@pytest.mark.parametrize("protocol", [0, 1])
+def test_what_this_protocol_cannot_pickle_becomes_its_repr(protocol):
+    stream = io.BytesIO(b"x")
+    result = pickle.loads(pickle.dumps(reading(ValueError("v", stream)), protocol))
+    assert result.args == ("v", repr(stream))
+    assert pickle.loads(pickle.dumps(reading(ValueError(stream)), 2)).args[0].read() == b"x"
+
+
 def test_argument_that_fails_only_when_loaded():
     broken = corpus.ManyArguments(1, second=2)  # its own pickle cannot be loaded
     result = pickle.loads(pickle.dumps(reading(ValueError("v", broken))))
@@ -104,6 +113,15 @@ def test_local_class_becomes_its_nearest_importable_base():
     result = pickle.loads(pickle.dumps(reading(LocalError(5))))
     assert isinstance(result, corpus.Slotted) and isinstance(result, LazyError)
     assert str(result) == "local text" and result.slot == 5
+
+
+def test_local_class_of_no_other_base_becomes_exception():
+    class LocalError(Exception):
+        pass
+
+    cls = type(pickle.loads(pickle.dumps(reading(LocalError("x")))))
+    assert (cls.__name__, cls.__module__) == ("Exception", "builtins")
+    assert issubclass(cls, LazyError)
 
 
 def test_shared_links_of_a_chain_are_not_multiplied():
@@ -121,8 +139,13 @@ def test_shared_links_of_a_chain_are_not_multiplied():
 # --- the class alone, as torch's DataLoader sends it
 
 
-@pytest.mark.parametrize("original", [ValueError("v"), corpus.Abstract("a"), KeyError("k")])
-@pytest.mark.parametrize("dumps", [pickle.dumps, pickle._dumps, ForkingPickler.dumps])
+@pytest.mark.parametrize(
+    "original", [ValueError("v"), corpus.Abstract("a"), KeyError("k"), FileNotFoundError("f")]
+)
+@pytest.mark.parametrize(
+    "dumps",
+    [pickle.dumps, pickle._dumps, ForkingPickler.dumps, lambda value: pickle.dumps(value, 2)],
+)
 def test_classes_are_pickled(original, dumps):
     cls = type(build(original))
     assert pickle.loads(dumps(cls)) is cls

@@ -355,6 +355,48 @@ def test_one_warning_for_each_unseen_failure_at_exit(mode_name):
     assert all("aten.take recorded at <string>:" in line for line in lines)
 
 
+@pytest.mark.parametrize("end", ["pass", "del first", "del first, second"])
+def test_unseen_failure_is_one_line_if_warnings_are_errors(end):
+    """There is no place where it could be raised: not a destructor, not the end of a program."""
+    done = run(f"""
+        import warnings
+        warnings.simplefilter("error")
+        first = wrap(torch.ones(3)).take(wrap(torch.tensor([10])))
+        second = wrap(torch.ones(3)).take(wrap(torch.tensor([11])))
+        (wrap(torch.ones(1)) + 1).wait()
+        {end}
+    """)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 0 and len(lines) == 2, done.stderr
+    for index in (10, 11):
+        assert sum(f"index {index} " in line and "<string>:" in line for line in lines) == 1
+    assert all("UnseenFailureWarning: aten.take recorded" in line for line in lines)
+
+
+def test_unseen_exit_of_a_kernel_names_op_and_line():
+    done = run("""
+        @torch.library.custom_op("test::exits", mutates_args=())
+        def exits(x: torch.Tensor) -> torch.Tensor:
+            raise SystemExit("no")
+        exits.register_fake(torch.empty_like)
+        unseen = exits(wrap(torch.ones(2)))
+    """)
+    assert done.returncode == 0 and done.stderr.count("\n") == 1, done.stderr
+    assert "test.exits" in done.stderr and "recorded at <string>:8 failed" in done.stderr
+
+
+def test_other_warnings_come_too_if_warnings_are_errors():
+    done = run("""
+        import warnings
+        warnings.simplefilter("error")
+        bad = wrap(torch.ones(3)).take(wrap(torch.tensor([10])))
+        one, two = wrap(torch.ones(1)).std(), wrap(torch.ones(1)).var()
+    """)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 0 and len(lines) == 3, done.stderr
+    assert sum("degrees of freedom" in line for line in lines) == 2
+
+
 # ---- Ctrl-C
 
 

@@ -30,6 +30,52 @@ def test_every_read_is_fresh_and_equally_long():
     assert len({id(e) for e in [reading(record, stack) for _ in range(3)]}) == 3
 
 
+class ContainersError(Exception):
+    def __init__(self, of):
+        super().__init__([1], {"a": [of]})
+        self.log, self.of, self.data = [], of, bytearray(b"x")
+        self.same, self.all = self.log, {1: ({2}, [of])}
+        self.all["all"] = self.all
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_readers_share_no_containers(detached):
+    of = Tracked()
+    original = ContainersError(of)
+    original.__cause__ = ContainersError(of)
+    record = errors.detach(original) if detached else original
+    for _ in range(3):
+        error = reading(record)
+        for one in (error, error.original, error.original.__cause__):
+            assert one.args == ([1], {"a": [of]}) and one.of is of
+            assert one.log == [] and one.log is one.same and one.data == b"x"
+            assert one.all[1] == ({2}, [of]) and one.all["all"] is one.all
+            one.args[0].append(2)
+            one.args[1]["a"].append(2)
+            one.log.append(2)
+            one.data.append(2)
+            one.all[1][0].add(3)
+            one.all[1][1].append(3)
+
+
+def test_readers_share_no_inputs_and_path():
+    original = ValueError("outer")
+    original.__cause__ = build(ValueError("inner"))  # of an op that the op ran
+    record = errors.detach(original)
+    for _ in range(2):
+        inner = reading(record).original.__cause__
+        assert len(inner.inputs) == 2 and inner.path == ["mm#7"]
+        inner.inputs.append("x")
+        inner.path.append("x")
+
+
+def test_deep_containers_are_given_as_they_are():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert reading(errors.detach(ValueError(deep))).args[0][0] is deep[0]
+
+
 class Tracked:
     """Something a user's frame holds; weakly referable."""
 
@@ -116,6 +162,31 @@ def test_read_exception_dies_with_its_last_reference(shown, no_gc, monkeypatch):
     for count in (1, 2):
         failed = [build(record, stack) for _ in range(count)]
         assert read_and_forget(lambda failed=failed: errors.raise_all(failed))() is None
+
+
+@pytest.mark.parametrize("name", ["KeyError", "Exception", "slots", "ExceptionGroup"])
+def test_reading_leaves_no_cyclic_garbage(name, no_gc):
+    dual = weakref.ref(type(reading(corpus.ORIGINALS[name]())))
+    gc.collect()
+    gc.collect()
+    reading(corpus.ORIGINALS[name]())
+    assert gc.collect() == 0 and dual() is not None
+
+
+def test_a_class_defined_again_takes_the_place_of_its_dual_class(monkeypatch):
+    """As in a notebook, where a cell runs many times."""
+
+    def define():
+        cls = type("DefinedAgainError", (ValueError,), {"__module__": __name__})
+        monkeypatch.setitem(globals(), "DefinedAgainError", cls)
+        build(cls("v"))
+        return weakref.ref(cls)
+
+    references = [define() for _ in range(4)]
+    monkeypatch.undo()  # it remembers what it replaced
+    gc.collect()
+    gc.collect()
+    assert sum(reference() is not None for reference in references) <= 1
 
 
 def test_dual_classes_of_local_classes_die():

@@ -1,6 +1,7 @@
 """What the reader of a failed tensor sees: own frames only, the forward line, blocks, warnings."""
 
 import copy
+import linecache
 import os
 import pickle
 import subprocess
@@ -85,6 +86,72 @@ def test_reader_sees_own_frames_only(name):
 @pytest.mark.parametrize("name", BY_OTHERS)
 def test_reader_in_the_standard_library(name):
     assert not internal_frames(caught_from(BY_OTHERS[name], failed()).__traceback__)
+
+
+class Reading(torch.nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+def hooked(module):
+    module.register_forward_hook(lambda *_: None)
+    return module
+
+
+@torch.no_grad()
+def reading_without_grad(x):
+    return x.tolist()
+
+
+class Synchronizing(torch.nn.Module):
+    def forward(self, x):
+        synchronize()
+
+
+BY_TORCH = {  # user code reads, which torch has called: name of the innermost function
+    "module": (Reading(), "forward"),
+    "modules": (torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sequential(Reading())), "forward"),
+    "hooks": (hooked(torch.nn.Sequential(hooked(Reading()))), "forward"),
+    "synchronize in a module": (Synchronizing(), "forward"),
+    "no_grad": (reading_without_grad, "reading_without_grad"),
+}
+
+
+@pytest.mark.parametrize("name", BY_TORCH)
+def test_reader_that_torch_has_called(name, monkeypatch):
+    function, innermost = BY_TORCH[name]
+    assert names(caught_from(function, failed()).__traceback__) == ["caught_from", innermost]
+    monkeypatch.setenv("LAZYENG_TRACEBACK", "full")
+    assert internal_frames(caught_from(function, failed()).__traceback__)
+
+
+def test_group_that_leaves_a_module():
+    several = [failed(), failed()]
+    error = caught_from(Synchronizing(), several)
+    assert isinstance(error, ExceptionGroup)
+    assert names(error.__traceback__) == ["caught_from", "forward"]
+
+
+def test_other_exceptions_keep_torchs_frames_and_lines():
+    def fails(x):
+        raise ValueError("the user's own")
+
+    module = torch.nn.Module()
+    module.forward = fails
+    for function in (module, torch.no_grad()(fails)):
+        inside = internal_frames(caught_from(function, torch.ones(1)).__traceback__)
+        assert inside
+        for frame in inside:
+            line = linecache.getline(frame.filename, frame.lineno)
+            assert line[frame.colno : frame.end_colno].endswith("(*args, **kwargs)")
+
+
+def test_compile_inlines_modules_with_hooks():
+    """It goes through the call of a module only if there are hooks."""
+    model = hooked(torch.nn.Sequential(hooked(torch.nn.Linear(2, 2))))
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    x = torch.ones(1, 2)
+    assert torch.equal(compiled(x), model(x))
 
 
 @pytest.mark.parametrize("name", ["item", "unwrap", "synchronize"])

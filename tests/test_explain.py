@@ -76,6 +76,38 @@ def test_an_exception_that_is_not_deferred():
     assert ">" in text and "1 / 0" in text
 
 
+@pytest.mark.parametrize("how", ["from", "while handling", "two steps", "a group", "from None"])
+def test_an_exception_raised_from_a_deferred_one(how):
+    def read(x):
+        try:
+            x.tolist()
+        except IndexError as error:
+            if how == "two steps":
+                try:
+                    raise KeyError("between") from error
+                except KeyError as between:
+                    raise RuntimeError("outer") from between
+            if how == "a group":
+                raise RuntimeError("outer") from ExceptionGroup("several", [error])
+            if how == "while handling":
+                raise RuntimeError("outer")  # noqa: B904
+            raise RuntimeError("outer") from (error if how == "from" else None)
+
+    text = explained(caught(read))
+    assert text.startswith("RuntimeError: outer\n") and "raised at" in text
+    assert ("failed op  aten.take" in text) == (how != "from None")
+    assert ("not a deferred failure" in text) == (how == "from None")
+    if how != "from None":
+        assert text.index("raised at") < text.index("IndexError:") < text.index("recorded at")
+
+
+def test_a_cycle_of_causes_ends():
+    error = caught(read=lambda _: 1 / 0, make=lambda: None)
+    error.__cause__ = RuntimeError("its cause")
+    error.__cause__.__cause__ = error
+    assert "not a deferred failure" in explained(error)
+
+
 def test_colour():
     assert "\033[1;31mIndexError" in explained(caught(), color=True)
     assert "\033[" not in explained(caught())
@@ -107,6 +139,25 @@ def test_pickled(tmp_path, capsys):
     (tmp_path / "other.pkl").write_bytes(pickle.dumps(3))
     with pytest.raises(SystemExit, match="expected a pickled exception, got int"):
         main([str(tmp_path / "other.pkl")])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("missing.pkl", None, "No such file or directory"),
+        ("missing.py", None, "No such file or directory"),
+        ("empty.pkl", b"", "cannot be unpickled: EOFError: Ran out of input"),
+        ("text.pkl", b"some text", "cannot be unpickled: UnpicklingError"),
+        ("module.pkl", b"cno_such_module\nName\n.", "cannot be unpickled: ModuleNotFoundError"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_line(name, content, message, tmp_path):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(SystemExit) as caught:
+        main([str(tmp_path / name)])
+    text = str(caught.value)
+    assert text.startswith(f"{tmp_path / name}: {message}") and "\n" not in text
 
 
 PROGRAM = """

@@ -124,6 +124,13 @@ READS = {
     "typed storage": (lambda x: x.reshape(-1).storage()[0], 3.0),
     "buffer": (lambda x: memoryview(x.numpy()).nbytes, 24),
     "wait": (lambda x: x.wait() is x and x.is_ready(), True),
+    "unbound tolist": (lambda x: torch.Tensor.tolist(x), [[3.0] * 3] * 2),
+    "unbound numpy": (lambda x: torch.Tensor.numpy(x, force=True).tolist(), [[3.0] * 3] * 2),
+    "unbound data_ptr": (lambda x: torch.Tensor.data_ptr(x) != 0 and x.is_ready(), True),
+    "unbound dlpack": (
+        lambda x: torch.from_dlpack(torch.Tensor.__dlpack__(x)).tolist(), [[3.0] * 3] * 2
+    ),
+    "unbound apply_": (lambda x: torch.Tensor.apply_(x, lambda a: -a).tolist(), [[-3.0] * 3] * 2),
     "len": (lambda x: len(x), 2),
 }  # fmt: skip
 
@@ -133,6 +140,8 @@ READS = {
 def test_reading_point(name):
     read, expected = READS[name]
     assert read(pending()) == expected
+    with lazy():
+        assert read(pending()) == expected
 
 
 @pytest.mark.parametrize("name", ["item", "bool", "float", "int"])

@@ -18,8 +18,8 @@ from pathlib import Path
 # lagged, stats, and what setup_core installs (backward, custom_ops, device, plain_data, ...).
 PYTHON_LAYERS = {
     "_C": 0, "_build_info": 0, "_check_torch": 0, "triton_kernels": 0,
-    "errors": 1, "_record": 1, "_dual": 1, "_device_loss": 1, "_traceback": 1, "config": 1,
-    "fuse": 1,
+    "errors": 1, "_record": 1, "_containers": 1, "_dual": 1, "_device_loss": 1, "_traceback": 1,
+    "config": 1, "fuse": 1,
     "setup_core": 3,
     "__init__": 4,
 }  # fmt: skip

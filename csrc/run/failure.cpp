@@ -118,6 +118,7 @@ PyObject* FailureRoot::original() const {
   PyRef function = errors_function("detach");
   if (!value || !function) return nullptr;
   PyRef made(PyObject_CallFunctionObjArgs(function.get(), value.get(), nullptr));
+  if (!made) return nullptr;
   if (!original_) original_ = made.release();  // (detach may have let another thread in)
   error = nullptr;
   return original_;
