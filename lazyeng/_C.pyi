@@ -5,7 +5,7 @@ Whatever waits lets go of the GIL meanwhile, and raises KeyboardInterrupt on Ctr
 
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -13,7 +13,6 @@ from lazyeng.tensor import LazyTensor
 
 R = TypeVar("R")
 
-BlockToken: TypeAlias = tuple[int, int, int, int]
 """Mode, depth and block number before the block, and the number of the block itself."""
 
 # ---- life of the core
@@ -111,11 +110,11 @@ def set_reports_waits(reports: bool, /) -> bool:
 
 # ---- lazy() blocks and modes; a mode is an index into lazyeng.config.MODES
 
-def enter_block(mode: int, /) -> BlockToken:
-    """Enters a lazy() block on this thread; returns what leave_block wants."""
+def enter_block(mode: int, /) -> int:
+    """Enters a lazy() block on this thread; returns its number."""
 
-def leave_block(token: BlockToken, /) -> None:
-    """Leaves a block: the thread's mode is again what it was before."""
+def leave_block(block: int, /) -> None:
+    """Leaves a block: what counts is the innermost of those that are still open."""
 
 def thread_mode() -> tuple[int, int]:
     """The calling thread's mode and how many blocks are around it."""

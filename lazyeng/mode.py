@@ -48,8 +48,8 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
         self._entered = threading.local()
 
     def __enter__(self) -> lazy:
-        tokens = self._entered.__dict__.setdefault("tokens", [])
-        tokens.append(_C.enter_block(MODES.index(self.mode)))
+        blocks = self._entered.__dict__.setdefault("blocks", [])
+        blocks.append(_C.enter_block(MODES.index(self.mode)))
         return self
 
     @errors.boundary
@@ -59,15 +59,15 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        token = self._entered.tokens.pop()
+        block = self._entered.blocks.pop()
         waited: list[BaseException] = []
         try:
             _C.wait_for_plain_writes()
         except (SyncError, Warning) as report:  # the wait is over, and the writes are complete
             waited.append(report)
         finally:
-            _C.leave_block(token)
-        problems = _C.unreported_of_block(token[3]) or waited
+            _C.leave_block(block)
+        problems = _C.unreported_of_block(block) or waited
         if not problems:
             return
         if exc is None:

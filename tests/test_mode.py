@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lazyeng
-from lazyeng import LazyTensor, lazy, synchronize, unwrap, wrap
+from lazyeng import _C, LazyTensor, lazy, synchronize, unwrap, wrap
 
 MODES = ["async", "deferred", "sync"]
 
@@ -141,6 +141,23 @@ def test_generators_leave_the_block_with_their_frame():
 
 
 # --- when things run
+
+
+def test_blocks_that_overlap_leave_nothing_behind():
+    """Tasks that take turns, and generators, leave their blocks in any order."""
+
+    def block(mode):
+        with lazy(mode):
+            yield
+
+    first, second = block("sync"), block("deferred")
+    next(first)
+    next(second)
+    next(first, None)
+    assert not (torch.ones(2) + 1).is_ready()  # the second is still open
+    next(second, None)
+    assert type(torch.ones(2) + 1) is torch.Tensor
+    assert _C.thread_mode()[1] == 0
 
 
 def test_deferred_runs_nothing_before_a_read():

@@ -18,19 +18,14 @@ PyObject* enter_block(PyObject*, PyObject* mode) {
   return guarded([&] {
     record::adopt_new_ops();
     const auto wanted = static_cast<record::Mode>(PyLong_AsLong(mode));
-    const record::ThreadMode before = record::enter_block(wanted);
-    return Py_BuildValue("iIKK", static_cast<int>(before.mode), before.depth,
-                         static_cast<unsigned long long>(before.block),
-                         static_cast<unsigned long long>(record::thread_mode().block));
+    return PyLong_FromUnsignedLongLong(record::enter_block(wanted));
   });
 }
 
-PyObject* leave_block(PyObject*, PyObject* token) {
-  int mode = 0;
-  unsigned depth = 0;
-  unsigned long long outer = 0, own = 0;
-  if (!PyArg_ParseTuple(token, "iIKK", &mode, &depth, &outer, &own)) return nullptr;
-  record::leave_block({static_cast<record::Mode>(mode), depth, outer});
+PyObject* leave_block(PyObject*, PyObject* block) {
+  const unsigned long long number = PyLong_AsUnsignedLongLong(block);
+  if (PyErr_Occurred()) return nullptr;
+  record::leave_block(number);
   Py_RETURN_NONE;
 }
 

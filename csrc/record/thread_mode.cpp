@@ -20,37 +20,46 @@ void include_lazy_key(bool include) {
   c10::impl::_force_tls_local_dispatch_key_set(keys);
 }
 
+thread_local std::vector<OpenBlock> open_blocks;  // of the calling thread, outermost first
+
+void be_in_innermost() {
+  ThreadMode& current = detail::thread_mode;
+  current = ThreadMode();
+  if (!open_blocks.empty()) {
+    current.mode = open_blocks.back().mode;
+    current.depth = static_cast<uint32_t>(open_blocks.size());
+    current.block = open_blocks.back().number;
+  }
+  include_lazy_key(current.inside());
+}
+
 }  // namespace
 
 void set_default_mode(Mode mode) { default_mode_.store(mode, std::memory_order_relaxed); }
 Mode default_mode() { return default_mode_.load(std::memory_order_relaxed); }
 
-ThreadMode enter_block(Mode mode) {
-  const ThreadMode before = thread_mode();
-  ThreadMode& current = detail::thread_mode;
-  current.mode = mode;
-  current.depth = before.depth + 1;
-  current.block = next_block.fetch_add(1, std::memory_order_relaxed);
-  include_lazy_key(true);
-  return before;
+uint64_t enter_block(Mode mode) {
+  const uint64_t number = next_block.fetch_add(1, std::memory_order_relaxed);
+  open_blocks.push_back({mode, number});
+  be_in_innermost();
+  return number;
 }
 
-void leave_block(const ThreadMode& before) {
-  detail::thread_mode = before;
-  if (!before.inside()) {
-    detail::thread_mode.block = 0;
-    include_lazy_key(false);
-  }
+void leave_block(uint64_t block) {
+  std::erase_if(open_blocks, [&](const OpenBlock& open) { return open.number == block; });
+  be_in_innermost();
 }
 
-OutsideBlock::OutsideBlock() : before_(thread_mode()) {
-  if (before_.inside()) leave_block(ThreadMode());
+OutsideBlock::OutsideBlock() {
+  if (open_blocks.empty()) return;
+  blocks_.swap(open_blocks);
+  be_in_innermost();
 }
 
 OutsideBlock::~OutsideBlock() {
-  if (!before_.inside()) return;
-  detail::thread_mode = before_;
-  include_lazy_key(true);
+  if (blocks_.empty()) return;
+  blocks_.swap(open_blocks);
+  be_in_innermost();
 }
 
 }  // namespace lazyeng::record

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace lazyeng::record {
 
@@ -34,9 +35,16 @@ inline const ThreadMode& thread_mode() {
   return current;
 }
 
-/// Enters a block: returns what leave() needs to restore.
-ThreadMode enter_block(Mode mode);
-void leave_block(const ThreadMode& before);
+/// Enters a block; returns its number.
+uint64_t enter_block(Mode mode);
+/// Leaves it. Tasks that take turns on a thread, and generators, may leave an outer block first:
+/// what then counts is the innermost of those that are still open.
+void leave_block(uint64_t block);
+
+struct OpenBlock {
+  Mode mode;
+  uint64_t number;
+};
 
 /// As if no block were around, for a scope.
 class OutsideBlock {
@@ -47,7 +55,7 @@ class OutsideBlock {
   OutsideBlock& operator=(const OutsideBlock&) = delete;
 
  private:
-  const ThreadMode before_;
+  std::vector<OpenBlock> blocks_;
 };
 
 }  // namespace lazyeng::record
