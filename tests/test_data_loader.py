@@ -143,6 +143,23 @@ def test_depth_is_exact(prefetch):
         assert len(asked) == taken + prefetch
 
 
+def test_first_batch_asked_for_by_many():
+    """One of them starts the thread."""
+    for _ in range(20):
+        iterator, start, got = iter(DataLoader(Numbers(), 2)), threading.Barrier(4), []
+
+        def take(iterator=iterator, start=start, got=got):
+            start.wait()
+            got.append(next(iterator)[0, 0].item())
+
+        threads = [threading.Thread(target=take) for _ in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(timeout=30)
+        assert sorted(got) == [0, 2, 4, 6]
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_pin_memory_without_an_accelerator(workers):
     """Also of torch's own loader, which takes lazyeng's device for an accelerator."""

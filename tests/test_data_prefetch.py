@@ -1,6 +1,7 @@
 """prefetch: passes, one-shot sources, the bound of depth, and what surrounds the source's code."""
 
 import contextvars
+import sys
 import threading
 import time
 from collections import namedtuple
@@ -69,6 +70,69 @@ def test_depth_with_many_consumers():
         assert not t.is_alive()
     assert sorted(got) == list(range(300))
     assert max(most) <= 3 + 4  # four were taken and not noted yet
+
+
+def all_of(take, consumers=4):
+    """What several threads get that start at once and take until the end, together."""
+    start, got, errors = threading.Barrier(consumers), [], []
+
+    def consume():
+        start.wait()
+        try:
+            while True:
+                got.append(take())
+        except StopIteration:
+            return
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=consume, daemon=True) for _ in range(consumers)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(timeout=30)
+        assert not t.is_alive()
+    assert not errors
+    return sorted(got)
+
+
+@pytest.fixture
+def hasty():
+    """Threads take turns so often that what is not atomic shows."""
+    old = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(old)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize("source", [iter, list, lambda items: (i for i in items)])
+def test_many_consumers_lose_nothing(depth, source, hasty):
+    for _ in range(20):
+        it = iter(prefetch(source(range(100)), depth=depth))
+        assert all_of(it.__next__) == list(range(100))
+
+
+@pytest.mark.parametrize("source", [iter, list])
+def test_next_of_one_object_by_many_consumers(source, hasty):
+    for _ in range(30):
+        p = prefetch(source(range(50)))
+        assert all_of(p.__next__) == list(range(50))
+
+
+def test_one_shot_source_iterated_by_many(hasty):
+    for _ in range(20):
+        p = prefetch(iter(range(50)))
+        assert all_of(lambda: next(iter(p))) == list(range(50))
+
+
+def test_depth_zero_source_that_asks_for_itself():
+    def source():
+        yield next(it)
+
+    it = iter(prefetch(source(), depth=0))
+    with pytest.raises(ValueError, match="already executing"):
+        next(it)
 
 
 def test_depth_zero_makes_items_on_the_calling_thread():

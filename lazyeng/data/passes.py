@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
@@ -32,14 +33,19 @@ class Life:
         self.taken = channel.state()
         self.hangs = False
         self._runner: Runner | None = None
+        self._starting = threading.RLock()  # several threads may ask for the first item
+        self._over = False
         self._after = after
 
     def run_ahead(self) -> None:
         """Starts the thread, if there is to be one and something for it to do."""
-        if self._runner is None and self.depth > 0 and not self.channel.ended:
-            self._runner = self.channel.runner = Runner(
-                self.channel, self.depth, previous=self.channel.runner
-            )
+        if self._runner is not None or self.depth == 0 or self.channel.ended:
+            return
+        with self._starting:
+            if self._runner is None and not self._over:
+                self._runner = self.channel.runner = Runner(
+                    self.channel, self.depth, previous=self.channel.runner
+                )
 
     def wake(self) -> None:
         """Tells the thread to look again; without one, the taker itself is the maker."""
@@ -50,6 +56,8 @@ class Life:
         """Ends the thread and what belongs to the pass. Called once."""
         if self.channel.foreign:
             return
+        with self._starting:
+            self._over = True
         if self._runner is not None:
             self.hangs = not self._runner.stop()
         self._after(self)
@@ -128,8 +136,8 @@ class Pass(Generic[T]):
 
     def _take(self) -> Any:
         channel = self.life.channel
-        if self.life.depth == 0 and channel.made.empty():
-            channel.make()
+        if self.life.depth == 0:
+            return channel.make_and_take()
         self.life.run_ahead()
         return channel.take(self.life.wake)
 
