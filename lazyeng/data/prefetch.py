@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
@@ -61,9 +62,16 @@ class prefetch(Generic[T]):  # noqa: N801 (used like a function, as enumerate is
         self._passes: weakref.WeakSet[Pass[T]] = weakref.WeakSet()
         self._own: Pass[T] | None = None
         self._one_shot: Channel | None = None  # of a source that cannot start anew
+        # Held while a pass starts, so that several threads start one. Reentrant: the source's own
+        # __iter__ runs in it.
+        self._starting = threading.RLock()
 
     @errors.boundary
     def __iter__(self) -> Pass[T]:
+        with self._starting:
+            return self._next_pass()
+
+    def _next_pass(self) -> Pass[T]:
         source = iter(self._source)
         if source is not self._source:
             return self._started(Channel(source, convert_to(self._device, self._depth)), _drop)
@@ -83,9 +91,11 @@ class prefetch(Generic[T]):  # noqa: N801 (used like a function, as enumerate is
         return new
 
     def __next__(self) -> T:
-        if self._own is None or self._own.closed:
-            self._own = iter(self)
-        return next(self._own)
+        with self._starting:
+            if self._own is None or self._own.closed:
+                self._own = iter(self)
+            own = self._own
+        return next(own)
 
     def __len__(self) -> int:
         """How many items a pass has.
