@@ -4,6 +4,7 @@ import contextvars
 import sys
 import threading
 import time
+import weakref
 from collections import namedtuple
 from dataclasses import dataclass
 
@@ -172,6 +173,92 @@ def test_one_shot_source_goes_on_and_loses_nothing():
             if len(got) % 3 == 0:
                 break
     assert got == list(range(20)) and list(p) == []
+
+
+class OneIterator:
+    """Gives out the same iterator each time."""
+
+    def __init__(self, items):
+        self.iterator = iter(items)
+
+    def __iter__(self):
+        return self.iterator
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda: OneIterator(range(20)),
+        lambda: prefetch(i for i in range(20)),
+        lambda: prefetch(prefetch(OneIterator(range(20)), depth=1)),
+        lambda: map(int, prefetch(iter(range(20)))),
+    ],
+)
+@pytest.mark.parametrize("depth", [0, 2, 30])
+def test_one_iterator_behind_several_passes(source, depth):
+    p, got = prefetch(source(), depth=depth), []
+    for stop in (1, 3, 5, 50):
+        for item in p:
+            got.append(item)
+            settle(0.02)
+            if len(got) >= stop:
+                break
+    assert got == list(range(20)) and list(p) == []
+
+
+def test_what_can_start_anew_is_not_kept():
+    """After a break nothing holds the source's iterator, nor what it made."""
+
+    class Tensors:
+        def __iter__(self):
+            while True:
+                made.append(weakref.ref(tensor := torch.ones(2)))
+                yield tensor
+                del tensor
+
+    made, p = [], prefetch(Tensors())
+    for item in p:
+        del item
+        settle(0.05)
+        break
+    assert len(made) >= 3 and [ref() for ref in made] == [None] * len(made)
+
+
+def test_source_that_grows_or_starts_anew_after_its_end():
+    class Grows:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            if not items:
+                raise StopIteration
+            return items.pop(0)
+
+    items = [1, 2]
+    p = prefetch(Grows())
+    assert list(p) == [1, 2]
+    items += [3]
+    assert list(p) == [3] and list(p) == []
+
+    class Restarts:
+        def __iter__(self):
+            self.left = 3
+            return self
+
+        def __next__(self):
+            if self.left == 0:
+                raise StopIteration
+            self.left -= 1
+            return self.left
+
+    p = prefetch(Restarts())
+    assert [list(p), list(p)] == [[2, 1, 0]] * 2
+
+
+def test_always_true():
+    """As iterators are; also where there is no length."""
+    for p in (prefetch(iter([1])), prefetch([]), prefetch([1])):
+        assert p and iter(p)
 
 
 def test_one_shot_source_shared_by_two_iterators():

@@ -77,7 +77,8 @@ class Channel:
     ) -> None:
         # A SimpleQueue, since its `put` may interrupt itself: finalizers run anywhere.
         self.made: SimpleQueue[Outcome | Nudge] = SimpleQueue()
-        self.ended = False
+        self.ended = False  # the source has; items may wait
+        self.finished = False  # somebody took the end
         self.state = state
         self.last_state = state()  # after the last item made
         self.runner: Runner | None = None  # the last one that made items here
@@ -150,6 +151,7 @@ class Channel:
             if not answered:
                 self._ask(-1)
         if isinstance(outcome, End):
+            self.finished = True
             self.made.put(outcome)
         wake()
         return outcome

@@ -79,6 +79,7 @@ class Pass(Generic[T]):
         name: what failures call the source.
         unit: what failures call an item.
         after: called once the pass is over, closed or dropped and its thread was told to stop.
+        shared: whether another pass goes on where this one stops.
     """
 
     def __init__(
@@ -90,7 +91,9 @@ class Pass(Generic[T]):
         name: str,
         unit: str,
         after: Callable[[Life], None],
+        shared: bool = False,
     ) -> None:
+        self.shared = shared
         self._sized = sized
         self._name = name
         self._unit = unit
@@ -160,6 +163,9 @@ class Pass(Generic[T]):
             TypeError: the source has no length.
         """
         return len(self._sized)
+
+    def __bool__(self) -> bool:
+        return True  # also without a length
 
     # ---- closing
 
