@@ -160,6 +160,23 @@ def test_first_batch_asked_for_by_many():
         assert sorted(got) == [0, 2, 4, 6]
 
 
+def test_loader_iterated_by_many():
+    loader, got = DataLoader(Numbers(), 2, num_workers=1), []
+    collate, init = loader.collate_fn, loader.worker_init_fn
+
+    def read():
+        for _ in range(3):
+            got.append([b[0, 0].item() for b in loader])
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(timeout=60)
+    assert got == [[0, 2, 4, 6, 8]] * 12
+    assert (loader.collate_fn, loader.worker_init_fn) == (collate, init)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_pin_memory_without_an_accelerator(workers):
     """Also of torch's own loader, which takes lazyeng's device for an accelerator."""

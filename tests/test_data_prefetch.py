@@ -124,7 +124,7 @@ def test_next_of_one_object_by_many_consumers(source, hasty):
 def test_one_shot_source_iterated_by_many(hasty):
     for _ in range(20):
         p = prefetch(iter(range(50)))
-        assert all_of(lambda: next(iter(p))) == list(range(50))
+        assert all_of(lambda p=p: next(iter(p))) == list(range(50))
 
 
 def test_depth_zero_source_that_asks_for_itself():

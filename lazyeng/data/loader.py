@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +16,7 @@ from lazyeng.data.passes import Life, Pass
 from lazyeng.data.prefetch import checked_depth
 from lazyeng.data.rewind import generators_of, rewind, snapshot_of
 from lazyeng.data.transfer import convert_to
-from lazyeng.data.worker import WorkerCollate, WorkerInit
+from lazyeng.data.workers import WorkerIterator
 
 T = TypeVar("T")
 
@@ -73,13 +72,16 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         return new
 
     def _finish_last(self) -> None:
-        """Ends the pass before: torch has one iterator for all, which starts anew."""
+        """Ends the pass before: torch has one iterator for all, which starts anew if it can."""
         if self._last is not None:
             last, channel = self._last[0](), self._last[1]
             if last is not None:
                 last.close()
             if channel.runner is not None:
                 channel.runner.stop(patient=True)
+        if isinstance(self._iterator, WorkerIterator) and self._iterator.has_dead_workers():
+            self._iterator._shutdown_workers()
+            self._iterator = None
 
     def _workers_of(self, source: Any) -> Sequence[Any]:
         """The processes that end with the pass."""
@@ -88,36 +90,11 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     def _get_iterator(self) -> Any:
         if self.num_workers == 0:
             return super()._get_iterator()
-        with _replaced(self, "worker_init_fn", WorkerInit(self.worker_init_fn)):
-            with _replaced(self, "collate_fn", WorkerCollate(self.collate_fn)):
-                iterator = super()._get_iterator()
-        _report_deaths_in_order(iterator)
-        return iterator
+        self.check_worker_number_rationality()
+        return WorkerIterator(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": None}
-
-
-@contextlib.contextmanager
-def _replaced(loader: DataLoader[Any], name: str, value: Any) -> Iterator[None]:
-    """Another attribute while torch's iterator is made; users see their own before and after."""
-    old = getattr(loader, name)
-    setattr(loader, name, value)
-    try:
-        yield
-    finally:
-        setattr(loader, name, old)
-
-
-def _report_deaths_in_order(iterator: Any) -> None:
-    """A killed worker is an error at the batch that it owed.
-
-    torch has a signal handler raise it in the main thread, in whatever line that executes then.
-    Without that the thread that waits for the batch finds out, five seconds later at most.
-    """
-    if getattr(iterator, "_worker_pids_set", False):
-        torch._C._remove_worker_pids(id(iterator))
-        iterator._worker_pids_set = False
 
 
 def _end(generators: Sequence[torch.Generator], workers: Sequence[Any], life: Life) -> None:
