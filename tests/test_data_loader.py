@@ -1,5 +1,6 @@
 """DataLoader: torch's options, structures of batches, seeds, and libraries around it."""
 
+import contextlib
 import copy
 import pickle
 import random
@@ -99,6 +100,38 @@ def test_nothing_is_drawn_between_iter_and_next():
         return between, [b.tolist() for b in iterator]
 
     assert draws(DataLoader) == draws(data.DataLoader)
+
+
+@pytest.mark.parametrize("more", [{}, {"prefetch": 0}, {"num_workers": 1}])
+@pytest.mark.parametrize("inside", [True, False])
+def test_recorded_draws_keep_their_place(inside, more, mode):
+    """What the loop recorded before a batch is drawn before the loader's own draws."""
+
+    def draws(cls, x, **more):
+        torch.manual_seed(0)
+        before = torch.nn.functional.dropout(x)
+        iterator = iter(cls(Numbers(), batch_size=3, shuffle=True, **more))
+        between = torch.nn.functional.dropout(x)
+        return [t.tolist() for t in (*iterator, before, between, torch.rand(3))]
+
+    workers = more.get("num_workers", 0)
+    expected = draws(data.DataLoader, torch.ones(64), num_workers=workers)
+    x = lazyeng.wrap(torch.ones(64))
+    with lazyeng.lazy(mode) if inside else contextlib.nullcontext():
+        assert draws(DataLoader, x, **more) == expected
+
+
+@pytest.mark.parametrize("more", [{}, {"num_workers": 1}])
+def test_loading_is_no_wait_of_the_loop(more, mode):
+    """Epochs start with a seed, which torch reads at once."""
+    with lazyeng.lazy(mode):
+        lazyeng.set_sync_debug_mode("error")
+        try:
+            x = torch.nn.functional.dropout(lazyeng.wrap(torch.ones(1000)))
+            loader = DataLoader(Numbers(), batch_size=3, shuffle=True, **more)
+            assert len([batch + x.sum() for _ in range(2) for batch in loader]) == 8
+        finally:
+            lazyeng.set_sync_debug_mode("off")
 
 
 def tag(worker_id):

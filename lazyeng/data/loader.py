@@ -17,6 +17,7 @@ from lazyeng.data.prefetch import checked_depth
 from lazyeng.data.rewind import generators_of, rewind, snapshot_of
 from lazyeng.data.transfer import convert_to
 from lazyeng.data.workers import WorkerIterator
+from lazyeng.sync_debug import allow_sync
 
 T = TypeVar("T")
 
@@ -59,7 +60,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         if self.persistent_workers:
             self._finish_last()
         # On this thread, as in torch: the draws of seeds and the start of workers happen here.
-        source = super().__iter__()
+        with allow_sync("an epoch starts with a seed that is read at once"):
+            source = super().__iter__()
         generators = generators_of((self.generator, self.sampler, self.batch_sampler))
         channel = Channel(source, convert_to(self.device, self.prefetch), snapshot_of(generators))
         # The thread starts with the first `next`: samplers draw from then on.

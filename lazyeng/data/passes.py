@@ -12,6 +12,7 @@ from lazyeng import _C, errors
 from lazyeng._record import put_together
 from lazyeng.data.channel import Channel, Failure, Item, Nudge
 from lazyeng.data.runner import Runner
+from lazyeng.sync_debug import allow_sync
 
 T = TypeVar("T")
 
@@ -41,6 +42,9 @@ class Life:
         """Starts the thread, if there is to be one and something for it to do."""
         if self._runner is not None or self.depth == 0 or self.channel.ended:
             return
+        # The source draws outside of lazy(): what the loop recorded before has its draws first.
+        with allow_sync("the draws recorded so far come before those of the source"):
+            _C.wait_for_generators()
         with self._starting:
             if self._runner is None and not self._over:
                 self._runner = self.channel.runner = Runner(
