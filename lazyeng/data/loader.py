@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.utils.data
 
 from lazyeng import errors
-from lazyeng.data.channel import Channel
+from lazyeng.data.channel import Channel, no_state
 from lazyeng.data.passes import Life, Pass
 from lazyeng.data.prefetch import checked_depth
-from lazyeng.data.rewind import generators_of, rewind, snapshot_of
+from lazyeng.data.rewind import generators_of, parts_of, rewind, snapshot_of
+from lazyeng.data.shared import Kept, held_elsewhere
 from lazyeng.data.transfer import convert_to
 from lazyeng.data.workers import WorkerIterator
 from lazyeng.sync_debug import allow_sync
@@ -53,6 +54,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.prefetch = checked_depth("DataLoader: prefetch", prefetch)
         convert_to(device, prefetch)  # raises what is wrong with the device
         self._last: tuple[weakref.ref[Pass[T]], Channel] | None = None
+        self._kept: Kept | None = None  # what was made of a source that cannot start anew
         super().__init__(dataset, *args, **kwargs)
 
     @errors.boundary
@@ -62,16 +64,37 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         # On this thread, as in torch: the draws of seeds and the start of workers happen here.
         with allow_sync("an epoch starts with a seed that is read at once"):
             source = super().__iter__()
-        generators = generators_of((self.generator, self.sampler, self.batch_sampler))
-        channel = Channel(source, convert_to(self.device, self.prefetch), snapshot_of(generators))
         # The thread starts with the first `next`: samplers draw from then on.
-        new: Pass[T] = Pass(
-            channel, self.prefetch, sized=self._index_sampler, name="DataLoader", unit="batch",
-            after=functools.partial(_end, generators, self._workers_of(source)),
-        )  # fmt: skip
+        shared = _shared_parts(self, source)
+        if shared:
+            return self._shared_pass(source, shared)
+        generators = generators_of((self.generator, self.sampler, self.batch_sampler))
+        channel = self._channel(source, snapshot_of(generators))
+        after = functools.partial(_end, generators, self._workers_of(source))
+        new = self._pass(channel, after)
         if self.persistent_workers:
             self._last = weakref.ref(new), channel
         return new
+
+    def _channel(self, source: Any, state: Callable[[], Any] = no_state) -> Channel:
+        return Channel(source, convert_to(self.device, self.prefetch), state)
+
+    def _pass(self, channel: Channel, after: Callable[[Life], None], **more: bool) -> Pass[T]:
+        return Pass(
+            channel, self.prefetch, sized=self._index_sampler, name="DataLoader", unit="batch",
+            after=after, **more,
+        )  # fmt: skip
+
+    def _shared_pass(self, source: Any, shared: Sequence[object]) -> Pass[T]:
+        """A pass over what is left of the dataset's or the sampler's only iterator."""
+        if self._kept is None or not self._kept.goes_on(shared):
+            self._kept, self._last = Kept(shared, self._channel(source)), None
+        channel = self._kept.channel
+        running = None if self._last is None else self._last[0]()
+        if running is None or running.closed:
+            running = self._pass(channel, self._kept.after(), shared=True)
+            self._last = weakref.ref(running), channel
+        return running
 
     def _finish_last(self) -> None:
         """Ends the pass before: torch has one iterator for all, which starts anew if it can."""
@@ -96,7 +119,21 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         return WorkerIterator(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None}
+        return {**self.__dict__, "_last": None, "_kept": None}
+
+
+def _shared_parts(loader: DataLoader[Any], source: Any) -> list[object]:
+    """Iterators that this pass goes on with and the next one will, so that none may lose items.
+
+    Only without workers: what those are sent ahead is lost after a `break` in torch too.
+    """
+    if loader.num_workers > 0:
+        return []
+    fetcher = source._dataset_fetcher
+    if hasattr(fetcher, "dataset_iter"):
+        return [fetcher.dataset_iter] if held_elsewhere(fetcher, "dataset_iter") else []
+    samplers = parts_of((loader.sampler, loader.batch_sampler))
+    return [part for part in samplers if isinstance(part, Iterator)]
 
 
 def _end(generators: Sequence[torch.Generator], workers: Sequence[Any], life: Life) -> None:
