@@ -206,6 +206,20 @@ class OneStream(data.IterableDataset):
         return self.iterator
 
 
+class Restarts(data.IterableDataset):
+    """Its own iterator, which each iter() sets back."""
+
+    def __iter__(self):
+        self.next = 0
+        return self
+
+    def __next__(self):
+        self.next += 1
+        if self.next > 20:
+            raise StopIteration
+        return self.next
+
+
 class OwnNames(data.Sampler):
     """Draws from generators under names of its own."""
 
@@ -220,6 +234,7 @@ class OwnNames(data.Sampler):
 
 STATEFUL = {
     "stream": lambda g: {"dataset": OneStream(50), "batch_size": 3},
+    "restarts": lambda g: {"dataset": Restarts(), "batch_size": 3},
     "drop last": lambda g: {"dataset": OneStream(50), "batch_size": 3, "drop_last": True},
     "sampler": lambda g: {"dataset": range(50), "batch_size": 3, "sampler": iter(range(50))},
     "batches": lambda g: {"dataset": range(50), "batch_sampler": ([i] for i in range(50))},

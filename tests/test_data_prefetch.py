@@ -252,6 +252,8 @@ def test_source_that_grows_or_starts_anew_after_its_end():
             return self.left
 
     p = prefetch(Restarts())
+    assert next(iter(p)) == 2
+    settle()
     assert [list(p), list(p)] == [[2, 1, 0]] * 2
 
 

@@ -55,19 +55,23 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         convert_to(device, prefetch)  # raises what is wrong with the device
         self._last: tuple[weakref.ref[Pass[T]], Channel] | None = None
         self._kept: Kept | None = None  # what was made of a source that cannot start anew
+        self._shared = object()  # the same for all passes that take from it
         super().__init__(dataset, *args, **kwargs)
 
     @errors.boundary
     def __iter__(self) -> Pass[T]:  # pyright: ignore[reportIncompatibleMethodOverride]
         if self.persistent_workers:
             self._finish_last()
+        running = self._running_shared()
+        if self._kept is not None and running is None:
+            self._kept.look()
         # On this thread, as in torch: the draws of seeds and the start of workers happen here.
         with allow_sync("an epoch starts with a seed that is read at once"):
             source = super().__iter__()
         # The thread starts with the first `next`: samplers draw from then on.
         shared = _shared_parts(self, source)
         if shared:
-            return self._shared_pass(source, shared)
+            return running or self._shared_pass(source, shared)
         generators = generators_of((self.generator, self.sampler, self.batch_sampler))
         channel = self._channel(source, snapshot_of(generators))
         after = functools.partial(_end, generators, self._workers_of(source))
@@ -79,22 +83,26 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     def _channel(self, source: Any, state: Callable[[], Any] = no_state) -> Channel:
         return Channel(source, convert_to(self.device, self.prefetch), state)
 
-    def _pass(self, channel: Channel, after: Callable[[Life], None], **more: bool) -> Pass[T]:
+    def _pass(self, channel: Channel, after: Callable[[Life], None], **more: object) -> Pass[T]:
         return Pass(
             channel, self.prefetch, sized=self._index_sampler, name="DataLoader", unit="batch",
             after=after, **more,
         )  # fmt: skip
 
+    def _running_shared(self) -> Pass[T] | None:
+        """The pass that takes what the one asked for would take."""
+        if self._kept is None or self._last is None:
+            return None
+        last = self._last[0]()
+        return last if last is not None and last.goes_on(self._kept.channel) else None
+
     def _shared_pass(self, source: Any, shared: Sequence[object]) -> Pass[T]:
         """A pass over what is left of the dataset's or the sampler's only iterator."""
         if self._kept is None or not self._kept.goes_on(shared):
-            self._kept, self._last = Kept(shared, self._channel(source)), None
-        channel = self._kept.channel
-        running = None if self._last is None else self._last[0]()
-        if running is None or running.closed:
-            running = self._pass(channel, self._kept.after(), shared=True)
-            self._last = weakref.ref(running), channel
-        return running
+            self._kept = Kept(shared, self._channel(source))
+        new = self._pass(self._kept.channel, self._kept.after(), shared=self._shared)
+        self._last = weakref.ref(new), self._kept.channel
+        return new
 
     def _finish_last(self) -> None:
         """Ends the pass before: torch has one iterator for all, which starts anew if it can."""

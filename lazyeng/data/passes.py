@@ -83,7 +83,7 @@ class Pass(Generic[T]):
         name: what failures call the source.
         unit: what failures call an item.
         after: called once the pass is over, closed or dropped and its thread was told to stop.
-        shared: whether another pass goes on where this one stops.
+        shared: what it has in common with the passes that go on where it stops, if any do.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Pass(Generic[T]):
         name: str,
         unit: str,
         after: Callable[[Life], None],
-        shared: bool = False,
+        shared: object = None,
     ) -> None:
         self.shared = shared
         self._sized = sized
@@ -170,6 +170,10 @@ class Pass(Generic[T]):
 
     def __bool__(self) -> bool:
         return True  # also without a length
+
+    def goes_on(self, channel: Channel) -> bool:
+        """Whether it takes from this channel, and may find something there."""
+        return not self.closed and self.life.channel is channel and not channel.finished
 
     # ---- closing
 

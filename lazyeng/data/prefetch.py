@@ -75,31 +75,27 @@ class prefetch(Generic[T]):  # noqa: N801 (used like a function, as enumerate is
             return self._next_pass()
 
     def _next_pass(self) -> Pass[T]:
-        if self._kept is not None and self._kept.goes_on([self._source]):
-            return self._pass_over(self._kept)
+        if self._kept is not None:
+            for running in list(self._passes):
+                if running.goes_on(self._kept.channel):
+                    return running
+            self._kept.look()
         found = SimpleNamespace(source=iter(self._source))
-        if isinstance(found.source, Pass) and found.source.shared:
-            identity = self._source  # it gives out another pass each time, over one source
+        if isinstance(found.source, Pass) and found.source.shared is not None:
+            identity = found.source.shared  # there may be another pass each time, over one source
         elif held_elsewhere(found, "source"):
             identity = found.source
         else:
             return self._started(self._channel(found.source), _drop)
         if self._kept is None or not self._kept.goes_on([identity]):
             self._kept = Kept([identity], self._channel(found.source))
-        return self._pass_over(self._kept)
+        return self._started(self._kept.channel, self._kept.after(), shared=self._starting)
 
     def _channel(self, source: Iterator[T]) -> Channel:
         return Channel(source, convert_to(self._device, self._depth))
 
-    def _pass_over(self, kept: Kept) -> Pass[T]:
-        """The one that runs, or a new one."""
-        for running in list(self._passes):
-            if not running.closed and running.life.channel is kept.channel:
-                return running
-        return self._started(kept.channel, kept.after(), shared=True)
-
     def _started(
-        self, channel: Channel, after: Callable[[Life], None], *, shared: bool = False
+        self, channel: Channel, after: Callable[[Life], None], *, shared: object = None
     ) -> Pass[T]:
         new: Pass[T] = Pass(
             channel, self._depth, sized=self._source, name="prefetch", unit="item", after=after,

@@ -38,19 +38,35 @@ class Kept:
 
     def __init__(self, source: Sequence[object], channel: Channel) -> None:
         self._source = tuple(source)
+        self._before = self._attributes()
         self.channel = channel
+
+    def look(self) -> None:
+        """Remembers what the source is like; before its `iter()`, and while no pass runs."""
+        self._before = self._attributes()
 
     def goes_on(self, source: Sequence[object]) -> bool:
         """Whether a pass over `source` starts with what waits here.
 
-        Once the end was taken nothing waits, and the source is asked anew: it may have grown.
+        Not once the end was taken: nothing waits, and the source is asked anew, as it may have
+        grown. Nor if its `iter()` set attributes of it: many a source that is its own iterator
+        starts anew that way.
         """
-        same = len(source) == len(self._source) and all(map(operator.is_, source, self._source))
-        return same and not self.channel.finished
+        if self.channel.finished or not _same(source, self._source):
+            return False
+        return all(map(_same, self._before, self._attributes()))
+
+    def _attributes(self) -> list[list[object]]:
+        every = [getattr(part, "__dict__", {}) for part in self._source]
+        return [[*attributes.keys(), *attributes.values()] for attributes in every]
 
     def after(self) -> Callable[[Life], None]:
         """What to do when a pass over it ends: nothing, as long as this is kept."""
         return functools.partial(_drop_unless, weakref.ref(self))
+
+
+def _same(some: Sequence[object], others: Sequence[object]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _drop_unless(kept: weakref.ref[Kept], life: Life) -> None:
