@@ -69,6 +69,34 @@ def test_structure_of_a_dataclass(workers):
     assert batches[1].names == ["n2", "n3"] and batches[1].image.tolist() == [[2], [3]]
 
 
+def test_modules_in_a_batch_stay_as_they_are():
+    module = torch.nn.Linear(2, 2)
+    for device in (None, "cpu"):
+        loader = DataLoader(
+            Numbers(1), collate_fn=lambda samples: [module, samples[0]], device=device
+        )
+        ((got, x),) = loader
+        assert got is module and type(module.weight) is torch.nn.Parameter
+        assert type(x) is lazyeng.LazyTensor
+
+
+def test_batches_with_a_history_of_autograd():
+    """As in torch, where the dataset computes with what is learned."""
+    weight = torch.ones(2, requires_grad=True)
+
+    class Scaled(Numbers):
+        def __getitem__(self, index):
+            return weight * index
+
+    def grad(cls):
+        weight.grad = None
+        for batch in cls(Scaled(5), batch_size=2):
+            (batch * batch).sum().backward()
+        return weight.grad.tolist()
+
+    assert grad(DataLoader) == grad(data.DataLoader)
+
+
 class Random(Numbers):
     def __getitem__(self, index):
         return index, random.random(), numpy.random.rand(), torch.rand(()).item()
