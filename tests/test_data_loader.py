@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import inspect
 import pickle
 import random
 import sys
@@ -274,6 +275,38 @@ def test_is_a_data_loader_with_its_attributes():
         assert len(list(same)) == 5
     with pytest.raises(ValueError, match="batch_size attribute should not be set"):
         loader.batch_size = 3
+
+
+def test_attributes_may_be_set_or_be_properties():
+    class Own(DataLoader):
+        @property
+        def device(self):
+            return "mine"
+
+        @property
+        def prefetch(self):
+            return "all of them"
+
+    loader = Own(Numbers(4), 2, device="cpu", prefetch=0)
+    assert (loader.device, loader.prefetch) == ("mine", "all of them")
+    assert [type(b) for b in loader] == [lazyeng.LazyTensor] * 2
+    loader = DataLoader(Numbers(4), 2)
+    loader.prefetch = 0
+    assert [b[0, 0].item() for b in loader] == [0, 2] and loader.prefetch == 0
+
+
+def test_signature_is_that_of_torch_and_two_more():
+    torchs = inspect.signature(data.DataLoader).parameters
+    ours = inspect.signature(DataLoader).parameters
+    assert list(ours) == [*torchs, "device", "prefetch"]
+    assert all(ours[name] == torchs[name] for name in torchs)
+    assert (ours["device"].default, ours["prefetch"].default) == (None, 2)
+
+    class Own(DataLoader):
+        def __init__(self, path):
+            super().__init__(path)
+
+    assert list(inspect.signature(Own).parameters) == ["path"]
 
 
 @pytest.mark.parametrize(

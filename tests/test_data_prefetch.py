@@ -408,3 +408,17 @@ def test_source_sees_the_surroundings():
         assert list(prefetch(source())) == ["inside", False, True, "cpu"]
     with torch.device("meta"):
         assert list(prefetch(source())) == ["inside", True, False, "meta"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_source_sees_autocast(dtype, depth):
+    def source():
+        yield torch.is_autocast_cache_enabled()
+        yield torch.ones(2, 2).mm(torch.ones(2, 2)).dtype
+        with torch.autocast("cpu", enabled=False):
+            yield torch.ones(2, 2).mm(torch.ones(2, 2)).dtype
+
+    with torch.autocast("cpu", dtype, cache_enabled=False):
+        assert list(prefetch(source(), depth=depth)) == [False, dtype, torch.float32]
+    assert list(prefetch(source(), depth=depth)) == [True, torch.float32, torch.float32]

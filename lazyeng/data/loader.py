@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -42,6 +43,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         ValueError: `prefetch` is negative; and what torch's DataLoader raises.
     """
 
+    device: torch.device | str | int | None
+    prefetch: int
+
     def __init__(
         self,
         dataset: torch.utils.data.Dataset[T],
@@ -50,8 +54,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         prefetch: int = 2,
         **kwargs: Any,
     ) -> None:
-        self.device = device
-        self.prefetch = checked_depth("DataLoader: prefetch", prefetch)
+        # Not set as attributes: a subclass may have properties of these names.
+        vars(self).update(device=device, prefetch=checked_depth("DataLoader: prefetch", prefetch))
         convert_to(device, prefetch)  # raises what is wrong with the device
         self._last: tuple[weakref.ref[Pass[T]], Channel] | None = None
         self._kept: Kept | None = None  # what was made of a source that cannot start anew
@@ -81,13 +85,16 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         return new
 
     def _channel(self, source: Any, state: Callable[[], Any] = no_state) -> Channel:
-        return Channel(source, convert_to(self.device, self.prefetch), state)
+        return Channel(source, convert_to(vars(self)["device"], self._depth()), state)
 
     def _pass(self, channel: Channel, after: Callable[[Life], None], **more: object) -> Pass[T]:
         return Pass(
-            channel, self.prefetch, sized=self._index_sampler, name="DataLoader", unit="batch",
+            channel, self._depth(), sized=self._index_sampler, name="DataLoader", unit="batch",
             after=after, **more,
         )  # fmt: skip
+
+    def _depth(self) -> int:
+        return vars(self)["prefetch"]
 
     def _running_shared(self) -> Pass[T] | None:
         """The pass that takes what the one asked for would take."""
@@ -152,3 +159,14 @@ def _end(generators: Sequence[torch.Generator], workers: Sequence[Any], life: Li
     else:
         rewind(generators, life)
     life.channel.drop()
+
+
+def _with_torch_arguments(own: inspect.Signature) -> inspect.Signature:
+    """The signature of `DataLoader.__init__`: torch's parameters, and those that only it has."""
+    torchs = inspect.signature(torch.utils.data.DataLoader.__init__).parameters
+    added = [p for p in own.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return own.replace(parameters=[*torchs.values(), *added])
+
+
+# For editors and help(); calls go by the function itself.
+DataLoader.__init__.__signature__ = _with_torch_arguments(inspect.signature(DataLoader.__init__))

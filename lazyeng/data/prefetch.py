@@ -42,8 +42,8 @@ class prefetch(Generic[T]):  # noqa: N801 (used like a function, as enumerate is
     `next()` takes from a pass that belongs to this object.
 
     Args:
-        iterable: any. Its code runs in the thread, one item at a time, with the grad mode, default
-            device and context variables of the thread that called `iter()`.
+        iterable: any. Its code runs in the thread, one item at a time, with the grad mode,
+            autocast, default device and context variables of the thread that called `iter()`.
         depth: at most so many finished items wait at any time; the next one is started when one of
             them is taken. 0: no thread, `next()` makes each item itself.
         device: where the tensors are to be, copied by recorded ops; None: where they are.
