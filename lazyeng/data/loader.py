@@ -165,7 +165,7 @@ def _with_torch_arguments(own: inspect.Signature) -> inspect.Signature:
     """The signature of `DataLoader.__init__`: torch's parameters, and those that only it has."""
     torchs = inspect.signature(torch.utils.data.DataLoader.__init__).parameters
     added = [p for p in own.parameters.values() if p.kind is p.KEYWORD_ONLY]
-    return own.replace(parameters=[*torchs.values(), *added])
+    return own.replace(parameters=sorted([*torchs.values(), *added], key=lambda p: p.kind))
 
 
 # For editors and help(); calls go by the function itself.
