@@ -110,7 +110,7 @@ def map_tensors(obj: T, leaf: Callable[[torch.Tensor], torch.Tensor]) -> T:
     return map_leaves(obj, lambda item: leaf(item) if isinstance(item, torch.Tensor) else item)
 
 
-def _mapped(obj: T, convert: Callable[[torch.Tensor], torch.Tensor]) -> T:
+def _mapped(obj: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """As `map_tensors`; modules are changed in place."""
 
     def converted(item: Any) -> Any:
