@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,6 +10,8 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 
 from lazyeng import _C, errors
+from lazyeng.config import MODES
+from lazyeng.containers import map_leaves
 from lazyeng.tensor import LazyTensor
 
 T = TypeVar("T")
@@ -21,18 +22,17 @@ def wrap(obj: T) -> T:
 
     Args:
         obj: a strided tensor (any shape, dtype, device) gives a LazyTensor over the same storage; a
-            list, tuple, dict or dataclass, also nested, gives the same structure; an ``nn.Module``
-            gets lazy parameters and buffers in place and is returned; anything else, and what is
-            lazy already, is returned as it is; so are sparse, quantized, nested and meta tensors
-            and parameters without a shape yet.
+            list, tuple, mapping, mutable sequence or dataclass, also nested, gives a copy of the
+            same structure, or itself if there is nothing to make lazy in it; an ``nn.Module`` gets
+            lazy parameters and buffers in place and is returned; anything else, and what is lazy
+            already, is returned as it is; so are sparse, quantized, nested and meta tensors and
+            parameters without a shape yet.
 
     Returns:
         The same structure. Lazy tensors have the shape, strides, dtype and device of what they
-        wrap; ``requires_grad`` and ``.grad`` go with them, the history of autograd does not.
+        wrap; ``requires_grad``, ``.grad`` and the history of autograd go with them.
     """
-    if isinstance(obj, torch.nn.Module):
-        return _in_place(obj, _wrap_tensor)
-    return _mapped(obj, _wrap_tensor, wrap)
+    return _mapped(obj, _wrap_tensor)
 
 
 @errors.boundary
@@ -48,16 +48,30 @@ def unwrap(obj: T) -> T:
         LazyError: an operation that a tensor depends on failed; with the type and message that
             eager raises.
     """
-    if isinstance(obj, torch.nn.Module):
-        return _in_place(obj, _unwrap_tensor)
-    return _mapped(obj, _unwrap_tensor, unwrap)
+    return _mapped(obj, _unwrap_tensor)
 
 
 def _wrap_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if _C.is_lazy(tensor) or not _wrappable(tensor):
         return tensor
+    if tensor.grad_fn is not None and not torch.is_inference_mode_enabled():
+        return _with_history(tensor)
     lazy = _C.wrap_tensor(tensor.detach())
     return _like(tensor, lazy, _wrap_tensor)
+
+
+def _with_history(tensor: torch.Tensor) -> torch.Tensor:
+    """A lazy view that autograd knows, of what is no leaf.
+
+    It is recorded in a block, as the operators on plain tensors are. Nothing runs, and there are no
+    writes to wait for when the block is left.
+    """
+    token = _C.enter_block(MODES.index("deferred"))
+    try:
+        with torch.enable_grad():
+            return torch.ops.aten.alias(tensor)
+    finally:
+        _C.leave_block(token)
 
 
 def _unwrap_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -93,45 +107,19 @@ def _like(
 
 def map_tensors(obj: T, leaf: Callable[[torch.Tensor], torch.Tensor]) -> T:
     """The containers that `wrap` goes into, with `leaf` applied to each tensor in them."""
-    return _mapped(obj, leaf, lambda item: map_tensors(item, leaf))
+    return map_leaves(obj, lambda item: leaf(item) if isinstance(item, torch.Tensor) else item)
 
 
-def _mapped(
-    obj: Any, leaf: Callable[[torch.Tensor], torch.Tensor], again: Callable[[Any], Any]
-) -> Any:
-    if isinstance(obj, torch.Tensor):
-        return leaf(obj)
-    if isinstance(obj, tuple):
-        items = [again(item) for item in obj]
-        if hasattr(obj, "_fields"):  # a namedtuple
-            return type(obj)(*items)
-        return type(obj)(items) if not isinstance(obj, torch.Size) else obj
-    if isinstance(obj, list):
-        return type(obj)([again(item) for item in obj])
-    if isinstance(obj, dict):
-        return _mapped_dict(obj, again)
-    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        return _mapped_dataclass(obj, again)
-    return obj
+def _mapped(obj: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """As `map_tensors`; modules are changed in place."""
 
+    def converted(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            return convert(item)
+        return _in_place(item, convert) if isinstance(item, torch.nn.Module) else item
 
-def _mapped_dict(obj: dict[Any, Any], again: Callable[[Any], Any]) -> dict[Any, Any]:
-    import copy
-
-    result = copy.copy(obj)  # keeps the class, and what a subclass (defaultdict) has besides items
-    for key, value in obj.items():
-        result[key] = again(value)
-    return result
-
-
-def _mapped_dataclass(obj: Any, again: Callable[[Any], Any]) -> Any:
-    import copy
-
-    result = copy.copy(obj)  # neither __init__ nor __post_init__ runs again
-    for field in dataclasses.fields(obj):
-        if hasattr(obj, field.name):
-            object.__setattr__(result, field.name, again(getattr(obj, field.name)))
-    return result
+    # One tensor is the common case, and takes half the time without a walk.
+    return converted(obj) if isinstance(obj, torch.Tensor) else map_leaves(obj, converted)
 
 
 def _in_place(
@@ -154,9 +142,10 @@ def _swap(tensor: torch.Tensor, new: torch.Tensor) -> None:
     """Exchanges what two tensor objects are, as torch.utils.swap_tensors does.
 
     That function refuses objects with weak references, such as the parameters of torch.nn.LSTM.
-    Those refer to the object, whose identity stays, so they may be kept.
+    Those refer to the object, whose identity stays, so they may be kept. It also refuses what a
+    view refers to, and `new` is one if `tensor` is no leaf.
     """
-    if not weakref.getweakrefs(tensor):
+    if not weakref.getweakrefs(tensor) and tensor.grad_fn is None:
         torch.utils.swap_tensors(tensor, new)
         return
     for name in ("__class__", "__dict__"):

@@ -167,6 +167,164 @@ def test_killed_worker():
     assert got == [0, 1, 2, 3, 4] and isinstance(caught.value, lazyeng.LazyError)
 
 
+class Numbers(data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.tensor(index)
+
+
+class BadSampler(data.Sampler):
+    """Raises in place of an index, as an iterator that goes on after it."""
+
+    def __init__(self, bad, as_batches=False):
+        self.bad, self.as_batches = bad, as_batches
+
+    def __iter__(self):
+        def draw(index):
+            if index == self.bad:
+                raise TwoArgumentsError(index, column="order")
+            return [index] if self.as_batches else index
+
+        return map(draw, range(8))
+
+
+def events_of(iterator, most=12):
+    """Batches as numbers, exceptions as their types, up to the end."""
+    events = []
+    while len(events) < most:
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return [*events, "end"]
+        except Exception as error:
+            assert isinstance(error, lazyeng.LazyError)
+            events.append(type(error).__mro__[1].__name__)
+        else:
+            events.append(batch.item() if isinstance(batch, torch.Tensor) else batch)
+    return events
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("bad", [0, 1, 6, 7])
+def test_sampler_that_raises(bad, workers):
+    loader = DataLoader(Numbers(), sampler=BadSampler(bad), batch_size=None, num_workers=workers)
+    expected = [*range(bad), "TwoArgumentsError", *range(bad + 1, 8), "end"]
+    for _ in range(2):
+        assert events_of(iter(loader)) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_sampler_that_raises_ends_its_batches(workers):
+    """A generator, such as torch's BatchSampler, ends with what it raises."""
+    loader = DataLoader(Numbers(), sampler=BadSampler(6), num_workers=workers)
+    assert events_of(iter(loader)) == [*range(6), "TwoArgumentsError", "end"]
+    loader = DataLoader(
+        Numbers(), batch_sampler=BadSampler(3, as_batches=True), num_workers=workers
+    )
+    assert events_of(iter(loader)) == [*range(3), "TwoArgumentsError", *range(4, 8), "end"]
+
+
+class Fragile:
+    """Can be pickled, and not be put together again."""
+
+    def __reduce__(self):
+        return int, ("not a number",)
+
+
+class Unsendable(Numbers):
+    def __init__(self, make):
+        self.make = make
+
+    def __getitem__(self, index):
+        return self.make() if index == 1 else index
+
+
+def make_lambda():
+    return lambda: 1
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    ("make", "name"), [(make_lambda, "AttributeError"), (Fragile, "ValueError")]
+)
+def test_batch_that_cannot_be_sent(make, name, persistent):
+    """torch prints it and waits for ever, or loses its place."""
+    loader = DataLoader(
+        Unsendable(make), batch_size=None, num_workers=2, persistent_workers=persistent
+    )
+    for _ in range(2):
+        assert events_of(iter(loader)) == [0, name, *range(2, 8), "end"]
+
+
+def test_index_that_cannot_be_sent():
+    loader = DataLoader(Numbers(), batch_size=None, sampler=[0, lambda: 1, 2], num_workers=1)
+    assert events_of(iter(loader)) == [0, "AttributeError", 2, "end"]
+
+
+class KilledOnce(Numbers):
+    """Its worker kills itself at index 7, the first time, with all else finished."""
+
+    def __init__(self, flag):
+        self.flag = flag
+
+    def __getitem__(self, index):
+        if index == 7 and not self.flag.exists():
+            self.flag.touch()
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.tensor(index)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 10])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_what_a_killed_worker_finished(prefetch, persistent, tmp_path):
+    """Is not lost, although most of it is asked for after its death; and the next epoch works."""
+    loader = DataLoader(
+        KilledOnce(tmp_path / "killed"), num_workers=1, prefetch_factor=8, prefetch=prefetch,
+        persistent_workers=persistent,
+    )  # fmt: skip
+    iterator = iter(loader)
+    assert next(iterator).item() == 0
+    time.sleep(1)
+    assert events_of(iterator) == [*range(1, 7), "RuntimeError", "end"]
+    assert events_of(iter(loader)) == [*range(8), "end"]
+
+
+def lost_with(pid):
+    """What torch does to a tensor whose worker died before it was read."""
+    os.kill(pid, signal.SIGKILL)
+    raise FileNotFoundError(2, "No such file or directory")
+
+
+class DiesTooEarly:
+    def __reduce__(self):
+        return lost_with, (os.getpid(),)
+
+
+def test_batch_that_dies_with_its_worker():
+    loader = DataLoader(Unsendable(DiesTooEarly), batch_size=None, num_workers=1)
+    iterator = iter(loader)
+    assert next(iterator) == 0
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        next(iterator)
+
+
+class OneDiesOneIsSlow(Numbers):
+    def __getitem__(self, index):
+        if index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(7 if index == 2 else 0)
+        return torch.tensor(index)
+
+
+def test_error_is_at_the_batch_of_the_dead_worker():
+    """Not at that of a slow one: torch looks after them every five seconds."""
+    loader = DataLoader(OneDiesOneIsSlow(), sampler=[2, 1, 0], num_workers=2)
+    assert events_of(iter(loader)) == [2, "RuntimeError", 0, "end"]
+
+
 class Slow(data.Dataset):
     def __len__(self):
         return 2
@@ -266,11 +424,11 @@ def test_failure_in_converting(monkeypatch):
         return obj
 
     monkeypatch.setattr(transfer, "wrap", wrap)
-    it = iter(prefetch([1, 2, 3]))
-    assert next(it) == 1
+    it = iter(prefetch(torch.arange(3)))
+    assert next(it).item() == 0
     with pytest.raises(MemoryError, match="no room"):
         next(it)
-    assert list(it) == [3]
+    assert [tensor.item() for tensor in it] == [2]
 
 
 def fail_here():

@@ -287,6 +287,33 @@ def test_ctrl_c_while_waiting(workers, ctrl_c):
     assert [x.item() for x in loader] == [0, 1, 2]
 
 
+def test_ctrl_c_in_a_terminal():
+    """It goes to all processes; the workers leave it to the loop."""
+    check("""
+        import signal, threading
+        class Slow(torch.utils.data.Dataset):
+            def __len__(self): return 6
+            def __getitem__(self, i):
+                time.sleep(0.5)
+                return i
+        if __name__ == "__main__":
+            os.setpgrp()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            it = iter(lazyeng.DataLoader(Slow(), num_workers=2))
+            events = [next(it).item()]
+            threading.Timer(0.7, os.killpg, (0, signal.SIGINT)).start()
+            while events[-1] != "end":
+                try:
+                    events.append(next(it).item())
+                except KeyboardInterrupt:
+                    events.append("pressed")
+                except StopIteration:
+                    events.append("end")
+            events.remove("pressed")
+            print(events)
+    """, "[0, 1, 2, 3, 4, 5, 'end']")  # fmt: skip
+
+
 FORK = """
     class Source:
         def __iter__(self):

@@ -1,6 +1,8 @@
 """DataLoader: torch's options, structures of batches, seeds, and libraries around it."""
 
+import contextlib
 import copy
+import inspect
 import pickle
 import random
 import sys
@@ -68,6 +70,34 @@ def test_structure_of_a_dataclass(workers):
     assert batches[1].names == ["n2", "n3"] and batches[1].image.tolist() == [[2], [3]]
 
 
+def test_modules_in_a_batch_stay_as_they_are():
+    module = torch.nn.Linear(2, 2)
+    for device in (None, "cpu"):
+        loader = DataLoader(
+            Numbers(1), collate_fn=lambda samples: [module, samples[0]], device=device
+        )
+        ((got, x),) = loader
+        assert got is module and type(module.weight) is torch.nn.Parameter
+        assert type(x) is lazyeng.LazyTensor
+
+
+def test_batches_with_a_history_of_autograd():
+    """As in torch, where the dataset computes with what is learned."""
+    weight = torch.ones(2, requires_grad=True)
+
+    class Scaled(Numbers):
+        def __getitem__(self, index):
+            return weight * index
+
+    def grad(cls):
+        weight.grad = None
+        for batch in cls(Scaled(5), batch_size=2):
+            (batch * batch).sum().backward()
+        return weight.grad.tolist()
+
+    assert grad(DataLoader) == grad(data.DataLoader)
+
+
 class Random(Numbers):
     def __getitem__(self, index):
         return index, random.random(), numpy.random.rand(), torch.rand(()).item()
@@ -99,6 +129,38 @@ def test_nothing_is_drawn_between_iter_and_next():
         return between, [b.tolist() for b in iterator]
 
     assert draws(DataLoader) == draws(data.DataLoader)
+
+
+@pytest.mark.parametrize("more", [{}, {"prefetch": 0}, {"num_workers": 1}])
+@pytest.mark.parametrize("inside", [True, False])
+def test_recorded_draws_keep_their_place(inside, more, mode):
+    """What the loop recorded before a batch is drawn before the loader's own draws."""
+
+    def draws(cls, x, **more):
+        torch.manual_seed(0)
+        before = torch.nn.functional.dropout(x)
+        iterator = iter(cls(Numbers(), batch_size=3, shuffle=True, **more))
+        between = torch.nn.functional.dropout(x)
+        return [t.tolist() for t in (*iterator, before, between, torch.rand(3))]
+
+    workers = more.get("num_workers", 0)
+    expected = draws(data.DataLoader, torch.ones(64), num_workers=workers)
+    x = lazyeng.wrap(torch.ones(64))
+    with lazyeng.lazy(mode) if inside else contextlib.nullcontext():
+        assert draws(DataLoader, x, **more) == expected
+
+
+@pytest.mark.parametrize("more", [{}, {"num_workers": 1}])
+def test_loading_is_no_wait_of_the_loop(more, mode):
+    """Epochs start with a seed, which torch reads at once."""
+    with lazyeng.lazy(mode):
+        lazyeng.set_sync_debug_mode("error")
+        try:
+            x = torch.nn.functional.dropout(lazyeng.wrap(torch.ones(1000)))
+            loader = DataLoader(Numbers(), batch_size=3, shuffle=True, **more)
+            assert len([batch + x.sum() for _ in range(2) for batch in loader]) == 8
+        finally:
+            lazyeng.set_sync_debug_mode("off")
 
 
 def tag(worker_id):
@@ -143,6 +205,40 @@ def test_depth_is_exact(prefetch):
         assert len(asked) == taken + prefetch
 
 
+def test_first_batch_asked_for_by_many():
+    """One of them starts the thread."""
+    for _ in range(20):
+        iterator, start, got = iter(DataLoader(Numbers(), 2)), threading.Barrier(4), []
+
+        def take(iterator=iterator, start=start, got=got):
+            start.wait()
+            got.append(next(iterator)[0, 0].item())
+
+        threads = [threading.Thread(target=take) for _ in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(timeout=30)
+        assert sorted(got) == [0, 2, 4, 6]
+
+
+def test_loader_iterated_by_many():
+    loader, got = DataLoader(Numbers(), 2, num_workers=1), []
+    collate, init = loader.collate_fn, loader.worker_init_fn
+
+    def read():
+        for _ in range(3):
+            got.append([b[0, 0].item() for b in loader])
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(timeout=60)
+    assert got == [[0, 2, 4, 6, 8]] * 12
+    assert (loader.collate_fn, loader.worker_init_fn) == (collate, init)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_pin_memory_without_an_accelerator(workers):
     """Also of torch's own loader, which takes lazyeng's device for an accelerator."""
@@ -179,6 +275,38 @@ def test_is_a_data_loader_with_its_attributes():
         assert len(list(same)) == 5
     with pytest.raises(ValueError, match="batch_size attribute should not be set"):
         loader.batch_size = 3
+
+
+def test_attributes_may_be_set_or_be_properties():
+    class Own(DataLoader):
+        @property
+        def device(self):
+            return "mine"
+
+        @property
+        def prefetch(self):
+            return "all of them"
+
+    loader = Own(Numbers(4), 2, device="cpu", prefetch=0)
+    assert (loader.device, loader.prefetch) == ("mine", "all of them")
+    assert [type(b) for b in loader] == [lazyeng.LazyTensor] * 2
+    loader = DataLoader(Numbers(4), 2)
+    loader.prefetch = 0
+    assert [b[0, 0].item() for b in loader] == [0, 2] and loader.prefetch == 0
+
+
+def test_signature_is_that_of_torch_and_two_more():
+    torchs = inspect.signature(data.DataLoader).parameters
+    ours = inspect.signature(DataLoader).parameters
+    assert list(ours) == [*torchs, "device", "prefetch"]
+    assert all(ours[name] == torchs[name] for name in torchs)
+    assert (ours["device"].default, ours["prefetch"].default) == (None, 2)
+
+    class Own(DataLoader):
+        def __init__(self, path):
+            super().__init__(path)
+
+    assert list(inspect.signature(Own).parameters) == ["path"]
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,71 @@ def test_same_events_as_torch(seed):
     compare(configuration(seed))
 
 
+class OneStream(data.IterableDataset):
+    """Gives out one iterator for all epochs."""
+
+    def __init__(self, length):
+        self.iterator = iter(range(length))
+
+    def __iter__(self):
+        return self.iterator
+
+
+class Restarts(data.IterableDataset):
+    """Its own iterator, which each iter() sets back."""
+
+    def __iter__(self):
+        self.next = 0
+        return self
+
+    def __next__(self):
+        self.next += 1
+        if self.next > 20:
+            raise StopIteration
+        return self.next
+
+
+class OwnNames(data.Sampler):
+    """Draws from generators under names of its own."""
+
+    def __init__(self, generator):
+        self.rng = generator
+        self.inner = data.RandomSampler(range(50), replacement=True, generator=generator)
+
+    def __iter__(self):
+        for index in self.inner:
+            yield (index + int(torch.randint(50, (), generator=self.rng))) % 50
+
+
+STATEFUL = {
+    "stream": lambda g: {"dataset": OneStream(50), "batch_size": 3},
+    "restarts": lambda g: {"dataset": Restarts(), "batch_size": 3},
+    "drop last": lambda g: {"dataset": OneStream(50), "batch_size": 3, "drop_last": True},
+    "sampler": lambda g: {"dataset": range(50), "batch_size": 3, "sampler": iter(range(50))},
+    "batches": lambda g: {"dataset": range(50), "batch_sampler": ([i] for i in range(50))},
+    "inner": lambda g: {
+        "dataset": range(50),
+        "batch_sampler": data.BatchSampler(iter(range(50)), 4, drop_last=False),
+    },
+    "own names": lambda g: {"dataset": range(50), "batch_size": 3, "sampler": OwnNames(g)},
+}
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3, 30])
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_what_goes_on_after_a_break(kind, prefetch):
+    """Sources that torch's epochs go on with: nothing that was made ahead is lost."""
+
+    def epochs(cls, **more):
+        generator = torch.Generator().manual_seed(3)
+        loader = cls(**STATEFUL[kind](generator), **more)
+        for stop_after in (2, 0, 1, 5, None, None):
+            yield from epoch(loader, stop_after)
+        yield digest(generator)
+
+    assert list(epochs(lazyeng.DataLoader, prefetch=prefetch)) == list(epochs(data.DataLoader))
+
+
 @pytest.mark.filterwarnings("ignore:.*worker processes.*")
 @pytest.mark.parametrize("seed", range(WITH_WORKERS))
 def test_same_events_as_torch_with_workers(seed):

@@ -1,8 +1,10 @@
 """prefetch: passes, one-shot sources, the bound of depth, and what surrounds the source's code."""
 
 import contextvars
+import sys
 import threading
 import time
+import weakref
 from collections import namedtuple
 from dataclasses import dataclass
 
@@ -71,6 +73,69 @@ def test_depth_with_many_consumers():
     assert max(most) <= 3 + 4  # four were taken and not noted yet
 
 
+def all_of(take, consumers=4):
+    """What several threads get that start at once and take until the end, together."""
+    start, got, errors = threading.Barrier(consumers), [], []
+
+    def consume():
+        start.wait()
+        try:
+            while True:
+                got.append(take())
+        except StopIteration:
+            return
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=consume, daemon=True) for _ in range(consumers)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(timeout=30)
+        assert not t.is_alive()
+    assert not errors
+    return sorted(got)
+
+
+@pytest.fixture
+def hasty():
+    """Threads take turns so often that what is not atomic shows."""
+    old = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(old)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize("source", [iter, list, lambda items: (i for i in items)])
+def test_many_consumers_lose_nothing(depth, source, hasty):
+    for _ in range(20):
+        it = iter(prefetch(source(range(100)), depth=depth))
+        assert all_of(it.__next__) == list(range(100))
+
+
+@pytest.mark.parametrize("source", [iter, list])
+def test_next_of_one_object_by_many_consumers(source, hasty):
+    for _ in range(30):
+        p = prefetch(source(range(50)))
+        assert all_of(p.__next__) == list(range(50))
+
+
+def test_one_shot_source_iterated_by_many(hasty):
+    for _ in range(20):
+        p = prefetch(iter(range(50)))
+        assert all_of(lambda p=p: next(iter(p))) == list(range(50))
+
+
+def test_depth_zero_source_that_asks_for_itself():
+    def source():
+        yield next(it)
+
+    it = iter(prefetch(source(), depth=0))
+    with pytest.raises(ValueError, match="already executing"):
+        next(it)
+
+
 def test_depth_zero_makes_items_on_the_calling_thread():
     def threads():
         for _ in range(3):
@@ -108,6 +173,94 @@ def test_one_shot_source_goes_on_and_loses_nothing():
             if len(got) % 3 == 0:
                 break
     assert got == list(range(20)) and list(p) == []
+
+
+class OneIterator:
+    """Gives out the same iterator each time."""
+
+    def __init__(self, items):
+        self.iterator = iter(items)
+
+    def __iter__(self):
+        return self.iterator
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda: OneIterator(range(20)),
+        lambda: prefetch(i for i in range(20)),
+        lambda: prefetch(prefetch(OneIterator(range(20)), depth=1)),
+        lambda: map(int, prefetch(iter(range(20)))),
+    ],
+)
+@pytest.mark.parametrize("depth", [0, 2, 30])
+def test_one_iterator_behind_several_passes(source, depth):
+    p, got = prefetch(source(), depth=depth), []
+    for stop in (1, 3, 5, 50):
+        for item in p:
+            got.append(item)
+            settle(0.02)
+            if len(got) >= stop:
+                break
+    assert got == list(range(20)) and list(p) == []
+
+
+def test_what_can_start_anew_is_not_kept():
+    """After a break nothing holds the source's iterator, nor what it made."""
+
+    class Tensors:
+        def __iter__(self):
+            while True:
+                made.append(weakref.ref(tensor := torch.ones(2)))
+                yield tensor
+                del tensor
+
+    made, p = [], prefetch(Tensors())
+    for item in p:
+        del item
+        settle(0.05)
+        break
+    assert len(made) >= 3 and [ref() for ref in made] == [None] * len(made)
+
+
+def test_source_that_grows_or_starts_anew_after_its_end():
+    class Grows:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            if not items:
+                raise StopIteration
+            return items.pop(0)
+
+    items = [1, 2]
+    p = prefetch(Grows())
+    assert list(p) == [1, 2]
+    items += [3]
+    assert list(p) == [3] and list(p) == []
+
+    class Restarts:
+        def __iter__(self):
+            self.left = 3
+            return self
+
+        def __next__(self):
+            if self.left == 0:
+                raise StopIteration
+            self.left -= 1
+            return self.left
+
+    p = prefetch(Restarts())
+    assert next(iter(p)) == 2
+    settle()
+    assert [list(p), list(p)] == [[2, 1, 0]] * 2
+
+
+def test_always_true():
+    """As iterators are; also where there is no length."""
+    for p in (prefetch(iter([1])), prefetch([]), prefetch([1])):
+        assert p and iter(p)
 
 
 def test_one_shot_source_shared_by_two_iterators():
@@ -255,3 +408,17 @@ def test_source_sees_the_surroundings():
         assert list(prefetch(source())) == ["inside", False, True, "cpu"]
     with torch.device("meta"):
         assert list(prefetch(source())) == ["inside", True, False, "meta"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_source_sees_autocast(dtype, depth):
+    def source():
+        yield torch.is_autocast_cache_enabled()
+        yield torch.ones(2, 2).mm(torch.ones(2, 2)).dtype
+        with torch.autocast("cpu", enabled=False):
+            yield torch.ones(2, 2).mm(torch.ones(2, 2)).dtype
+
+    with torch.autocast("cpu", dtype, cache_enabled=False):
+        assert list(prefetch(source(), depth=depth)) == [False, dtype, torch.float32]
+    assert list(prefetch(source(), depth=depth)) == [True, torch.float32, torch.float32]

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import types
 
 import pytest
 import torch
@@ -104,6 +105,157 @@ def test_dataclasses(cls):
     if cls is Batch:
         assert type(wrapped.labels[0]) is LazyTensor and wrapped.name == "b"
     assert type(unwrap(wrapped).x) is torch.Tensor
+
+
+class NeedsTwo(list):
+    def __init__(self, items, name):
+        super().__init__(items)
+        self.name = name
+
+    def append(self, item):
+        raise TypeError("not changed from outside")
+
+
+class NeedsName(tuple):
+    def __new__(cls, items, *, name):
+        made = super().__new__(cls, items)
+        made.name = name
+        return made
+
+
+class Sub(collections.namedtuple("Base", "x y")):
+    __slots__ = ()
+
+    def __new__(cls, x):
+        return super().__new__(cls, x, 2)
+
+
+class ReadOnly(dict):
+    def __setitem__(self, key, value):
+        raise TypeError("read-only")
+
+
+class Slotted(list):
+    __slots__ = ("name",)
+
+
+class OwnMapping(collections.abc.MutableMapping):
+    """A copy of it shares the items."""
+
+    def __init__(self, items):
+        self.inside = dict(items)
+
+    def __getitem__(self, key):
+        return self.inside[key]
+
+    def __setitem__(self, key, value):
+        self.inside[key] = value
+
+    def __delitem__(self, key):
+        del self.inside[key]
+
+    def __iter__(self):
+        return iter(self.inside)
+
+    def __len__(self):
+        return len(self.inside)
+
+
+class IndependentMapping(OwnMapping):
+    def __copy__(self):
+        return type(self)(self.inside)
+
+
+def slotted():
+    made = Slotted([torch.ones(2)])
+    made.name = "n"
+    return made
+
+
+CONTAINERS = {
+    "list, own constructor": lambda x: NeedsTwo([x], "n"),
+    "tuple, own constructor": lambda x: NeedsName([x], name="n"),
+    "named tuple, own constructor": Sub,
+    "dict, read-only": lambda x: ReadOnly({0: x, "name": "n"}),
+    "list, slots": lambda x: slotted(),
+    "struct sequence": lambda x: torch.return_types.max([x, torch.zeros(2)]),
+    "UserDict": lambda x: collections.UserDict({0: x}),
+    "UserList": lambda x: collections.UserList([x]),
+    "deque": lambda x: collections.deque([x], maxlen=3),
+    "ChainMap": lambda x: collections.ChainMap({0: 1}, {1: x}),
+    "proxy": lambda x: types.MappingProxyType({0: x}),
+    "mapping": lambda x: IndependentMapping({0: x}),
+    "defaultdict": lambda x: collections.defaultdict(list, {0: x}),
+}
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_containers_of_all_kinds(kind):
+    def contents(container):
+        is_mapping = isinstance(container, collections.abc.Mapping)
+        return list(container.values()) if is_mapping else list(container)
+
+    container = CONTAINERS[kind](torch.ones(2))
+    before = contents(container)
+    wrapped = wrap(container)
+    assert type(wrapped) is type(container) and wrapped is not container
+    for old, new, kept in zip(before, contents(wrapped), contents(container), strict=True):
+        assert kept is old  # the original is as it was
+        if isinstance(old, torch.Tensor):
+            assert type(new) is LazyTensor and new.data_ptr() == old.data_ptr()
+        else:
+            assert new is old
+    for name in ("name", "maxlen", "default_factory"):
+        assert getattr(wrapped, name, None) == getattr(container, name, None)
+
+
+def test_what_has_no_tensors_stays_itself():
+    for obj in ([1, "a"], (1, [2]), {"a": (1,)}, Batch(1, []), ReadOnly(a=1), torch.Size([2])):
+        assert wrap(obj) is obj
+    shared = OwnMapping({0: torch.ones(1)})  # to change a copy would change it
+    assert wrap(shared) is shared and type(shared[0]) is torch.Tensor
+
+
+def test_containers_inside_of_themselves():
+    tree = {"x": torch.ones(2)}
+    tree["me"], tree["pair"] = tree, (tree, [tree])
+    wrapped = wrap(tree)
+    assert type(wrapped["x"]) is LazyTensor and wrapped["me"] is wrapped
+    assert wrapped["pair"][0] is wrapped and wrapped["pair"][1][0] is wrapped
+    assert tree["me"] is tree and type(tree["x"]) is torch.Tensor
+
+
+def test_what_is_shared_stays_shared():
+    x, part = torch.ones(2), [torch.ones(1)]
+    wrapped = wrap([x, x, part, (part,)])
+    assert wrapped[0] is wrapped[1] and wrapped[2] is wrapped[3][0]
+
+
+def test_history_of_autograd_goes_with_it(mode):
+    weight = torch.ones(2, requires_grad=True)
+    with torch.no_grad():
+        x, y = wrap([weight.detach() * 2, weight])
+    assert not x.requires_grad and y.is_leaf
+    product = weight * 3
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            lazily = wrap(product)
+        assert type(lazily) is LazyTensor and lazily.data_ptr() == product.data_ptr()
+        assert lazily.requires_grad and not lazily.is_leaf
+        weight.grad = None
+        with lazy(mode):
+            (lazily * lazily).sum().backward(retain_graph=True)
+        assert weight.grad.tolist() == [18, 18]
+    with torch.inference_mode():
+        assert wrap(product).tolist() == [3, 3]
+
+
+def test_history_of_a_buffer_goes_with_it():
+    weight, module = torch.ones(2, requires_grad=True), torch.nn.Module()
+    module.register_buffer("scaled", weight * 3)
+    wrap(module)
+    (module.scaled * 2).sum().backward()
+    assert type(module.scaled) is LazyTensor and weight.grad.tolist() == [6, 6]
 
 
 def test_requires_grad_is_kept():

@@ -109,6 +109,8 @@ def signature(name: str, obj: Any) -> str:
         if function is None:
             return f"class {name}"
     function = inspect.unwrap(function)
+    # As it is written: DataLoader borrows torch's, which differs between versions of torch.
+    getattr(function, "__dict__", {}).pop("__signature__", None)
     found = inspect.signature(function)
     parts: list[str] = []
     for p in found.parameters.values():

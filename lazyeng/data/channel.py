@@ -1,7 +1,7 @@
 """Channel: one pass over a source, item by item, and what was made and not taken yet.
 
-No thread starts here. `make` is called by one thread at a time: a Runner's, or the consumer's if
-nothing runs ahead. What it makes goes into `made`, a queue that any thread may read.
+No thread starts here. `make` is called by one thread at a time: a Runner's, or, if nothing runs
+ahead, by the consumers', in turn. What it makes goes into `made`, a queue that any thread may read.
 """
 
 from __future__ import annotations
@@ -56,6 +56,10 @@ def no_state() -> None:
     """For sources whose draws nobody can see."""
 
 
+def _nobody() -> None:
+    """There is no maker to be told."""
+
+
 class Channel:
     """A source's items, in order, from the one who makes them to the one who takes them.
 
@@ -73,7 +77,8 @@ class Channel:
     ) -> None:
         # A SimpleQueue, since its `put` may interrupt itself: finalizers run anywhere.
         self.made: SimpleQueue[Outcome | Nudge] = SimpleQueue()
-        self.ended = False
+        self.ended = False  # the source has; items may wait
+        self.finished = False  # somebody took the end
         self.state = state
         self.last_state = state()  # after the last item made
         self.runner: Runner | None = None  # the last one that made items here
@@ -83,6 +88,8 @@ class Channel:
         self._failed = False  # the last item
         self._asked = 0  # how many items takers asked for, the one they wait for included
         self._asking = threading.Lock()
+        # Reentrant: a source that asks for its own next item gets its error, and not a deadlock.
+        self._turn = threading.RLock()
         self._process = os.getpid()
 
     @property
@@ -144,9 +151,17 @@ class Channel:
             if not answered:
                 self._ask(-1)
         if isinstance(outcome, End):
+            self.finished = True
             self.made.put(outcome)
         wake()
         return outcome
+
+    def make_and_take(self) -> Outcome | Nudge:
+        """For takers that make what they take, one after the other; as `take`."""
+        with self._turn:  # until it is taken: who makes the end must not find an item of another
+            if self.made.empty():
+                self.make()
+            return self.take(_nobody)
 
     def _ask(self, items: int) -> None:
         with self._asking:

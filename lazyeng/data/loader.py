@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import inspect
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.utils.data
 
 from lazyeng import errors
-from lazyeng.data.channel import Channel
+from lazyeng.data.channel import Channel, no_state
 from lazyeng.data.passes import Life, Pass
 from lazyeng.data.prefetch import checked_depth
-from lazyeng.data.rewind import generators_of, rewind, snapshot_of
+from lazyeng.data.rewind import generators_of, parts_of, rewind, snapshot_of
+from lazyeng.data.shared import Kept, held_elsewhere
 from lazyeng.data.transfer import convert_to
-from lazyeng.data.worker import WorkerCollate, WorkerInit
+from lazyeng.data.workers import WorkerIterator
+from lazyeng.sync_debug import allow_sync
 
 T = TypeVar("T")
 
@@ -41,6 +43,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         ValueError: `prefetch` is negative; and what torch's DataLoader raises.
     """
 
+    device: torch.device | str | int | None
+    prefetch: int
+
     def __init__(
         self,
         dataset: torch.utils.data.Dataset[T],
@@ -49,37 +54,74 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         prefetch: int = 2,
         **kwargs: Any,
     ) -> None:
-        self.device = device
-        self.prefetch = checked_depth("DataLoader: prefetch", prefetch)
+        # Not set as attributes: a subclass may have properties of these names.
+        vars(self).update(device=device, prefetch=checked_depth("DataLoader: prefetch", prefetch))
         convert_to(device, prefetch)  # raises what is wrong with the device
         self._last: tuple[weakref.ref[Pass[T]], Channel] | None = None
+        self._kept: Kept | None = None  # what was made of a source that cannot start anew
+        self._shared = object()  # the same for all passes that take from it
         super().__init__(dataset, *args, **kwargs)
 
     @errors.boundary
     def __iter__(self) -> Pass[T]:  # pyright: ignore[reportIncompatibleMethodOverride]
         if self.persistent_workers:
             self._finish_last()
+        running = self._running_shared()
+        if self._kept is not None and running is None:
+            self._kept.look()
         # On this thread, as in torch: the draws of seeds and the start of workers happen here.
-        source = super().__iter__()
-        generators = generators_of((self.generator, self.sampler, self.batch_sampler))
-        channel = Channel(source, convert_to(self.device, self.prefetch), snapshot_of(generators))
+        with allow_sync("an epoch starts with a seed that is read at once"):
+            source = super().__iter__()
         # The thread starts with the first `next`: samplers draw from then on.
-        new: Pass[T] = Pass(
-            channel, self.prefetch, sized=self._index_sampler, name="DataLoader", unit="batch",
-            after=functools.partial(_end, generators, self._workers_of(source)),
-        )  # fmt: skip
+        shared = _shared_parts(self, source)
+        if shared:
+            return running or self._shared_pass(source, shared)
+        generators = generators_of((self.generator, self.sampler, self.batch_sampler))
+        channel = self._channel(source, snapshot_of(generators))
+        after = functools.partial(_end, generators, self._workers_of(source))
+        new = self._pass(channel, after)
         if self.persistent_workers:
             self._last = weakref.ref(new), channel
         return new
 
+    def _channel(self, source: Any, state: Callable[[], Any] = no_state) -> Channel:
+        return Channel(source, convert_to(vars(self)["device"], self._depth()), state)
+
+    def _pass(self, channel: Channel, after: Callable[[Life], None], **more: object) -> Pass[T]:
+        return Pass(
+            channel, self._depth(), sized=self._index_sampler, name="DataLoader", unit="batch",
+            after=after, **more,
+        )  # fmt: skip
+
+    def _depth(self) -> int:
+        return vars(self)["prefetch"]
+
+    def _running_shared(self) -> Pass[T] | None:
+        """The pass that takes what the one asked for would take."""
+        if self._kept is None or self._last is None:
+            return None
+        last = self._last[0]()
+        return last if last is not None and last.goes_on(self._kept.channel) else None
+
+    def _shared_pass(self, source: Any, shared: Sequence[object]) -> Pass[T]:
+        """A pass over what is left of the dataset's or the sampler's only iterator."""
+        if self._kept is None or not self._kept.goes_on(shared):
+            self._kept = Kept(shared, self._channel(source))
+        new = self._pass(self._kept.channel, self._kept.after(), shared=self._shared)
+        self._last = weakref.ref(new), self._kept.channel
+        return new
+
     def _finish_last(self) -> None:
-        """Ends the pass before: torch has one iterator for all, which starts anew."""
+        """Ends the pass before: torch has one iterator for all, which starts anew if it can."""
         if self._last is not None:
             last, channel = self._last[0](), self._last[1]
             if last is not None:
                 last.close()
             if channel.runner is not None:
                 channel.runner.stop(patient=True)
+        if isinstance(self._iterator, WorkerIterator) and self._iterator.has_dead_workers():
+            self._iterator._shutdown_workers()
+            self._iterator = None
 
     def _workers_of(self, source: Any) -> Sequence[Any]:
         """The processes that end with the pass."""
@@ -88,36 +130,25 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     def _get_iterator(self) -> Any:
         if self.num_workers == 0:
             return super()._get_iterator()
-        with _replaced(self, "worker_init_fn", WorkerInit(self.worker_init_fn)):
-            with _replaced(self, "collate_fn", WorkerCollate(self.collate_fn)):
-                iterator = super()._get_iterator()
-        _report_deaths_in_order(iterator)
-        return iterator
+        self.check_worker_number_rationality()
+        return WorkerIterator(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None}
+        return {**self.__dict__, "_last": None, "_kept": None}
 
 
-@contextlib.contextmanager
-def _replaced(loader: DataLoader[Any], name: str, value: Any) -> Iterator[None]:
-    """Another attribute while torch's iterator is made; users see their own before and after."""
-    old = getattr(loader, name)
-    setattr(loader, name, value)
-    try:
-        yield
-    finally:
-        setattr(loader, name, old)
+def _shared_parts(loader: DataLoader[Any], source: Any) -> list[object]:
+    """Iterators that this pass goes on with and the next one will, so that none may lose items.
 
-
-def _report_deaths_in_order(iterator: Any) -> None:
-    """A killed worker is an error at the batch that it owed.
-
-    torch has a signal handler raise it in the main thread, in whatever line that executes then.
-    Without that the thread that waits for the batch finds out, five seconds later at most.
+    Only without workers: what those are sent ahead is lost after a `break` in torch too.
     """
-    if getattr(iterator, "_worker_pids_set", False):
-        torch._C._remove_worker_pids(id(iterator))
-        iterator._worker_pids_set = False
+    if loader.num_workers > 0:
+        return []
+    fetcher = source._dataset_fetcher
+    if hasattr(fetcher, "dataset_iter"):
+        return [fetcher.dataset_iter] if held_elsewhere(fetcher, "dataset_iter") else []
+    samplers = parts_of((loader.sampler, loader.batch_sampler))
+    return [part for part in samplers if isinstance(part, Iterator)]
 
 
 def _end(generators: Sequence[torch.Generator], workers: Sequence[Any], life: Life) -> None:
@@ -128,3 +159,14 @@ def _end(generators: Sequence[torch.Generator], workers: Sequence[Any], life: Li
     else:
         rewind(generators, life)
     life.channel.drop()
+
+
+def _with_torch_arguments(own: inspect.Signature) -> inspect.Signature:
+    """The signature of `DataLoader.__init__`: torch's parameters, and those that only it has."""
+    torchs = inspect.signature(torch.utils.data.DataLoader.__init__).parameters
+    added = [p for p in own.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return own.replace(parameters=sorted([*torchs.values(), *added], key=lambda p: p.kind))
+
+
+# For editors and help(); calls go by the function itself.
+DataLoader.__init__.__signature__ = _with_torch_arguments(inspect.signature(DataLoader.__init__))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
@@ -11,6 +12,7 @@ from lazyeng import _C, errors
 from lazyeng._record import put_together
 from lazyeng.data.channel import Channel, Failure, Item, Nudge
 from lazyeng.data.runner import Runner
+from lazyeng.sync_debug import allow_sync
 
 T = TypeVar("T")
 
@@ -32,14 +34,22 @@ class Life:
         self.taken = channel.state()
         self.hangs = False
         self._runner: Runner | None = None
+        self._starting = threading.RLock()  # several threads may ask for the first item
+        self._over = False
         self._after = after
 
     def run_ahead(self) -> None:
         """Starts the thread, if there is to be one and something for it to do."""
-        if self._runner is None and self.depth > 0 and not self.channel.ended:
-            self._runner = self.channel.runner = Runner(
-                self.channel, self.depth, previous=self.channel.runner
-            )
+        if self._runner is not None or self.depth == 0 or self.channel.ended:
+            return
+        # The source draws outside of lazy(): what the loop recorded before has its draws first.
+        with allow_sync("the draws recorded so far come before those of the source"):
+            _C.wait_for_generators()
+        with self._starting:
+            if self._runner is None and not self._over:
+                self._runner = self.channel.runner = Runner(
+                    self.channel, self.depth, previous=self.channel.runner
+                )
 
     def wake(self) -> None:
         """Tells the thread to look again; without one, the taker itself is the maker."""
@@ -50,6 +60,8 @@ class Life:
         """Ends the thread and what belongs to the pass. Called once."""
         if self.channel.foreign:
             return
+        with self._starting:
+            self._over = True
         if self._runner is not None:
             self.hangs = not self._runner.stop()
         self._after(self)
@@ -71,6 +83,7 @@ class Pass(Generic[T]):
         name: what failures call the source.
         unit: what failures call an item.
         after: called once the pass is over, closed or dropped and its thread was told to stop.
+        shared: what it has in common with the passes that go on where it stops, if any do.
     """
 
     def __init__(
@@ -82,7 +95,9 @@ class Pass(Generic[T]):
         name: str,
         unit: str,
         after: Callable[[Life], None],
+        shared: object = None,
     ) -> None:
+        self.shared = shared
         self._sized = sized
         self._name = name
         self._unit = unit
@@ -128,8 +143,8 @@ class Pass(Generic[T]):
 
     def _take(self) -> Any:
         channel = self.life.channel
-        if self.life.depth == 0 and channel.made.empty():
-            channel.make()
+        if self.life.depth == 0:
+            return channel.make_and_take()
         self.life.run_ahead()
         return channel.take(self.life.wake)
 
@@ -152,6 +167,13 @@ class Pass(Generic[T]):
             TypeError: the source has no length.
         """
         return len(self._sized)
+
+    def __bool__(self) -> bool:
+        return True  # also without a length
+
+    def goes_on(self, channel: Channel) -> bool:
+        """Whether it takes from this channel, and may find something there."""
+        return not self.closed and self.life.channel is channel and not channel.finished
 
     # ---- closing
 

@@ -11,24 +11,38 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.utils.data import Sampler
 
 from lazyeng.data.passes import Life
 
 State = tuple[torch.Tensor, ...]
 
 
-def generators_of(samplers: Iterable[Any]) -> list[torch.Generator]:
-    """The CPU generators that these samplers, and those inside them, were given."""
-    found: dict[int, torch.Generator] = {}
+def parts_of(samplers: Iterable[Any]) -> list[Any]:
+    """These samplers and those inside them."""
+    found: dict[int, Any] = {}
     pending = list(samplers)
     while pending:
         sampler = pending.pop()
-        if isinstance(sampler, torch.Generator):
-            if sampler.device.type == "cpu" and sampler is not torch.default_generator:
-                found[id(sampler)] = sampler
-        elif sampler is not None:
-            pending += [getattr(sampler, name, None) for name in ("generator", "sampler")]
+        if sampler is not None and id(sampler) not in found:
+            found[id(sampler)] = sampler
+            inner = [value for value in _values(sampler) if isinstance(value, Sampler)]
+            pending += [getattr(sampler, "sampler", None), *inner]
     return list(found.values())
+
+
+def generators_of(samplers: Iterable[Any]) -> list[torch.Generator]:
+    """The CPU generators that these samplers, and those inside them, were given."""
+    found: dict[int, torch.Generator] = {}
+    for part in parts_of(samplers):
+        for value in (part, *_values(part)):
+            if isinstance(value, torch.Generator) and value is not torch.default_generator:
+                found[id(value)] = value
+    return [generator for generator in found.values() if generator.device.type == "cpu"]
+
+
+def _values(sampler: Any) -> list[Any]:
+    return list(getattr(sampler, "__dict__", {}).values())
 
 
 def snapshot_of(generators: Sequence[torch.Generator]) -> Callable[[], State]:

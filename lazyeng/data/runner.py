@@ -8,6 +8,7 @@ finalizer stops the thread. The thread starts an item only if fewer than `depth`
 from __future__ import annotations
 
 import atexit
+import contextlib
 import contextvars
 import itertools
 import os
@@ -24,6 +25,9 @@ from lazyeng.data.channel import Channel
 # ends, and lets go of the source, once the source returns.
 GRACE = 2.0
 
+# Whose autocast state torch keeps for each thread and lazyeng computes on.
+AUTOCAST_DEVICES = ("cpu", "cuda")
+
 _names = itertools.count(1)
 _running: weakref.WeakSet[Runner] = weakref.WeakSet()
 
@@ -36,6 +40,8 @@ class Surroundings:
     grad: bool
     inference: bool
     device: torch.device
+    autocasts: tuple[tuple[str, torch.dtype], ...]  # those that are on
+    autocast_cache: bool
 
     @staticmethod
     def of_this_thread() -> Surroundings:
@@ -44,13 +50,24 @@ class Surroundings:
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             torch.get_default_device(),
+            tuple(
+                (kind, torch.get_autocast_dtype(kind))
+                for kind in AUTOCAST_DEVICES
+                if torch.is_autocast_enabled(kind)
+            ),
+            torch.is_autocast_cache_enabled(),
         )
 
     def call(self, function: Callable[[], None]) -> None:
         """Calls the function in a new thread as it would run in the old one."""
         if self.device.type != "cpu":
             torch.set_default_device(self.device)
-        with torch.inference_mode(self.inference), torch.set_grad_enabled(self.grad):
+        torch.set_autocast_cache_enabled(self.autocast_cache)
+        with contextlib.ExitStack() as modes:
+            for kind, dtype in self.autocasts:
+                modes.enter_context(torch.autocast(kind, dtype, cache_enabled=self.autocast_cache))
+            modes.enter_context(torch.inference_mode(self.inference))
+            modes.enter_context(torch.set_grad_enabled(self.grad))
             self.context.run(function)
 
 

@@ -27,7 +27,7 @@ def convert_to(device: torch.device | str | int | None, depth: int) -> Callable[
         RuntimeError: torch does not know the device, or there is none of its kind.
     """
     if device is None:
-        return wrap
+        return lambda batch: map_tensors(batch, wrap)  # modules in a batch stay as they are
     wanted = _indexed(torch.device(device))
     if wanted.type == "cpu":
         return lambda batch: map_tensors(batch, lambda tensor: wrap(tensor).to(wanted))

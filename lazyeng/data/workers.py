@@ -1,0 +1,154 @@
+"""Torch's iterator over worker processes, with every failure at the position of its batch.
+
+Torch's class does the work: it sends indices out and puts the answers in order. What differs here:
+a sampler that raises, a worker that is killed, and a batch that cannot be sent each take the place
+of one batch, and batches that are finished do not depend on their worker staying alive.
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing import connection
+from typing import Any
+
+import torch
+from torch.utils.data import _utils
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from lazyeng.data.worker import Lost, Packed, WorkerCollate, WorkerFailure, WorkerInit
+
+_CHECK = _utils.MP_STATUS_CHECK_INTERVAL  # seconds until workers are looked after
+
+
+# Set before workers are ended at exit, which would wake threads that then call into torch.
+_exiting = threading.Event()
+atexit.register(_exiting.set)
+
+
+class _ForWorkers:
+    """A loader as its workers are to see it; a view, as several threads may iterate over one."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self.worker_init_fn = WorkerInit(loader.worker_init_fn)
+        self.collate_fn = WorkerCollate(loader.collate_fn)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class _NoIndexError(Exception):
+    """The sampler raised its cause."""
+
+
+class WorkerIterator(_MultiProcessingDataLoaderIter):
+    """The iterator that a DataLoader with workers reads; the base class has the documentation."""
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(_ForWorkers(loader))  # pyright: ignore[reportArgumentType]
+        self._leave_deaths_to_the_reader()
+        if not self._pin_memory:  # or else torch has such a thread
+            self._data_queue: Any = queue.SimpleQueue()
+            _start_receiving(self._worker_result_queue, self._workers, self._data_queue.put)
+
+    def _leave_deaths_to_the_reader(self) -> None:
+        """Torch has a signal handler raise it in whatever line the main thread executes then.
+
+        Without that, who waits for the batch finds out, five seconds later at most.
+        """
+        if self._worker_pids_set:
+            torch._C._remove_worker_pids(id(self))
+            self._worker_pids_set = False
+
+    # ---- a sampler that raises
+
+    def _next_index(self) -> Any:
+        try:
+            return Packed(super()._next_index())  # here, as it could not be sent later either
+        except StopIteration:
+            raise
+        except Exception as error:
+            raise _NoIndexError from error
+
+    def _try_put_index(self) -> None:
+        try:
+            super()._try_put_index()
+        except _NoIndexError as failed:
+            # As torch keeps an answer that came before its turn: (worker, answer).
+            self._task_info[self._send_idx] = (
+                0,
+                WorkerFailure.of(failed.__cause__, "in the sampler"),
+            )
+            self._workers_num_tasks[0] += 1
+            self._send_idx += 1
+
+    # ---- a worker that is killed
+
+    def _try_get_data(self, timeout: float = _CHECK) -> Any:
+        try:
+            return True, self._data_queue.get(timeout=timeout)
+        except queue.Empty:
+            dead = [i for i, w in enumerate(self._workers) if self._is_dead(i, w)]
+            if dead and not self._awaits_another(dead):
+                raise self._death(dead) from None
+            return False, None
+
+    def _is_dead(self, index: int, worker: Any) -> bool:
+        return self._workers_status[index] and not worker.is_alive()
+
+    def _awaits_another(self, dead: Sequence[int]) -> bool:
+        """Whether the next batch is owed by a worker that lives, and able to send it."""
+        task = self._task_info.get(self._rcvd_idx)
+        if not self._in_order or task is None or task[0] in dead:
+            return False
+        # Who was killed while it wrote keeps this lock for ever, and nobody else can send.
+        lock: Any = getattr(self._worker_result_queue, "_wlock")  # noqa: B009 (not in the stubs)
+        free = lock.acquire(timeout=_CHECK)
+        if free:
+            lock.release()
+        return free
+
+    def _death(self, dead: Sequence[int]) -> RuntimeError:
+        for index in dead:
+            self._mark_worker_as_unavailable(index)
+        pids = ", ".join(str(self._workers[index].pid) for index in dead)
+        return RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly")
+
+    def _process_data(self, data: Any, worker_idx: int) -> Any:
+        if isinstance(data, Lost):
+            worker = self._workers[worker_idx]
+            worker.join(timeout=1)  # its sockets close a moment before it is gone
+            if self._is_dead(worker_idx, worker):
+                data = WorkerFailure.of(self._death([worker_idx]), data.where)
+        return super()._process_data(data, worker_idx)
+
+    def has_dead_workers(self) -> bool:
+        """Whether it can no longer be used for another epoch."""
+        return not all(worker.is_alive() for worker in self._workers)
+
+
+def _start_receiving(results: Any, workers: Sequence[Any], put: Callable[[Any], object]) -> None:
+    """Reads the answers of workers as they come, in a thread that ends after the last worker.
+
+    Tensors are on their way as file descriptors, which the worker hands out when they are read: a
+    worker that dies takes with it what was not. There are at most prefetch_factor * num_workers.
+    """
+    threading.Thread(
+        target=_receive, args=(results, workers, put), name="lazyeng-receive", daemon=True
+    ).start()
+
+
+def _receive(results: Any, workers: Sequence[Any], put: Callable[[Any], object]) -> None:
+    alive = {worker.sentinel for worker in workers}
+    while alive and not _exiting.is_set():
+        ready = connection.wait([results._reader, *alive])
+        if results._reader not in ready:
+            alive.difference_update(ready)
+            continue
+        try:
+            put(results.get())
+        except Exception:  # cut off by the death of the worker; who waits for it will find out
+            return
