@@ -365,3 +365,12 @@ def test_unwrap_waits_and_raises():
         bad = wrap(torch.ones(3))[torch.tensor([5])]
     with pytest.raises(IndexError):
         unwrap([bad])
+
+
+def test_results_can_be_swapped_at_once():
+    """Nothing of ours refers to the newest result weakly, which torch would refuse."""
+    x = wrap(torch.ones(2)).requires_grad_()
+    y = x * 2
+    z = wrap(torch.zeros(3))
+    torch.utils.swap_tensors(y, z)
+    assert (y.tolist(), z.tolist()) == ([0, 0, 0], [2, 2])

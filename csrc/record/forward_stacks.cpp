@@ -1,8 +1,8 @@
 // csrc/record/forward_stacks.cpp: a table from autograd nodes to creation stacks.
 //
 // The node exists before our kernel is called, but nobody shows it to us: the result gets it after
-// the kernel has returned. So the newest entry of each thread waits with a weak reference to its
-// result, and the next call on the thread finds the node there. From then on the entry knows
+// the kernel has returned. So the newest entry of each thread watches its result, and the next call
+// on the thread finds the node there. From then on the entry knows
 // whether its node still lives: stacks of dead ones are let go of, live ones are never overwritten.
 #include "csrc/record/forward_stacks.h"
 
@@ -12,8 +12,12 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <deque>
 #include <optional>
+#include <utility>
 #include <vector>
+
+#include "csrc/record/lazy_tensor.h"
 
 namespace lazyeng::record {
 namespace {
@@ -52,7 +56,9 @@ class ForwardStacks {
 
   void put(Entry entry) {
     if (place_of(entry.thread, entry.number).is_live() && entries_.size() < kMost) grow();
+    in_turn_.push_back({entry.thread, entry.number});
     place_of(entry.thread, entry.number) = std::move(entry);
+    look_at_oldest();
   }
 
   void forget_dead() {
@@ -64,6 +70,23 @@ class ForwardStacks {
   // As many as the forward pass of a large model has ops; powers of two.
   static constexpr size_t kFirst = size_t{1} << 16, kMost = size_t{1} << 21;
 
+  struct Key {
+    uint64_t thread, number;
+  };
+
+  /// One for each new one: no more dead entries stay than there are others. (A reference to a dead
+  /// node keeps its memory, though not what it refers to.)
+  void look_at_oldest() {
+    const Key key = in_turn_.front();
+    in_turn_.pop_front();
+    Entry& entry = place_of(key.thread, key.number);
+    if (!entry.is_of(key.thread, key.number)) return;
+    if (entry.is_dead())
+      entry = {};
+    else if (in_turn_.size() < kMost)
+      in_turn_.push_back(key);
+  }
+
   /// (What lay in different places does so among more of them.)
   void grow() {
     std::vector<Entry> old(2 * entries_.size());
@@ -73,6 +96,7 @@ class ForwardStacks {
   }
 
   std::vector<Entry> entries_{kFirst};
+  std::deque<Key> in_turn_;
 };
 
 ForwardStacks& forward_stacks() {
@@ -80,39 +104,44 @@ ForwardStacks& forward_stacks() {
   return *instance;
 }
 
-using WeakResult = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-
 /// The newest entry of this thread, whose node its result is about to get.
 struct Newest {
-  WeakResult result;
-  uint64_t thread, number;
+  uint64_t thread = 0, number = 0;
+  bool waits = false;
+  ResultWatch result;
 };
-thread_local std::optional<Newest> newest;
+Newest& newest() {
+  static thread_local Newest instance;
+  return instance;
+}
 thread_local uint64_t next_number_seen = 0;
 
 void wait_for_node(const at::Tensor& result, uint64_t thread, uint64_t number) {
-  if (result.defined())
-    newest.emplace(Newest{WeakResult(result.getIntrusivePtr()), thread, number});
+  LazyImpl* const lazy = result.defined() ? lazy_impl(result) : nullptr;
+  if (!lazy) return;
+  Newest& last = newest();
+  last.thread = thread;
+  last.number = number;
+  last.waits = true;
+  last.result.watch(*lazy);
 }
 
 /// A result that died before the next call has taken its node along. (Unless somebody has asked for
 /// the node itself, and nothing else: its line is then not told of.)
-void find_node(Entry& entry, const at::Tensor& result) {
-  if (!result.defined()) {
-    entry = {};
-    return;
-  }
-  const auto* meta = torch::autograd::impl::get_autograd_meta(result);
-  if (meta && meta->grad_fn_ && meta->grad_fn_->sequence_nr() == entry.number)
-    entry.node = weak(meta->grad_fn_);
+void find_node(Entry& entry, ResultWatch& watched) {
+  const bool alive = watched.look([&](const LazyImpl& result) {
+    const auto* meta = static_cast<torch::autograd::AutogradMeta*>(result.autograd_meta());
+    if (meta && meta->grad_fn_ && meta->grad_fn_->sequence_nr() == entry.number)
+      entry.node = weak(meta->grad_fn_);
+  });
+  if (!alive) entry = {};
 }
 
 void find_node_of_newest() {
-  if (!newest) return;
-  Entry& entry = forward_stacks().place_of(newest->thread, newest->number);
-  if (entry.is_of(newest->thread, newest->number))
-    find_node(entry, at::Tensor(newest->result.lock()));
-  newest.reset();
+  Newest& last = newest();
+  if (!std::exchange(last.waits, false)) return;
+  Entry& entry = forward_stacks().place_of(last.thread, last.number);
+  if (entry.is_of(last.thread, last.number)) find_node(entry, last.result);
 }
 
 }  // namespace
@@ -129,7 +158,7 @@ void note_forward(const stacks::StackRef& stack, const at::Tensor& result) {
 }
 
 void note_forward_result(const at::Tensor& result) {
-  if (next_number_seen == 0 || newest) return;
+  if (next_number_seen == 0 || newest().waits) return;
   wait_for_node(result, at::RecordFunction::currentThreadId(), next_number_seen - 1);
 }
 

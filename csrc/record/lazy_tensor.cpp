@@ -36,6 +36,19 @@ LazyImpl::LazyImpl(run::ValueRef value)
   mirror();
 }
 
+void LazyImpl::leave_watch() {
+  if (!watched_by_) return;
+  std::lock_guard lock(watched_by_->mutex);
+  watched_by_->result = nullptr;
+}
+
+void ResultWatch::watch(LazyImpl& result) {
+  result.leave_watch();  // (of another thread, whose op it was the result of before)
+  watched_ = std::make_shared<WatchedResult>();
+  watched_->result = &result;
+  result.watched_by_ = watched_;
+}
+
 void LazyImpl::make_normal() {
   if (!is_inference()) return;
   key_set_ =

@@ -7,15 +7,31 @@
 #include <ATen/core/Tensor.h>
 #include <Python.h>
 
+#include <memory>
 #include <mutex>
+#include <utility>
 
+#include "csrc/engine/spin_lock.h"
 #include "csrc/run/value.h"
 
 namespace lazyeng::record {
 
+class LazyImpl;
+class ResultWatch;
+
+struct WatchedResult {
+  engine::SpinLock mutex;
+  LazyImpl* result;  ///< null once it dies
+};
+
 class LazyImpl final : public c10::TensorImpl {
  public:
   explicit LazyImpl(run::ValueRef value);
+  ~LazyImpl() override { leave_watch(); }
+  void release_resources() override {
+    leave_watch();
+    TensorImpl::release_resources();
+  }
 
   const run::ValueRef& value() const { return value_; }
   /// A view of a normal tensor taken in inference mode is a normal tensor.
@@ -40,11 +56,36 @@ class LazyImpl final : public c10::TensorImpl {
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) override;
 
  private:
+  friend class ResultWatch;
+
   void mirror();
+  void leave_watch();
 
   run::ValueRef value_;
+  std::shared_ptr<WatchedResult> watched_by_;
   mutable std::mutex asked_mutex_;
   mutable c10::Storage asked_storage_;  // kept: storage() returns a reference
+};
+
+/// One lazy tensor at a time, looked at as long as it lives. (A weak reference would be seen by
+/// torch.utils.swap_tensors, which refuses such tensors.) For one thread; the tensor may die on
+/// any.
+class ResultWatch {
+ public:
+  void watch(LazyImpl& result);
+  /// Calls f(result) and lets go of it; false if it has died.
+  template <class F>
+  bool look(F&& f) {
+    if (!watched_) return false;
+    const std::shared_ptr<WatchedResult> watched = std::exchange(watched_, nullptr);
+    std::lock_guard lock(watched->mutex);
+    if (!watched->result) return false;
+    f(*watched->result);
+    return true;
+  }
+
+ private:
+  std::shared_ptr<WatchedResult> watched_;
 };
 
 /// Null if the tensor is not lazy (or undefined).
