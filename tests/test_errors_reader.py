@@ -1,6 +1,7 @@
 """What the reader of a failed tensor sees: own frames only, the forward line, blocks, warnings."""
 
 import copy
+import io
 import linecache
 import os
 import pickle
@@ -12,9 +13,10 @@ import warnings
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 import lazyeng
-from lazyeng import LazyError, lazy, synchronize, wrap
+from lazyeng import LazyError, lazy, synchronize, torch_frames, wrap
 from tests import failing_kernels, failing_programs
 
 HERE = os.path.basename(__file__)
@@ -106,6 +108,96 @@ def reading_without_grad(x):
 class Synchronizing(torch.nn.Module):
     def forward(self, x):
         synchronize()
+
+
+class ReadingFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.new_tensor(x.tolist())
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+def in_backward(x):
+    def reading(grad):
+        return grad * x.item()
+
+    weight = torch.ones(1, requires_grad=True)
+    loss = weight * 2
+    loss.register_hook(reading)
+    return weight, loss
+
+
+def by_backward(x):
+    in_backward(x)[1].backward()
+
+
+def by_grad(x):
+    weight, loss = in_backward(x)
+    torch.autograd.grad(loss, weight)
+
+
+def by_optimizer(x):
+    def closure():
+        return x.item()
+
+    torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1).step(closure)
+
+
+def by_checkpoint(x):
+    def reading(y):
+        return y * x.item()
+
+    torch.utils.checkpoint.checkpoint(reading, torch.ones(1), use_reentrant=False)
+
+
+def by_loader(x):
+    class Reading:
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, i):
+            return x.item()
+
+    list(torch.utils.data.DataLoader(Reading()))
+
+
+def by_plateau(x):
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+    torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer).step(x)
+
+
+CALLED_BY_TORCH = {  # names of the functions of ours
+    "autograd.Function": (ReadingFunction.apply, ["forward"]),
+    "backward": (by_backward, ["by_backward", "reading"]),
+    "grad": (by_grad, ["by_grad", "reading"]),
+    "optimizer": (by_optimizer, ["by_optimizer", "closure"]),
+    "checkpoint": (by_checkpoint, ["by_checkpoint", "reading"]),
+    "DataLoader": (by_loader, ["by_loader", "__getitem__"]),
+    "unique": (torch.unique, []),
+    "pack_padded_sequence": (
+        lambda x: torch.nn.utils.rnn.pack_padded_sequence(torch.ones(2, 1, 1), x),
+        ["<lambda>"],
+    ),
+    "ReduceLROnPlateau": (by_plateau, ["by_plateau"]),
+    "save": (lambda x: torch.save(x, io.BytesIO()), ["<lambda>"]),
+}
+
+
+@pytest.mark.parametrize("name", CALLED_BY_TORCH)
+def test_functions_of_torch_hide_their_frames(name):
+    function, ours = CALLED_BY_TORCH[name]
+    assert names(caught_from(function, failed()).__traceback__) == ["caught_from", *ours]
+
+
+def test_functions_of_torch_are_what_they_were():
+    """Where the source is another than expected, frames are shown: not with torch as tested."""
+    for function, _ in torch_frames._CALLS:
+        assert torch_frames._HIDE in {
+            name for code in torch_frames._codes(function.__code__) for name in code.co_names
+        }, function
 
 
 BY_TORCH = {  # user code reads, which torch has called: name of the innermost function
