@@ -14,6 +14,7 @@ import __future__
 import ast
 import inspect
 import itertools
+import linecache
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch.utils._contextlib import context_decorator
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from lazyeng import errors
 
@@ -37,7 +39,7 @@ _CALLS: tuple[tuple[Any, str | None], ...] = (
     (torch.autograd.grad, None),
     (torch.optim.Optimizer.profile_hook_step, "wrapper"),  # of each optimizer's step
     (torch.utils.checkpoint.checkpoint, None),
-    (torch.utils.data.dataloader._BaseDataLoaderIter.__next__, None),
+    (_BaseDataLoaderIter.__next__, None),
     # They read tensors.
     (torch.unique, None),
     (torch.nn.utils.rnn.pack_padded_sequence, None),
@@ -63,16 +65,15 @@ def _with_boundary(function: Any, inner: str | None) -> CodeType | None:
     if not isinstance(function, FunctionType):
         return None
     old = function.__code__
-    try:
-        lines, first = inspect.getsourcelines(old)
-    except OSError:
+    lines = _lines(old)
+    if not lines:
         return None
     # In something else, so that the columns stay what they are, and names of the surroundings are
     # no globals.
     indented = lines[0][0].isspace()
     around = f"def _({', '.join(old.co_freevars)}):" if indented else ""
     tree = ast.parse(f"{around}\n{''.join(lines)}")
-    ast.increment_lineno(tree, first - 2)
+    ast.increment_lineno(tree, old.co_firstlineno - 2)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name == (inner or old.co_name):
             _put_into_try(node)
@@ -82,6 +83,12 @@ def _with_boundary(function: Any, inner: str | None) -> CodeType | None:
     if code is None or _looks(code) != _looks(old):  # not the function that we took it for
         return None
     return code.replace(co_qualname=old.co_qualname, co_flags=old.co_flags)
+
+
+def _lines(code: CodeType) -> list[str]:
+    """Its source; none if there is no file. (What inspect does takes ten times as long.)"""
+    ends = (end for part in _codes(code) for _, end, _, _ in part.co_positions() if end)
+    return linecache.getlines(code.co_filename)[code.co_firstlineno - 1 : max(ends)]
 
 
 def _looks(code: CodeType) -> tuple[Any, ...]:
