@@ -105,7 +105,7 @@ class LaunchLog {
     std::lock_guard lock(mutex_);
     if (failure_) throw LostDevice();
     look_at_mark();
-    const uint64_t launched = before_first_unlaunched();
+    const uint64_t launched = launched_through_;
     if (entries_.size() >= kMost) {
       entries_.pop_front();
       ++forgotten_;
@@ -116,7 +116,9 @@ class LaunchLog {
 
   void launched(uint64_t ticket) {
     std::lock_guard lock(mutex_);
-    if (Entry* entry = find(ticket)) entry->launched = true;
+    const auto entry = from(ticket);
+    if (entry != entries_.end() && entry->ticket == ticket) entry->launched = true;
+    advance();
     try {
       if (!failure_ && !marked_ && entries_.size() >= kMarkEvery) set_mark();
     } catch (const std::exception&) {
@@ -127,7 +129,7 @@ class LaunchLog {
   /// Everything before the first op that is still being launched.
   uint64_t launched_so_far() {
     std::lock_guard lock(mutex_);
-    return before_first_unlaunched();
+    return launched_through_;
   }
 
   void well(uint64_t ticket) {
@@ -139,7 +141,9 @@ class LaunchLog {
   void waited_for(Begun begun) {
     std::lock_guard lock(mutex_);
     drop_through(begun.launched);
-    std::erase_if(entries_, [&](const Entry& entry) { return entry.ticket == begun.ticket; });
+    const auto own = from(begun.ticket);
+    if (own != entries_.end() && own->ticket == begun.ticket) entries_.erase(own);
+    advance();
   }
 
   bool is_busy() {
@@ -176,16 +180,16 @@ class LaunchLog {
     return entry;
   }
 
-  Entry* find(uint64_t ticket) {
-    for (Entry& entry : entries_)
-      if (entry.ticket == ticket) return &entry;
-    return nullptr;
+  /// The first entry of that ticket or a later one.
+  std::deque<Entry>::iterator from(uint64_t ticket) {
+    return std::lower_bound(entries_.begin(), entries_.end(), ticket,
+                            [](const Entry& entry, uint64_t key) { return entry.ticket < key; });
   }
 
-  uint64_t before_first_unlaunched() const {
-    for (const Entry& entry : entries_)
-      if (!entry.launched) return entry.ticket - 1;
-    return last_ticket_;
+  void advance() {
+    auto next = from(launched_through_ + 1);
+    while (next != entries_.end() && next->launched) ++next;
+    launched_through_ = next == entries_.end() ? last_ticket_ : next->ticket - 1;
   }
 
   void drop_through(uint64_t ticket) {
@@ -195,7 +199,7 @@ class LaunchLog {
   }
 
   void set_mark() {
-    const uint64_t ticket = before_first_unlaunched();
+    const uint64_t ticket = launched_through_;
     if (entries_.empty() || ticket < entries_.front().ticket) return;
     const c10::DeviceGuard here(device_);
     if (!event_) event_.emplace(device_.type());
@@ -248,6 +252,7 @@ class LaunchLog {
   std::mutex mutex_;
   std::deque<Entry> entries_;
   uint64_t last_ticket_ = 0;
+  uint64_t launched_through_ = 0;  // all up to this ticket, and not the next
   size_t forgotten_ = 0;
   std::optional<c10::Event> event_;
   uint64_t marked_ = 0;  // the event was recorded after this ticket; 0: it is not in use
