@@ -167,8 +167,10 @@ void find_forward_node() { find_node_of_newest(); }
 stacks::StackRef forward_stack() {
   const auto node = torch::autograd::get_current_node();
   if (!node) return {};
-  const Entry& entry = forward_stacks().place_of(node->thread_id(), node->sequence_nr());
-  return entry.is_of(node->thread_id(), node->sequence_nr()) ? entry.stack : stacks::StackRef();
+  Entry& entry = forward_stacks().place_of(node->thread_id(), node->sequence_nr());
+  if (!entry.is_of(node->thread_id(), node->sequence_nr())) return {};
+  if (!entry.node) entry.node = weak(node);  // (of an autograd.Function no result was watched)
+  return entry.stack;
 }
 
 void forget_dead_forward_stacks() {
