@@ -278,3 +278,27 @@ def test_configurations_reach_everything():
     }.items():
         assert {c[key] for c in made} == values
     assert sum(bool(c["bad"]) for c in made) > 10
+
+
+@pytest.mark.parametrize("how", ["nested", "zip", "itself"])
+def test_iterators_that_share_a_generator(how):
+    """The draw with which a sampler ends comes when the end is asked for, as in torch."""
+
+    def run(cls):
+        generator = torch.Generator().manual_seed(0)
+        outer, inner = (
+            cls(range(n), batch_size=4, shuffle=True, generator=generator) for n in (12, 8)
+        )
+        seen = []
+        for _ in range(3):
+            if how == "zip":
+                seen += [(a.tolist(), b.tolist()) for a, b in zip(outer, inner, strict=False)]
+                continue
+            for i, batch in enumerate(outer):
+                seen.append(batch.tolist())
+                if i == 1:
+                    time.sleep(0.05)  # (all that is made ahead is made)
+                    seen += [b.tolist() for b in (inner if how == "nested" else outer)]
+        return seen, generator.get_state().tolist()
+
+    assert run(lazyeng.DataLoader) == run(torch.utils.data.DataLoader)

@@ -67,6 +67,7 @@ class Channel:
         source: the iterator; `make` alone advances it.
         convert: applied to each item by the one who makes it.
         state: called after each item; what it returns goes with the item.
+        length: after how many items the end is expected, if that is known.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Channel:
         source: Iterator[Any],
         convert: Callable[[Any], Any],
         state: Callable[[], Any] = no_state,
+        length: int | None = None,
     ) -> None:
         # A SimpleQueue, since its `put` may interrupt itself: finalizers run anywhere.
         self.made: SimpleQueue[Outcome | Nudge] = SimpleQueue()
@@ -84,6 +86,7 @@ class Channel:
         self.runner: Runner | None = None  # the last one that made items here
         self._source = source
         self._convert = convert
+        self._length = length
         self._position = 0  # of the item that is made next
         self._failed = False  # the last item
         self._asked = 0  # how many items takers asked for, the one they wait for included
@@ -103,8 +106,10 @@ class Channel:
         """Whether to make an item now, if at most `depth` finished ones are to wait.
 
         After a failure only if somebody asks: a source that raised may not stand being asked again.
+        The end, too: samplers draw once more there, and others may use their generator until then.
         """
-        return self.made.qsize() < depth and (not self._failed or self._asked > self._position)
+        only_if_asked = self._failed or self._position == self._length
+        return self.made.qsize() < depth and (not only_if_asked or self._asked > self._position)
 
     def make(self) -> None:
         """Puts the next item, the failure in its place, or the end into `made`."""

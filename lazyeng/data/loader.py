@@ -85,7 +85,17 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         return new
 
     def _channel(self, source: Any, state: Callable[[], Any] = no_state) -> Channel:
-        return Channel(source, convert_to(vars(self)["device"], self._depth()), state)
+        convert = convert_to(vars(self)["device"], self._depth())
+        return Channel(source, convert, state, self._length())
+
+    def _length(self) -> int | None:
+        """Of a pass, if the sampler tells."""
+        if isinstance(self.dataset, torch.utils.data.IterableDataset):
+            return None
+        try:
+            return len(self._index_sampler)  # pyright: ignore[reportArgumentType] (its stubs: an Iterable)
+        except Exception:  # a sampler need not know, and torch does not ask
+            return None
 
     def _pass(self, channel: Channel, after: Callable[[Life], None], **more: object) -> Pass[T]:
         return Pass(
