@@ -53,7 +53,7 @@ PyObject* make_module() {
   run::PyRef made(PyModule_Create(&module));
   if (!made) return nullptr;
   for (PyMethodDef* methods : {tensor_methods, block_methods, engine_methods, stack_methods,
-                               trace_methods, graph_methods, fusion_methods})
+                               trace_methods, graph_methods, fusion_methods, kernel_methods})
     if (PyModule_AddFunctions(made.get(), methods) != 0) return nullptr;
   return made.release();
 }

@@ -170,13 +170,40 @@ def set_inexact_fusion(on: bool, /) -> None:
 def plan_count() -> int:
     """How many plans of groups are kept."""
 
+def set_inexact_device_fusion(on: bool, /) -> None:
+    """The same for groups of other devices than the CPU."""
+
 def planned() -> tuple[
-    list[tuple[list[tuple], dict[str, Any] | None]], list[tuple], list[torch.Tensor | None]
+    list[tuple[list[tuple], dict[str, Any] | None, list[int], list[Any]]],
+    list[tuple],
+    list[torch.Tensor | None],
 ]:
-    """What stands in the window as it would be pushed now: (calls, program) of each op, values, storages; lazyeng.fuse.description has a class for each."""
+    """What stands in the window as it would be pushed now: (calls, program, values of its tensors, its parameters) of each op, values, storages; lazyeng.fuse.description has a class for each."""
 
 def set_fusion_log(on: bool, /) -> None:
     """Says whether each group is reported on stderr when it runs."""
+
+# ---- kernels of groups on devices
+
+def announce_kernel_requests() -> None:
+    """From now on lazyeng.fuse.background.start is called, on the main thread, when a group needs a kernel."""
+
+def next_kernel_request() -> tuple[int, int, dict[str, Any], list[str], tuple[bool, ...]] | None:
+    """Waits for a request: (number, architecture or 0, program, ops of its members, whether each tensor lies at a multiple of 16 bytes); None once stop_kernel_requests was called."""
+
+def answer_kernel_request(
+    request: int, partial_bytes: list[int] = ..., kernels: list[tuple] = ..., /
+) -> None:
+    """Loads the kernels of a group: (key, name, bytes of shared memory, warps, cubin, programs, arguments) each, an argument being (kind, type, index, number). Without kernels the group stays unfused."""
+
+def pending_kernel_requests() -> int:
+    """Requests that are not answered."""
+
+def stop_kernel_requests() -> None:
+    """Ends the thread that waits for requests."""
+
+def give_up_device_groups() -> None:
+    """Nothing can be compiled: ops of devices run one by one from now on."""
 
 # ---- memory
 

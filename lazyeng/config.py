@@ -112,9 +112,10 @@ TRACEBACK = Variable(
     "late)", "hidden",
 )  # fmt: skip
 FUSION = Variable(
-    "LAZYENG_FUSION", _choice("exact", "on", "off"), lambda: "exact",
+    "LAZYENG_FUSION", _choice("auto", "exact", "on", "off"), lambda: "auto",
     "what runs in groups: `exact`, what then gives eager's bits; `on`, also the rest, within the "
-    "tolerance of `assert_close`; `off`, nothing", "`exact`",
+    "tolerance of `assert_close`; `auto`, `exact` on the CPU and `on` on GPUs; `off`, nothing",
+    "`auto`",
 )  # fmt: skip
 MAX_PENDING_OPS = Variable(
     "LAZYENG_MAX_PENDING_OPS", _positive, lambda: 1 << 16,

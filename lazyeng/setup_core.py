@@ -29,6 +29,8 @@ def start(config: Config) -> None:
     _C.install_buffer_pool(config.max_pool_bytes)
     _C.set_fusion(config.fusion != "off")
     _C.set_inexact_fusion(config.fusion == "on")
+    _C.set_inexact_device_fusion(config.fusion != "exact")
+    _C.announce_kernel_requests()
     _C.set_fusion_log("fusion" in config.logs)
     _C.set_limits(config.max_pending_ops, config.max_pending_bytes)
     _C.set_internal_prefixes(_internal_directories())

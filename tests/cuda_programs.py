@@ -20,7 +20,13 @@ import torch
 from torch import nn
 
 import lazyeng
+from lazyeng.fuse import background
+from lazyeng.fuse.background import CompileWarning
+from lazyeng.fuse.compiler import CompileError
+from lazyeng.fuse.description import planned
 from tests import random_programs
+from tests.fusion_programs import FLOATS, Dag
+from tests.simulated_cuda import kernels
 
 simulated = torch.ops.simulated_cuda
 MODES = ("async", "deferred", "sync")
@@ -410,3 +416,220 @@ def check_repr_never_waits() -> None:
     assert repr(y) == "LazyTensor([2., 2., 2.], device='cuda:0')"
     bad = _fails(x)
     eventually(lambda: "failed=aten::index.Tensor @ cuda_programs.py" in repr(bad))
+
+
+# ---- groups as kernels (tests/simulated_cuda/kernels.py)
+
+
+def _stats(name: str) -> int:
+    return lazyeng.engine_stats()[name]
+
+
+def _chain(x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = torch.relu((x + bias) * 0.5).tanh()
+    return y, (y * y).mean()
+
+
+def _on_device(function: Any, *tensors: torch.Tensor, mode: Any = "deferred") -> list[torch.Tensor]:
+    with lazyeng.lazy(mode):
+        results = function(*(tensor.cuda() for tensor in tensors))
+    return [result.cpu() for result in lazyeng.unwrap(results)]
+
+
+def check_groups_run_as_kernels() -> None:
+    """Unfused until the kernels are there, then as kernels, in order with slow kernels of torch."""
+    kernels.install()
+    slow()
+    x, bias = torch.randn(300, 40), torch.randn(40)
+    expected = list(_chain(x, bias))
+    torch.testing.assert_close(_on_device(_chain, x, bias), expected)
+    assert _stats("groups") == 0
+    kernels.wait()
+    for mode in ("deferred", "async"):
+        before = len(kernels.ran)
+        torch.testing.assert_close(_on_device(_chain, x, bias, mode=mode), expected)
+        assert len(kernels.ran) == before + 2, (mode, kernels.ran)  # the group's and its fold's
+    assert _stats("groups") == 2 and "aten::tanh" in kernels.ran[-1]
+
+
+def check_new_sizes_and_numbers_compile_nothing() -> None:
+    kernels.install()
+
+    def step(x: torch.Tensor, rate: float) -> torch.Tensor:
+        return (x * rate + 1).sqrt() / rate
+
+    for n in (64, 96, 128):
+        for rate in (0.5, 0.25):
+            for _ in range(2):
+                x = torch.rand(n, 16)
+                with lazyeng.lazy("deferred"):
+                    y = step(x.cuda(), rate)
+                torch.testing.assert_close(lazyeng.unwrap(y).cpu(), step(x, rate))
+                kernels.wait()
+    assert len(kernels.compiled) == 1, [request.text for request in kernels.compiled]
+    assert _stats("groups") >= 9
+
+
+def check_rows_and_views_as_kernels() -> None:
+    """Also tensors that do not begin at a multiple of 16 bytes, and writes in place."""
+    kernels.install()
+
+    def program(x: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
+        y = nn.functional.layer_norm(nn.functional.gelu(x), (70,), weight)
+        z = torch.softmax(y, -1)
+        x[1:, ::2].mul_(3)
+        view = x[1:, 1:].t()
+        view.add_(1).div_(2)
+        return [y, z, y.sum(-1) * 2, x.clone(), view * 2]
+
+    x, weight = torch.randn(50, 70), torch.randn(70)
+    for _ in range(3):
+        expected = program(x.clone(), weight)
+        torch.testing.assert_close(_on_device(program, x, weight), expected)
+        kernels.wait()
+    assert any("ROWS" in text for text in kernels.ran), kernels.ran
+    assert len(kernels.ran) > 5
+
+
+def check_random_programs_as_kernels() -> None:
+    kernels.install()
+    for seed in range(12):
+        exact = seed % 2 == 0
+
+        def run(wrap: Any, seed: int = seed, exact: bool = exact) -> list[torch.Tensor]:
+            return Dag(seed, exact, wrap, FLOATS[:2], rows=not exact).run(3 + seed)
+
+        expected = run(lambda x: x)
+        for _ in range(2):
+            with lazyeng.lazy("deferred"):
+                results = run(lambda x: x.cuda())
+            results = [result.cpu() for result in lazyeng.unwrap(results)]
+            torch.testing.assert_close(results, expected, equal_nan=True)
+            kernels.wait()
+    assert _stats("groups") > 12, lazyeng.engine_stats()
+
+
+def check_training_as_kernels_equals_the_cpu() -> None:
+    kernels.install()
+    expected_losses, expected_params = _train("cpu")
+    for _ in range(2):
+        with lazyeng.lazy():
+            losses, params = _train("cuda")
+        torch.testing.assert_close(losses, expected_losses)
+        torch.testing.assert_close(lazyeng.unwrap(params), expected_params)
+        kernels.wait()
+    assert _stats("groups") > 0
+
+
+def check_threads_share_kernels() -> None:
+    kernels.install()
+    x, bias = torch.randn(64, 40), torch.randn(40)
+    expected = list(_chain(x, bias))
+    wrong: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(6):
+                torch.testing.assert_close(_on_device(_chain, x, bias), expected)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong
+    for _ in range(2):  # (groups of several threads may have been one)
+        kernels.wait()
+        torch.testing.assert_close(_on_device(_chain, x, bias), expected)
+    assert _stats("groups") > 0
+
+
+def check_what_cannot_be_compiled_runs_unfused() -> None:
+    def refuse(requests: Any) -> Any:
+        raise CompileError(f"no room for {len(requests)}")
+
+    kernels.install(refuse)
+    x, bias = torch.randn(300, 40), torch.randn(40)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for n in (300, 200, 100):
+            torch.testing.assert_close(_on_device(_chain, x[:n], bias), list(_chain(x[:n], bias)))
+            kernels.wait()
+    said = [w for w in caught if issubclass(w.category, CompileWarning)]
+    assert len(said) == 1 and "no room for 1" in str(said[0].message), caught
+    assert _stats("groups") == 0
+
+
+def check_without_triton_ops_run_one_by_one() -> None:
+    kernels.install()
+    background.triton_version = lambda: None
+    x, bias = torch.randn(300, 40), torch.randn(40)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.testing.assert_close(_on_device(_chain, x, bias), list(_chain(x, bias)))
+        kernels.wait()
+        eventually(lambda: caught)
+    assert "Triton is not installed" in str(caught[0].message)
+    unfused = _on_device(_chain, x, bias)
+    torch.testing.assert_close(unfused, list(_chain(x, bias)))
+    with lazyeng.lazy("deferred"):
+        results = _chain(x.cuda(), bias.cuda())
+        assert all(op.program is None for op in planned().ops)
+    del results
+
+
+def check_a_failure_of_a_kernel_is_one_of_the_members() -> None:
+    """The kernel of a group takes the device down: its members are the candidates."""
+    kernels.install()
+    x, bias = torch.randn(300, 40), torch.randn(40)
+    _on_device(_chain, x, bias)
+    kernels.wait()
+    kernels.fail_next()
+    with lazyeng.lazy("deferred"):
+        y, _ = _chain(x.cuda(), bias.cuda())
+    error = _raised(lambda: y.cpu().numpy())
+    assert isinstance(error, RuntimeError) and isinstance(error, lazyeng.LazyError)
+    text = "".join(traceback.format_exception(error))
+    assert "aten.tanh" in text and "_chain" in text and "context of cuda:0 is lost" in text, text
+
+
+def check_a_number_that_does_not_fit_is_the_ops_failure() -> None:
+    kernels.install()
+    x = torch.zeros(64, dtype=torch.uint8)
+
+    def program(x: torch.Tensor, number: int) -> torch.Tensor:
+        return (x + 1).masked_fill(x == 0, number) * 2
+
+    for number in (3, 3, 300):
+        with lazyeng.lazy("deferred"):
+            y = program(x.cuda(), number)
+        kernels.wait()
+        if number == 3:
+            assert torch.equal(lazyeng.unwrap(y).cpu(), program(x, number))
+            kernels.wait()
+            continue
+        ran = len(kernels.ran)
+        _raised(lambda y=y: y.cpu().numpy())  # (of the op's own kernel, which ran alone)
+        assert len(kernels.ran) == ran
+
+
+def check_the_program_may_end_while_kernels_are_compiled() -> None:
+    def never(requests: Any) -> Any:
+        time.sleep(1000)
+
+    kernels.install(never)
+    x, bias = torch.randn(300, 40), torch.randn(40)
+    torch.testing.assert_close(_on_device(_chain, x, bias), list(_chain(x, bias)))
+    eventually(lambda: any(t.name == "lazyeng-compiler" for t in threading.enumerate()))
+
+
+def check_exact_fusion_is_exact_on_devices_too() -> None:
+    lazyeng._C.set_inexact_device_fusion(False)
+    with lazyeng.lazy("deferred"):
+        x = torch.randn(9, 9).cuda()
+        y = (x + 1).exp() * 2 - 1
+        groups = [op.ops for op in planned().ops if op.program]
+    del y
+    assert groups == [["aten::mul.Tensor", "aten::sub.Tensor"]], groups

@@ -75,7 +75,7 @@ class Dag:
         """Within [-1, 1], with all rows and columns."""
         x = self.float()
         if x.shape != (self.rows, COLUMNS):
-            x = x + torch.zeros(self.rows, COLUMNS, dtype=x.dtype)
+            x = x + torch.zeros(self.rows, COLUMNS, dtype=x.dtype, device=x.device)
         return x.clamp(-1, 1)
 
     def number(self) -> float | int:
@@ -232,7 +232,7 @@ def _reduced(dag: Dag) -> Tensor:
 def _normalised(dag: Dag) -> Tensor:
     f, x = torch.nn.functional, dag.wide()
     shape = x.shape[-1:]
-    weight = torch.linspace(0.5, 1.5, COLUMNS).to(x.dtype)
+    weight = torch.linspace(0.5, 1.5, COLUMNS).to(x.device, x.dtype)
     return dag.choice.choice(
         [
             lambda: f.softmax(x * 3, -1), lambda: f.log_softmax(x, -1),

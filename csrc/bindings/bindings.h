@@ -29,5 +29,6 @@ extern PyMethodDef stack_methods[];
 extern PyMethodDef trace_methods[];
 extern PyMethodDef graph_methods[];
 extern PyMethodDef fusion_methods[];
+extern PyMethodDef kernel_methods[];
 
 }  // namespace lazyeng::bindings

@@ -176,6 +176,11 @@ PyObject* set_inexact_fusion(PyObject*, PyObject* on) {
   Py_RETURN_NONE;
 }
 
+PyObject* set_inexact_device_fusion(PyObject*, PyObject* on) {
+  fuse::set_inexact_on_devices(on == Py_True);
+  Py_RETURN_NONE;
+}
+
 PyObject* plan_count(PyObject*, PyObject*) { return PyLong_FromSize_t(fuse::plan_count()); }
 
 PyObject* set_fusion_log(PyObject*, PyObject* on) {
@@ -206,6 +211,7 @@ PyMethodDef engine_methods[] = {
     {"empty_buffer_pool", empty_buffer_pool, METH_NOARGS, nullptr},
     {"set_fusion", set_fusion, METH_O, nullptr},
     {"set_inexact_fusion", set_inexact_fusion, METH_O, nullptr},
+    {"set_inexact_device_fusion", set_inexact_device_fusion, METH_O, nullptr},
     {"plan_count", plan_count, METH_NOARGS, nullptr},
     {"set_fusion_log", set_fusion_log, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

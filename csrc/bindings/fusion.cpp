@@ -6,18 +6,12 @@
 #include <unordered_map>
 
 #include "csrc/bindings/bindings.h"
-#include "csrc/fuse/op_table.h"
+#include "csrc/bindings/programs.h"
 #include "csrc/fuse/plan.h"
 #include "csrc/record/recorder.h"
 
 namespace lazyeng::bindings {
 namespace {
-
-py::tuple dims(c10::ArrayRef<int64_t> sizes) { return py::tuple(py::cast(sizes.vec())); }
-
-py::object dtype_object(c10::ScalarType type) {
-  return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(type)));
-}
 
 /// The values of several ops, numbered as they turn up, and the storages that they lie in.
 class Values {
@@ -80,91 +74,39 @@ py::tuple call(const run::Node& node, Values& values) {
   return py::make_tuple(node.info.name, node.label(), arguments, outputs);
 }
 
-/// (type, as, kind, the number or the value's number, negate, no_nan)
-py::tuple parameter(const fuse::Group& group, const fuse::Plan& plan, size_t index,
-                    Values& values) {
+/// What the parameter is in this run: a number, or a value's number.
+py::object parameter(const fuse::Group& group, const fuse::ParameterSource& source,
+                     Values& values) {
   using Kind = fuse::ParameterSource::Kind;
-  const fuse::ParameterSource& source = plan.parameters[index];
   const run::Node& node = *group.members[source.member].node;
-  const auto row = [&](const char* kind, py::object what) {
-    return py::make_tuple(fuse::name_of(plan.program.parameters[index]), dtype_object(source.as),
-                          kind, what, source.negate, source.no_nan);
-  };
   switch (source.kind) {
     case Kind::constant:
-      return row("constant", py::float_(source.constant));
+      return py::float_(source.constant);
     case Kind::argument:
-      return row("number", torch::jit::toPyObject(node.args[source.index]));
+      return torch::jit::toPyObject(node.args[source.index]);
     case Kind::number:
-      return row("number", torch::jit::toPyObject(node.tensors[source.index].raw.item()));
+      return torch::jit::toPyObject(node.tensors[source.index].raw.item());
     default:
-      return row("value", values.number(*group.values[source.index].value));
+      return values.number(*group.values[source.index].value);
   }
 }
 
-py::list registers(const fuse::Program& program) {
-  py::list rows;
-  for (const fuse::Register& reg : program.registers) {
-    const char* kind = reg.kind == fuse::Register::Kind::scratch  ? "scratch"
-                       : reg.kind == fuse::Register::Kind::tensor ? "tensor"
-                                                                  : "parameter";
-    rows.append(py::make_tuple(kind, fuse::name_of(reg.type), reg.index));
-  }
-  return rows;
-}
-
-py::list moves(const std::vector<fuse::Move>& list) {
-  py::list rows;
-  for (const fuse::Move& move : list) rows.append(py::make_tuple(move.tensor, move.reg));
-  return rows;
-}
-
-/// lazyeng.fuse.description.Program says what each field means.
-py::dict describe(const fuse::Group& group, const fuse::Plan& plan, Values& values) {
-  const fuse::Program& program = plan.program;
-  py::list tensors, parameters, steps, folds;
-  for (size_t t = 0; t < program.tensors.size(); ++t) {
-    const fuse::TensorAccess& tensor = program.tensors[t];
-    const fuse::TensorSource& source = plan.tensors[t];
-    tensors.append(py::make_tuple(fuse::name_of(tensor.type), dims(tensor.strides),
-                                  values.number(*group.values[source.value].value), source.fresh));
-  }
-  for (size_t p = 0; p < program.parameters.size(); ++p)
-    parameters.append(parameter(group, plan, p, values));
-  for (const fuse::Step& step : program.steps) {
-    py::list in;
-    for (int k = 0; k < step.inputs; ++k) in.append(step.in[k]);
-    steps.append(py::make_tuple(fuse::name_of(step.opcode), step.out, in, step.member));
-  }
-  for (const fuse::Reduction& fold : program.reductions)
-    folds.append(py::make_tuple(fuse::name_of(fold.folding.fold), fold.reg, fold.tensor,
-                                fold.folding.divisor != 1));
-  py::dict all;
-  all["numel"] = program.numel;
-  all["shape"] = dims(program.shape);
-  all["registers"] = registers(program);
-  all["tensors"] = tensors;
-  all["parameters"] = parameters;
-  all["steps"] = steps;
-  all["gathers"] = moves(program.gathers);
-  all["scatters"] = moves(program.scatters);
-  all["folds"] = folds;
-  return all;
-}
-
-/// (calls, program or None)
+/// (calls, program or None, the value of each of its tensors, what each of its parameters is)
 py::tuple planned_op(const Ref<engine::Op>& op, Values& values) {
-  py::list calls;
+  py::list calls, tensors, parameters;
   const auto* group = dynamic_cast<const fuse::Group*>(op.get());
   if (!group) {
     calls.append(call(static_cast<const run::Node&>(*op), values));
-    return py::make_tuple(calls, py::none());
+    return py::make_tuple(calls, py::none(), tensors, parameters);
   }
   for (const fuse::Member& member : group->members) calls.append(call(*member.node, values));
   const fuse::Plan plan = fuse::lower(*group, fuse::needed_vars(*group));
-  // (lazyeng/fuse does not know rows yet.)
-  const bool shown = plan.possible && plan.program.row == 0;
-  return py::make_tuple(calls, shown ? py::object(describe(*group, plan, values)) : py::none());
+  if (!plan.possible) return py::make_tuple(calls, py::none(), tensors, parameters);
+  for (const fuse::TensorSource& source : plan.tensors)
+    tensors.append(values.number(*group->values[source.value].value));
+  for (const fuse::ParameterSource& source : plan.parameters)
+    parameters.append(parameter(*group, source, values));
+  return py::make_tuple(calls, describe(plan), tensors, parameters);
 }
 
 PyObject* planned(PyObject*, PyObject*) {

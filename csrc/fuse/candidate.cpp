@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "csrc/fuse/device_kernels.h"
 #include "csrc/fuse/extent.h"
 #include "csrc/fuse/op_table.h"
 
@@ -13,9 +14,9 @@ namespace {
 /// case: going over the cache once more costs next to nothing.
 constexpr int64_t kLeastInexact = 1 << 15;
 
-bool known_look(const run::Geometry& look) {
+bool known_look(const run::Geometry& look, c10::Device device) {
   Type type;
-  return look.device().is_cpu() && look.numel() > 0 && !look.data().conj && !look.data().neg &&
+  return look.device() == device && look.numel() > 0 && !look.data().conj && !look.data().neg &&
          register_dtype(look.dtype(), type);
 }
 
@@ -48,7 +49,7 @@ bool find_results(run::Node& node, const OpRule& rule, const Extent& extent, Can
   for (size_t i = 0; i < candidate.results.size(); ++i) {
     Mapping& mapping = candidate.result_mappings.emplace_back();
     mapping.look = &candidate.results[i]->geometry();
-    if (!known_look(*mapping.look)) return false;
+    if (!known_look(*mapping.look, node.device)) return false;
     mapping.parameter =
         extent.folds;  // there when all tiles are done: nobody in the group reads it
     if (extent.row && is_row_result(rule.form, i)) mapping.row = extent.row;
@@ -62,7 +63,8 @@ bool find_looks(const run::Node& node, const OpRule& rule, const Candidate& cand
     const run::TensorArg& arg = node.tensors[i];
     if (arg.written != (candidate.in_place && i == 0)) return false;
     const bool left_out = rule.form == Form::layer_norm && !arg.value && !arg.raw.defined();
-    if (arg.value ? !known_look(arg.value->geometry()) : !left_out && !known_number(arg.raw))
+    if (arg.value ? !known_look(arg.value->geometry(), node.device)
+                  : !left_out && !known_number(arg.raw))
       return false;
     looks.push_back(arg.value ? &arg.value->geometry() : nullptr);
   }
@@ -122,8 +124,8 @@ bool Candidate::linear() const {
 
 bool describe(run::Node& node, Candidate& candidate) {
   const OpRule* rule = rule_of(node.info);
-  if (!rule || node.queue != engine::QueueId::cpu || !node.rewrites.empty() || !has_results(node) ||
-      !known_arguments(node, *rule))
+  if (!rule || !runs_groups(node.device) || node.queue != engine::QueueId::cpu ||
+      !node.rewrites.empty() || !has_results(node) || !known_arguments(node, *rule))
     return false;
   candidate.node = &node;
   candidate.in_place = node.info.writes;
@@ -135,8 +137,8 @@ bool describe(run::Node& node, Candidate& candidate) {
   if (!find_results(node, *rule, extent, candidate) || !find_looks(node, *rule, candidate, looks))
     return false;
   if (!gives_same_bits(*rule, node, candidate.result_mappings[0].look->dtype())) {
-    if (!allows_inexact()) return false;
-    candidate.rows_only = extent.elements->numel() < kLeastInexact;
+    if (!allows_inexact(node.device)) return false;
+    candidate.rows_only = node.device.is_cpu() && extent.elements->numel() < kLeastInexact;
     if (candidate.rows_only && is_reduction(rule->form)) return false;
   }
   return map_tensors(node, extent, looks, candidate);

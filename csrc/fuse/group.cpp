@@ -7,7 +7,9 @@
 
 #include "csrc/engine/dependency_tracker.h"
 #include "csrc/fuse/binding.h"
+#include "csrc/fuse/device_group.h"
 #include "csrc/fuse/plan.h"
+#include "csrc/run/launch_log.h"
 #include "csrc/run/trace.h"
 
 namespace lazyeng::fuse {
@@ -38,6 +40,12 @@ bool is_needed(const Group& group, uint16_t index) {
   return false;
 }
 
+/// What runs it.
+const char* kernel_name(const Group& group, const Plan& plan) {
+  if (!plan.possible) return "unfused";
+  return group.members[0].node->device.is_cpu() ? best_kernels().name : "triton";
+}
+
 void report(const Group& group, const Plan& plan) {
   std::string names;
   for (const Member& member : group.members) {
@@ -46,8 +54,8 @@ void report(const Group& group, const Plan& plan) {
   }
   std::fprintf(stderr, "lazyeng fusion: %zu ops, %lld elements, %llu bytes not written, %s: %s\n",
                group.members.size(), static_cast<long long>(group.numel),
-               static_cast<unsigned long long>(plan.bytes_saved),
-               plan.possible ? best_kernels().name : "unfused", names.c_str());
+               static_cast<unsigned long long>(plan.bytes_saved), kernel_name(group, plan),
+               names.c_str());
 }
 
 }  // namespace
@@ -109,9 +117,13 @@ bool Group::is_wide(const Program& program) const {
          run::kWorthAllCores;
 }
 
-bool Group::run_fused(const Plan& plan) {
+bool Group::run_fused(const PlanRef& plan) {
   RECORD_FUNCTION("lazyeng::group", c10::ArrayRef<const c10::IValue>());  // for torch.profiler
-  members[0].node->settings.apply();                                      // all have the same
+  return members[0].node->device.is_cpu() ? run_tiles(*plan) : run_kernels(plan);
+}
+
+bool Group::run_tiles(const Plan& plan) {
+  members[0].node->settings.apply();  // all have the same
   try {
     BoundPlan bound(*this, plan);
     if (!bound.valid()) return false;
@@ -124,6 +136,19 @@ bool Group::run_fused(const Plan& plan) {
     return false;  // no memory, or a number that does not fit: the member itself will tell
   }
   return true;
+}
+
+/// On a device. (If only the first of several kernels ran, tensors may have been changed in place:
+/// the members cannot run after it.)
+bool Group::run_kernels(const PlanRef& plan) {
+  std::exception_ptr error;
+  const Launched launched = launch_group(*this, plan, error);
+  if (launched == Launched::partly)
+    for (const Member& member : members) {
+      engine::FailurePtr lost = run::device_failure(*member.node, error);
+      settle(*member.node, lost ? lost : member.node->fail(error));
+    }
+  return launched != Launched::no;
 }
 
 /// Of a group that began then and ran as a program.
@@ -141,12 +166,12 @@ engine::FailurePtr Group::run() noexcept {
   if (can_fuse()) {
     const PlanRef plan = find_plan(*this, needed_vars(*this));
     if (logging()) report(*this, *plan);
-    if (plan->possible && run_fused(*plan)) {
+    if (plan->possible && run_fused(plan)) {
       stats().groups.fetch_add(1, std::memory_order_relaxed);
       stats().members.fetch_add(members.size(), std::memory_order_relaxed);
       stats().bytes_saved.fetch_add(plan->bytes_saved, std::memory_order_relaxed);
       trace(begin);
-      report_changed_inputs();
+      if (outcomes_.empty()) report_changed_inputs();
       return nullptr;
     }
   }

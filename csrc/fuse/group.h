@@ -59,7 +59,9 @@ class Group final : public engine::Op, public engine::Pooled<Group> {
 
  private:
   bool can_fuse() const;
-  bool run_fused(const Plan& plan);
+  bool run_fused(const std::shared_ptr<const Plan>& plan);
+  bool run_tiles(const Plan& plan);
+  bool run_kernels(const std::shared_ptr<const Plan>& plan);
   bool is_wide(const Program& program) const;
   void trace(int64_t begin) const noexcept;
   void report_changed_inputs();

@@ -154,16 +154,19 @@ Table make_table() {
   return table;
 }
 
-std::atomic<bool> inexact{false};
+std::atomic<bool> inexact_on_cpu{false}, inexact_on_devices{true};
 
 }  // namespace
 
-void set_inexact(bool on) { inexact.store(on, std::memory_order_relaxed); }
-bool allows_inexact() { return inexact.load(std::memory_order_relaxed); }
+void set_inexact(bool on_cpu) { inexact_on_cpu.store(on_cpu, std::memory_order_relaxed); }
+void set_inexact_on_devices(bool on) { inexact_on_devices.store(on, std::memory_order_relaxed); }
+bool allows_inexact(c10::Device device) {
+  return (device.is_cpu() ? inexact_on_cpu : inexact_on_devices).load(std::memory_order_relaxed);
+}
 
-bool may_join(const run::OpInfo& info) {
-  const OpRule* rule = rule_of(info);
-  return rule && (!is_reduction(rule->form) || allows_inexact());
+bool may_join(const run::Node& node) {
+  const OpRule* rule = rule_of(node.info);
+  return rule && (!is_reduction(rule->form) || allows_inexact(node.device));
 }
 
 bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType result) {

@@ -61,12 +61,14 @@ struct OpRule {
 /// dtype of the result.
 bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType result);
 
-/// Whether groups may hold what they round otherwise than torch's own kernels do. Any thread.
-void set_inexact(bool on);
-bool allows_inexact();
+/// Whether groups may hold what they round otherwise than torch's own kernels do: on the CPU, and
+/// on other devices. Any thread.
+void set_inexact(bool on_cpu);
+void set_inexact_on_devices(bool on);
+bool allows_inexact(c10::Device device);
 
 /// Whether it pays to wait for what the op may be fused with.
-bool may_join(const run::OpInfo& info);
+bool may_join(const run::Node& node);
 
 /// Null: the op never joins a group.
 const OpRule* rule_of(const run::OpInfo& info);

@@ -63,7 +63,9 @@ bool Partition::is_done_by_row(size_t open, const Candidate& candidate) {
 bool Partition::fits(size_t open, const Candidate& candidate) {
   const Group& group = *open_[open].group;
   if (group.members.size() >= kMaxMembers) return false;
-  if (group.members[0].node->settings != candidate.node->settings) return false;
+  const run::Node& first = *group.members[0].node;
+  if (first.settings != candidate.node->settings || first.device != candidate.node->device)
+    return false;
   const bool by_row = is_done_by_row(open, candidate);
   if (!by_row) {
     if (candidate.rows_only || group.numel != candidate.iteration.numel) return false;

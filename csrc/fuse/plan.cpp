@@ -5,6 +5,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "csrc/fuse/device_kernels.h"
 #include "csrc/fuse/op_table.h"
 
 namespace lazyeng::fuse {
@@ -107,7 +108,9 @@ PlanRef find_plan(const Group& group, const std::vector<bool>& needed) {
   }
   Entry entry;
   for (const GroupValue& value : group.values) entry.looks.push_back(value.value->geometry_ref());
-  entry.plan = std::make_shared<const Plan>(lower(group, needed));
+  auto made = std::make_shared<Plan>(lower(group, needed));
+  if (!group.members[0].node->device.is_cpu()) made->kernels = std::make_shared<PlanKernels>();
+  entry.plan = std::move(made);
   PlanRef plan = entry.plan;
   std::lock_guard lock(table().mutex);
   if (table().plans.size() >= kMaxPlans) table().plans.clear();

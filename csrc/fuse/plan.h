@@ -23,7 +23,8 @@ struct ParameterSource {
   uint16_t member = 0;
   uint16_t index = 0;  ///< of the tensor argument, the value or the argument
   double constant = 0;
-  c10::ScalarType as = c10::kFloat;  ///< rounded to it
+  c10::ScalarType as = c10::kFloat;      ///< rounded to it
+  c10::ScalarType stored = c10::kFloat;  ///< what memory holds, of a value
   bool negate = false;
   bool no_nan = false;  ///< the op treats NaN specially: not for a program
 };
@@ -33,12 +34,16 @@ struct TensorSource {
   bool fresh;  ///< memory is to be made for it
 };
 
+class PlanKernels;
+
 struct Plan {
   bool possible = false;
   Program program;
   std::vector<ParameterSource> parameters;
   std::vector<TensorSource> tensors;  ///< of each of the program's
   uint64_t bytes_saved = 0;
+  /// What runs it on devices; null on the CPU.
+  std::shared_ptr<PlanKernels> kernels;
 };
 
 /// Whether each var's memory must be written: `needed` has one flag a var.

@@ -72,6 +72,7 @@ RegisterId Registers::single(int tensor, c10::ScalarType as) {
   const int16_t value = args_.value_of(tensor);
   source.kind = value == kNone ? ParameterSource::Kind::number : ParameterSource::Kind::value;
   source.index = static_cast<uint16_t>(value == kNone ? tensor : value);
+  if (value != kNone) source.stored = args_.look_of(value).dtype();
   return add_parameter(source, as);
 }
 

@@ -10,6 +10,7 @@ namespace {
 // ints; contexts, modules, functions and streams are pointers.
 using Result = int;
 constexpr int kSuccess = 0;
+constexpr int kComputeCapabilityMajor = 75, kComputeCapabilityMinor = 76;  // of CUdevice_attribute
 constexpr int kMaxDynamicSharedSize = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 /// What a kernel may take of shared memory without asking for more.
 constexpr uint32_t kSharedWithoutAsking = 48 << 10;
@@ -21,6 +22,7 @@ constexpr std::string_view kElf = "\x7f\x45LF";
 struct CudaDriver::Functions {
   Result (*cuInit)(unsigned flags);
   Result (*cuDeviceGet)(int* device, int ordinal);
+  Result (*cuDeviceGetAttribute)(int* value, int attribute, int device);
   Result (*cuDevicePrimaryCtxRetain)(void** context, int device);
   Result (*cuDevicePrimaryCtxRelease_v2)(int device);
   Result (*cuCtxPushCurrent_v2)(void* context);
@@ -50,6 +52,7 @@ CudaDriver::CudaDriver(const char* library) : library_(dlopen(library, RTLD_NOW 
   };
   find(functions->cuInit, "cuInit");
   find(functions->cuDeviceGet, "cuDeviceGet");
+  find(functions->cuDeviceGetAttribute, "cuDeviceGetAttribute");
   find(functions->cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain");
   find(functions->cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease_v2");
   find(functions->cuCtxPushCurrent_v2, "cuCtxPushCurrent_v2");
@@ -74,6 +77,17 @@ void CudaDriver::check(const char* call, int result) const {
   throw CudaError(result, std::string("[") + call + "] failed, got " +
                               (name ? name : "an unknown error") + " (" + std::to_string(result) +
                               "): " + (text ? text : "no description"));
+}
+
+int CudaDriver::architecture(int device) const {
+  int handle = 0, major = 0, minor = 0;
+  check("cuInit", functions_->cuInit(0));
+  check("cuDeviceGet", functions_->cuDeviceGet(&handle, device));
+  check("cuDeviceGetAttribute",
+        functions_->cuDeviceGetAttribute(&major, kComputeCapabilityMajor, handle));
+  check("cuDeviceGetAttribute",
+        functions_->cuDeviceGetAttribute(&minor, kComputeCapabilityMinor, handle));
+  return 10 * major + minor;
 }
 
 std::vector<void*> LaunchArguments::addresses() {

@@ -40,6 +40,9 @@ class CudaDriver {
   CudaDriver(const CudaDriver&) = delete;
   CudaDriver& operator=(const CudaDriver&) = delete;
 
+  /// The architecture of a device: 80, 90, ... Throws CudaError.
+  int architecture(int device) const;
+
   struct Functions;
   const Functions& functions() const { return *functions_; }
   /// Throws CudaError if the call's result is an error.

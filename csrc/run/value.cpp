@@ -17,13 +17,13 @@ c10::DispatchKeySet keys_for(c10::Device device) {
       .add(c10::DispatchKey::ADInplaceOrView);
 }
 
+}  // namespace
+
 c10::Storage new_storage(uint64_t nbytes, c10::Device device) {
   return at::empty({static_cast<int64_t>(nbytes)},
                    at::TensorOptions().dtype(c10::kByte).device(device))
       .storage();
 }
-
-}  // namespace
 
 at::Tensor tensor_over(const c10::Storage& storage, const Geometry& g) {
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(

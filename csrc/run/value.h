@@ -43,6 +43,9 @@ class Value final : public RefCounted, public engine::Pooled<Value> {
 };
 using ValueRef = Ref<Value>;
 
+/// Memory from torch's allocator for the device. On an engine thread.
+c10::Storage new_storage(uint64_t nbytes, c10::Device device);
+
 /// A plain tensor over `storage` with this geometry.
 at::Tensor tensor_over(const c10::Storage& storage, const Geometry& geometry);
 

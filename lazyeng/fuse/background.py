@@ -1,34 +1,39 @@
-"""Kernels compiled by a thread in the background; a group runs unfused until they are there."""
+"""The thread that makes kernels for groups on devices; a group runs unfused until they are there.
+
+Engine threads ask (``csrc/fuse/kernel_requests``); the first time that one does, the thread begins.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import os
-import queue
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from lazyeng import _C
 from lazyeng.fuse.compiler import (
     Compiled,
     CompileError,
     Request,
     compile_kernels,
+    request_for,
     triton_version,
 )
+from lazyeng.fuse.description import Program, program_from
 from lazyeng.fuse.disk_cache import DiskCache
+from lazyeng.fuse.kernels import Argument
+from lazyeng.fuse.launches import Launch, launches_of, number_of, partial_bytes
+from lazyeng.fuse.source import source_of
 
 
 class CompileWarning(UserWarning):
     """A group cannot be compiled; it runs unfused, with the same results."""
 
 
-class BackgroundCompiler:
-    """Takes requests, looks on disk, compiles what is not there, and keeps what came out.
-
-    One thread, which begins with the first request, as what is compiled next is most often what
-    runs next. Any thread may ask; nobody waits. After a fork the child begins anew.
-    """
+class KernelMaker:
+    """Looks on disk, compiles what is not there, and remembers what came out. For one thread."""
 
     def __init__(
         self,
@@ -37,78 +42,137 @@ class BackgroundCompiler:
     ) -> None:
         self._cache = cache or DiskCache()
         self._compile = compile
-        self._lock = threading.Lock()
-        self._known: dict[str, Compiled | None] = {}  # None: asked for, or it cannot be compiled
-        self._reported: set[str] = set()
-        self._start()
+        self._known: dict[str, Compiled | CompileError] = {}
 
-    def _start(self) -> None:
-        self._process = os.getpid()
-        self._queue: queue.SimpleQueue[tuple[str, Request]] = queue.SimpleQueue()
-        self._pending = 0
-        self._done = threading.Condition(self._lock)
-        self._thread: threading.Thread | None = None
+    def make(self, request: Request) -> Compiled:
+        """The kernel.
 
-    def get(self, request: Request) -> Compiled | None:
-        """The kernel if it is there; otherwise None, and it will be, unless it cannot be compiled.
-        Never waits for the compiler or for the disk."""
+        Raises:
+            CompileError: it cannot be compiled; it is not tried again.
+        """
         key = request.key()
-        with self._lock:
-            if self._process != os.getpid():
-                self._known = {k: kernel for k, kernel in self._known.items() if kernel}
-                self._start()
-            if key in self._known:
-                return self._known[key]
-            self._known[key] = None
-            self._pending += 1
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="lazyeng-compiler", daemon=True
-                )
-                self._thread.start()
-        self._queue.put((key, request))
-        return None
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Until everything that was asked for is there, or cannot be compiled; False if that took
-        longer than ``timeout`` seconds. For tests and warm-ups."""
-        with self._done:
-            return self._done.wait_for(lambda: self._pending == 0, timeout)
-
-    def _run(self) -> None:
-        while True:
-            key, request = self._queue.get()
-            kernel = None
+        if key not in self._known:
             try:
-                kernel = self._find(key, request)
-            except Exception as error:
-                self._report(request, error)
-            with self._done:
-                self._known[key] = kernel
-                self._pending -= 1
-                self._done.notify_all()
+                self._known[key] = self._find(key, request)
+            except CompileError as error:
+                self._known[key] = error
+        known = self._known[key]
+        if isinstance(known, CompileError):
+            raise known
+        return known
 
     def _find(self, key: str, request: Request) -> Compiled:
         kept = self._cache.get(key)
         if kept is not None:
             with contextlib.suppress(ValueError, TypeError):  # of another format: compile again
                 return Compiled.from_bytes(kept)
-        if triton_version() is None:
-            raise CompileError("Triton is not installed (pip install lazyeng[gpu])")
         (kernel,) = self._compile([request])
         self._cache.put(key, kernel.to_bytes())
         return kernel
 
-    def _report(self, request: Request, error: Exception) -> None:
-        """Once for each thing that the compiler says, however many groups it says it of."""
+
+class Service:
+    """Answers the requests of the core, one after another."""
+
+    def __init__(self, maker: KernelMaker) -> None:
+        self._maker = maker
+        self._reported: set[str] = set()
+
+    def run(self) -> None:
+        """Until the core says that there is nothing more."""
+        if triton_version() is None:
+            _C.give_up_device_groups()
+            self._report(CompileError("Triton is not installed (pip install lazyeng[gpu])"))
+        while (request := _C.next_kernel_request()) is not None:
+            self._answer(*request)
+
+    def _answer(
+        self,
+        number: int,
+        arch: int,
+        data: dict[str, Any],
+        ops: list[str],
+        aligned: tuple[bool, ...],
+    ) -> None:
+        try:
+            if triton_version() is None:
+                raise CompileError("Triton is not installed (pip install lazyeng[gpu])")
+            if not arch:
+                raise CompileError("the driver does not say what the device is")
+            kernels = self._kernels(program_from(data), arch, ops, aligned)
+            _C.answer_kernel_request(number, *kernels)
+        except Exception as error:  # whatever it is, the group runs unfused
+            self._report(error)
+            _C.answer_kernel_request(number)
+
+    def _kernels(
+        self, program: Program, arch: int, ops: list[str], aligned: tuple[bool, ...]
+    ) -> tuple[list[int], list[tuple]]:
+        source = source_of(program, ops)
+        launches = launches_of(program, source)
+        kernels = []
+        for launch in launches:
+            request = request_for(
+                source, launch, arch, _divisible(program, launches, launch, aligned)
+            )
+            made = self._maker.make(request)
+            arguments = [_described(a, program, launches) for a in launch.kernel.arguments]
+            kernels.append((request.key(), made.name, made.shared, made.num_warps, made.cubin,
+                            launch.programs, arguments))  # fmt: skip
+        return partial_bytes(program, launches), kernels
+
+    def _report(self, error: Exception) -> None:
+        """Once for each thing that is said, however many groups it is said of."""
         said = str(error) or type(error).__name__
         if said in self._reported:
             return
         self._reported.add(said)
         with contextlib.suppress(CompileWarning):  # filters may turn it into an exception
             warnings.warn(
-                f"lazyeng: a fused group cannot be compiled for sm_{request.arch} and runs op by "
-                f"op: {said}",
+                f"lazyeng: a fused group cannot be compiled and runs op by op: {said}",
                 CompileWarning,
                 stacklevel=2,
             )
+
+
+def _divisible(
+    program: Program, launches: tuple[Launch, ...], launch: Launch, aligned: tuple[bool, ...]
+) -> list[str]:
+    """Names of the arguments that are multiples of 16, which makes wide loads."""
+    names = []
+    for argument in launch.kernel.arguments:
+        match argument.kind:
+            case "tensor":
+                divisible = aligned[argument.index]
+            case "partial":
+                divisible = True  # (from the allocator, which knows no smaller steps)
+            case "parameter" | "row_divisor" | "divisor":
+                divisible = False
+            case _:
+                divisible = number_of(argument, program, launches) % 16 == 0
+        if divisible:
+            names.append(argument.name)
+    return names
+
+
+def _described(
+    argument: Argument, program: Program, launches: tuple[Launch, ...]
+) -> tuple[str, str, int, int | float]:
+    """As ``_C.answer_kernel_request`` takes it."""
+    if argument.kind in ("tensor", "parameter", "partial"):
+        return argument.kind, argument.type, argument.index, 0
+    return "number", argument.type, 0, number_of(argument, program, launches)
+
+
+_thread: threading.Thread | None = None
+
+
+def start() -> None:
+    """Starts the thread, once. The core calls it on the main thread."""
+    global _thread
+    if _thread is None:
+        _thread = threading.Thread(
+            target=Service(KernelMaker()).run, name="lazyeng-compiler", daemon=True
+        )
+        _thread.start()
+        atexit.register(_C.stop_kernel_requests)

@@ -14,11 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lazyeng.fuse.source import BLOCK_SIZE, MAX_PROGRAMS, NUM_WARPS, Kernel, Source
+from lazyeng.fuse.launches import Launch
+from lazyeng.fuse.source import Source
 
 WORKER = Path(__file__).with_name("worker.py")
 SECONDS = 120  # for a request; most take half of one
-FORMAT = 1  # of what is kept; another number is another key
+FORMAT = 2  # of what is kept; another number is another key
 
 
 class CompileError(Exception):
@@ -36,7 +37,7 @@ class Request:
     constants: dict[str, int]
     divisible_by_16: tuple[str, ...]
     arch: int
-    num_warps: int = NUM_WARPS
+    num_warps: int
 
     def key(self) -> str:
         """Of all that decides the cubin, also the version of Triton."""
@@ -73,13 +74,12 @@ def triton_version() -> str | None:
 
 
 def request_for(
-    source: Source, kernel: Kernel, arch: int, divisible_by_16: Iterable[str] = ()
+    source: Source, launch: Launch, arch: int, divisible_by_16: Iterable[str] = ()
 ) -> Request:
     """A request for one of the kernels of a source; ``arch`` is 80, 90, ..."""
-    block = BLOCK_SIZE if kernel is source.group else MAX_PROGRAMS
-    signature = {argument.name: argument.type for argument in kernel.arguments}
-    return Request(source.text, kernel.name, signature, {"BLOCK_SIZE": block},
-                   tuple(sorted(divisible_by_16)), arch)  # fmt: skip
+    signature = {argument.name: argument.type for argument in launch.kernel.arguments}
+    return Request(source.text, launch.kernel.name, signature, launch.constants,
+                   tuple(sorted(divisible_by_16)), arch, launch.num_warps)  # fmt: skip
 
 
 def compile_kernels(requests: Sequence[Request]) -> list[Compiled]:

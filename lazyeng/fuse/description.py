@@ -45,12 +45,12 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor of a group as the iteration goes over it. ``strides``: over the group's shape, in
-    elements, () if element i of the iteration is element i in memory. ``fresh``: memory for it is
-    made by the run."""
+    elements, () if element i of the iteration is element i in memory. ``rate``: how many elements
+    it has, as ``Program.rates``. ``fresh``: memory for it is made by the run."""
 
     type: str
     strides: tuple[int, ...]
-    value: int
+    rate: str
     fresh: bool
 
 
@@ -59,23 +59,27 @@ class Parameter:
     """A number, in a register of ``type``, rounded to the dtype ``rounded_to``.
 
     ``kind``: "constant" (part of the op, as the 0 of zeros_like), "number" (an argument: no part of
-    the source) or "value" (a tensor of one element; ``number`` is the number of its value).
-    ``no_nan``: with NaN the group must run unfused.
+    the source) or "value" (a tensor of one element, of the dtype ``stored``). ``no_nan``: with NaN
+    the group must run unfused.
     """
 
     type: str
     rounded_to: torch.dtype
     kind: str
-    number: Any
+    constant: float
+    stored: torch.dtype
     negate: bool
     no_nan: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``out`` becomes ``operation`` of the registers ``inputs``; for this member of the group."""
+    """``out`` becomes ``operation`` of the registers ``inputs``; for this member of the group.
+    ``folds``: the operation folds each row into one element, divided by ``divisor``."""
 
     operation: str
+    folds: bool
+    divisor: float
     out: int
     inputs: tuple[int, ...]
     member: int
@@ -84,22 +88,28 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Fold:
     """The register folded over all elements ("sum", "maximum", "minimum") into a tensor of one
-    element; ``mean``: divided by their number."""
+    element, divided by ``divisor``."""
 
     fold: str
     register: int
     tensor: int
-    mean: bool
+    divisor: float
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """A group: registers are loaded from tensors or parameters, steps make others, and some are
-    stored or folded. Loads see what was there before the program."""
+    stored or folded. Loads see what was there before the program.
+
+    ``row``: elements of each row that steps fold, 0 if none does. Then a register has as many
+    elements as there are ("element"), one for each row ("row"), or as many as a row ("column").
+    """
 
     numel: int
+    row: int
     shape: tuple[int, ...]
     types: tuple[str, ...]  # of each register
+    rates: tuple[str, ...]  # of each register
     tensors: tuple[Tensor, ...]
     parameters: tuple[Parameter, ...]
     parameter_of: dict[int, int]  # register -> parameter
@@ -112,10 +122,19 @@ class Program:
 @dataclass(frozen=True, slots=True)
 class Planned:
     """What will run as one: a single call (``program`` is None), or a group. A group without a
-    program runs its calls one by one."""
+    program runs its calls one by one. ``tensors``: the number of the value that each tensor of the
+    program is; ``parameters``: what each of its parameters is, a number or the number of a value.
+    """
 
     calls: tuple[Call, ...]
     program: Program | None
+    tensors: tuple[int, ...]
+    parameters: tuple[Any, ...]
+
+    @property
+    def ops(self) -> list[str]:
+        """Of each member."""
+        return [call.op for call in self.calls]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +156,10 @@ def planned() -> Plans:
             Planned(
                 tuple(Call(op, label, tuple(args), tuple(outs)) for op, label, args, outs in calls),
                 None if program is None else program_from(program),
+                tuple(tensors),
+                tuple(parameters),
             )
-            for calls, program in ops
+            for calls, program, tensors, parameters in ops
         ),
         tuple(Value(*value) for value in values),
         tuple(storages),
@@ -146,13 +167,16 @@ def planned() -> Plans:
 
 
 def program_from(data: dict[str, Any]) -> Program:
-    """The program that the core describes."""
-    steps = tuple(Step(name, out, tuple(ins), member) for name, out, ins, member in data["steps"])
+    """The program that the core describes (csrc/bindings/programs.cpp)."""
+    steps = tuple(
+        Step(name, folds, divisor, out, tuple(ins), member)
+        for name, folds, divisor, out, ins, member in data["steps"]
+    )
     made = {step.out for step in steps}
     used = {register for step in steps for register in step.inputs}
     used |= {register for _, register, _, _ in data["folds"]}
     in_memory = {
-        r: index for r, (kind, _, index) in enumerate(data["registers"]) if kind == "tensor"
+        r: index for r, (kind, _, index, _) in enumerate(data["registers"]) if kind == "tensor"
     }
     loads = {r: tensor for r, tensor in in_memory.items() if r not in made and r in used}
     loads |= {register: tensor for tensor, register in data["gathers"] if register in used}
@@ -160,13 +184,15 @@ def program_from(data: dict[str, Any]) -> Program:
     stores |= dict(data["scatters"])
     return Program(
         data["numel"],
+        data["row"],
         tuple(data["shape"]),
-        tuple(type for _, type, _ in data["registers"]),
+        tuple(type for _, type, _, _ in data["registers"]),
+        tuple(rate for _, _, _, rate in data["registers"]),
         tuple(Tensor(*tensor) for tensor in data["tensors"]),
         tuple(Parameter(*parameter) for parameter in data["parameters"]),
         {
             r: index
-            for r, (kind, _, index) in enumerate(data["registers"])
+            for r, (kind, _, index, _) in enumerate(data["registers"])
             if kind == "parameter" and r in used
         },
         loads,

@@ -43,6 +43,10 @@ int cuDeviceGet(int* device, int ordinal) {
   *device = ordinal + 100;
   return note("cuDeviceGet", "%d", ordinal);
 }
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  *value = attribute == 75 ? 8 : 6;
+  return note("cuDeviceGetAttribute", "%d %d", attribute, device);
+}
 int cuDevicePrimaryCtxRetain(void** to, int device) {
   *to = context;
   return note("cuDevicePrimaryCtxRetain", "%d", device);

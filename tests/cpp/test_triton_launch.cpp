@@ -60,6 +60,13 @@ void a_kernel_is_loaded_and_unloaded() {
        "calls");
 }
 
+void a_device_says_what_it_is() {
+  Fake fake;
+  const CudaDriver driver(library());
+  same(driver.architecture(1), 86, "architecture");
+  check(std::strstr(fake.calls(), "cuDeviceGetAttribute 76 101\n"), fake.calls());
+}
+
 void much_shared_memory_is_asked_for() {
   Fake fake;
   const CudaDriver driver(library());
@@ -164,6 +171,7 @@ int main(int argc, char** argv) {
   return run_tests(
       argc, argv,
       {{"a kernel is loaded and unloaded", a_kernel_is_loaded_and_unloaded},
+       {"a device says what it is", a_device_says_what_it_is},
        {"much shared memory is asked for", much_shared_memory_is_asked_for},
        {"arguments take the bytes of their types", arguments_take_the_bytes_of_their_types},
        {"errors say what the driver says", errors_say_what_the_driver_says},

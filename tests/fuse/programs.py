@@ -36,9 +36,12 @@ def plans_of(function: Callable[..., object], *tensors: torch.Tensor) -> Plans:
     return plans
 
 
-def random_plans(seed: int, steps: int, exact: bool, floats=FLOATS) -> Plans:
+def random_plans(seed: int, steps: int, exact: bool, floats=FLOATS, rows: bool = False) -> Plans:
+    if rows:  # (the first call of some ops runs what was recorded before)
+        with recording():
+            Dag(seed, exact, lazyeng.wrap, floats, rows).run(steps)
     with recording():
-        pool = Dag(seed, exact, lazyeng.wrap, floats).run(steps)
+        pool = Dag(seed, exact, lazyeng.wrap, floats, rows).run(steps)
         plans = planned()
         del pool
     return plans

@@ -10,16 +10,9 @@ from collections.abc import Iterator
 import torch
 
 from lazyeng.fuse.description import TORCH_TYPES, Call, Parameter, Planned, Plans, Program
-from lazyeng.fuse.source import (
-    BLOCK_SIZE,
-    MAX_PROGRAMS,
-    NUM_WARPS,
-    Kernel,
-    Source,
-    accumulated_in,
-    programs_of,
-    source_of,
-)
+from lazyeng.fuse.iteration import BLOCK_SIZE
+from lazyeng.fuse.launches import Launch, launches_of, number_of, partial_bytes
+from lazyeng.fuse.source import Source, source_of
 from tests.fuse import interpreted
 
 Storage = torch.UntypedStorage
@@ -41,13 +34,13 @@ class Replay:
         """(group, its source, pairs of results: the kernel's and eager's) of each group that may
         run as one; all ops take place in order."""
         for op in self.plans.ops:
-            if op.program is None or not can_run(op.program):
+            if op.program is None or not can_run(op):
                 self.run_eagerly(op)
                 continue
-            before = self._copy_of_touched(op.program)
+            before = self._copy_of_touched(op)
             self.run_eagerly(op)
-            source = source_of(op, self.plans.values)
-            results = self._launch(op.program, source, before)
+            source = source_of(op.program, op.ops)
+            results = self._launch(op, op.program, source, before)
             yield op, source, results
 
     def run_eagerly(self, op: Planned) -> None:
@@ -91,69 +84,74 @@ class Replay:
             return self.view(argument[1])
         return argument
 
-    def _copy_of_touched(self, program: Program) -> dict[int, Storage | None]:
-        values = [tensor.value for tensor in program.tensors]
-        values += [p.number for p in program.parameters if p.kind == "value"]
+    def _copy_of_touched(self, op: Planned) -> dict[int, Storage | None]:
+        values = [*op.tensors, *(op.parameters[i] for i in _values_among(op))]
         numbers = {self.plans.values[value].storage for value in values}
         return {n: s.clone() if (s := self.storages[n]) is not None else None for n in numbers}
 
-    def _launch(self, program: Program, source: Source, storages) -> list:
+    def _launch(self, op: Planned, program: Program, source: Source, storages) -> list:
         for n, storage in storages.items():
             if storage is None:  # memory that the group makes: never what eager's had been
                 size = self.storages[n].nbytes()
                 storages[n] = torch.full((size,), 77, dtype=torch.uint8,
                                          device=self.device).untyped_storage()  # fmt: skip
         names = interpreted.load(source.text)
-        programs = programs_of(program, self.block)
+        launches = launches_of(program, source, self.block)
         partials = [
-            torch.empty(programs, device=self.device,
-                        dtype=TORCH_TYPES[accumulated_in(program.types[fold.register])])
-            for fold in program.folds
-        ]  # fmt: skip
-
-        def run(kernel: Kernel, grid: int, block: int) -> None:
+            torch.empty(nbytes, device=self.device, dtype=torch.uint8)
+            for nbytes in partial_bytes(program, launches)
+        ]
+        for launch in launches:
             arguments = [
-                self._kernel_argument(a, program, storages, partials) for a in kernel.arguments
+                self._kernel_argument(a, op, program, launches, storages, partials)
+                for a in launch.kernel.arguments
             ]
-            names[kernel.name][(grid,)](*arguments, BLOCK_SIZE=block, num_warps=NUM_WARPS,
-                                        enable_fp_fusion=False)  # fmt: skip
-
-        run(source.group, programs, self.block)
-        if source.finish:
-            run(source.finish, 1, MAX_PROGRAMS)
+            names[launch.kernel.name][(launch.programs,)](
+                *arguments, **launch.constants, num_warps=launch.num_warps, enable_fp_fusion=False
+            )
         written = [*program.stores, *(fold.tensor for fold in program.folds)]
-        values = [program.tensors[tensor].value for tensor in written]
+        values = [op.tensors[tensor] for tensor in written]
         return [(self.view(value, storages), self.view(value)) for value in values]
 
-    def _kernel_argument(self, argument, program: Program, storages, partials):
+    def _kernel_argument(
+        self, argument, op: Planned, program: Program, launches: tuple[Launch, ...], storages,
+        partials
+    ):  # fmt: skip
         match argument.kind:
             case "tensor":
-                return self.view(program.tensors[argument.index].value, storages)
+                return self.view(op.tensors[argument.index], storages)
             case "parameter":
-                parameter = program.parameters[argument.index]
-                if parameter.kind == "value":
-                    return self.view(parameter.number, storages)
-                return number_of(parameter)
+                if program.parameters[argument.index].kind == "value":
+                    return self.view(op.parameters[argument.index], storages)
+                return converted(program.parameters[argument.index], op.parameters[argument.index])
             case "partial":
-                return partials[argument.index]
-            case "size":
-                return program.shape[argument.dim]
-            case "stride":
-                return program.tensors[argument.index].strides[argument.dim]
-            case "numel":
-                return program.numel
-            case "partials":
-                return programs_of(program, self.block)
+                dtype = POINTERS[argument.type]
+                return partials[argument.index].view(dtype)
+            case _:
+                return number_of(argument, program, launches)
 
 
-def number_of(parameter: Parameter) -> float | int | bool:
-    """As csrc/fuse/binding.cpp: converted to the dtype, then as it stands in a register."""
-    number = parameter.number
+POINTERS = {
+    "*fp32": torch.float32, "*fp64": torch.float64, "*i8": torch.int8, "*u8": torch.uint8,
+    "*i16": torch.int16, "*i32": torch.int32, "*i64": torch.int64,
+}  # fmt: skip
+
+
+def _values_among(op: Planned) -> list[int]:
+    """Which parameters are tensors of one element."""
+    assert op.program is not None
+    return [i for i, p in enumerate(op.program.parameters) if p.kind == "value"]
+
+
+def converted(parameter: Parameter, number: float | int | bool) -> float | int | bool:
+    """As csrc/fuse/numbers.h: converted to the dtype, then as it stands in a register."""
     wide = torch.float64 if isinstance(number, float) else torch.int64
     value = torch.tensor(number, dtype=wide).to(parameter.rounded_to)
     return (-value if parameter.negate else value).to(TORCH_TYPES[parameter.type]).item()
 
 
-def can_run(program: Program) -> bool:
+def can_run(op: Planned) -> bool:
     """Whether no number is one that must not come to a kernel."""
-    return not any(p.no_nan and p.number != p.number for p in program.parameters)
+    assert op.program is not None
+    rows = zip(op.program.parameters, op.parameters, strict=True)
+    return not any(p.no_nan and number != number for p, number in rows)

@@ -1,7 +1,5 @@
-"""The thread that compiles: nobody waits, everything is compiled once, failures are told once."""
+"""What is compiled, kept and told of. The thread itself: tests/cuda_programs.py."""
 
-import multiprocessing
-import threading
 import warnings
 
 import pytest
@@ -10,7 +8,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 import torch
 
-from lazyeng.fuse.background import BackgroundCompiler, CompileWarning
+from lazyeng.fuse.background import CompileWarning, KernelMaker, Service
 from lazyeng.fuse.compiler import Compiled, CompileError, Request
 from lazyeng.fuse.disk_cache import DiskCache
 
@@ -18,19 +16,17 @@ pytestmark = [pytest.mark.plain_process, pytest.mark.limit(60)]
 
 
 def request(text="kernel"):
-    return Request(text, "group_kernel", {}, {}, (), 90)
+    return Request(text, "group_kernel", {}, {}, (), 90, 4)
 
 
 class Compiler:
-    """Counts what it is asked for; `go` lets it answer."""
+    """Counts what it is asked for."""
 
     def __init__(self, fails=None):
         self.asked = []
-        self.go = threading.Event()
         self.fails = fails
 
     def __call__(self, requests):
-        assert self.go.wait(30)
         self.asked += [r.text for r in requests]
         if self.fails:
             raise self.fails
@@ -42,89 +38,93 @@ def cache(tmp_path):
     return DiskCache(tmp_path / "kernels")
 
 
-def test_nobody_waits_and_it_is_compiled_once(cache):
+def test_it_is_compiled_once(cache):
     compiler = Compiler()
-    background = BackgroundCompiler(cache, compiler)
-    assert background.get(request()) is None
-    assert background.get(request()) is None
-    assert not background.wait(0.01)
-    compiler.go.set()
-    assert background.wait(30)
-    assert background.get(request()) == Compiled("kernel", 0, 4, b"cubin")
+    maker = KernelMaker(cache, compiler)
+    assert maker.make(request()) == maker.make(request()) == Compiled("kernel", 0, 4, b"cubin")
     assert compiler.asked == ["kernel"]
 
 
 def test_the_next_process_finds_it_on_disk(cache):
-    compiler = Compiler()
-    compiler.go.set()
-    BackgroundCompiler(cache, compiler).get(request())
-    again = BackgroundCompiler(DiskCache(cache.folder), compiler)
-    again.get(request("other"))
-    assert again.wait(30)
-    first = BackgroundCompiler(DiskCache(cache.folder), Compiler())  # (which would never answer)
-    assert first.get(request("other")) is None
-    assert first.wait(30)
-    assert first.get(request("other")).name == "other"
+    KernelMaker(cache, Compiler()).make(request())
+    again = KernelMaker(DiskCache(cache.folder), Compiler(CompileError("not asked for")))
+    assert again.make(request()).name == "kernel"
 
 
 def test_a_damaged_file_is_compiled_again(cache):
     cache.put(request().key(), b"{}\nnot a kernel")
-    compiler = Compiler()
-    compiler.go.set()
-    background = BackgroundCompiler(cache, compiler)
-    background.get(request())
-    assert background.wait(30)
-    assert background.get(request()).cubin == b"cubin"
-    assert cache.get(request().key()) == background.get(request()).to_bytes()
+    made = KernelMaker(cache, Compiler()).make(request())
+    assert made.cubin == b"cubin"
+    assert cache.get(request().key()) == made.to_bytes()
 
 
-def test_a_failure_is_told_once_and_not_tried_again(cache):
+def test_a_failure_is_not_tried_again(cache):
     compiler = Compiler(CompileError("ptxas is missing"))
-    compiler.go.set()
-    background = BackgroundCompiler(cache, compiler)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            for text in ("a", "b"):
-                assert background.get(request(text)) is None
-                assert background.wait(30)
+    maker = KernelMaker(cache, compiler)
+    for text in ("a", "b", "a"):
+        with pytest.raises(CompileError, match="ptxas is missing"):
+            maker.make(request(text))
     assert compiler.asked == ["a", "b"]
-    (warning,) = caught
-    assert warning.category is CompileWarning
-    assert "compiled for sm_90 and runs op by op: ptxas is missing" in str(warning.message)
 
 
-def test_warnings_that_are_errors_do_not_end_the_thread(cache):
-    compiler = Compiler(CompileError("no"))
-    compiler.go.set()
-    background = BackgroundCompiler(cache, compiler)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        background.get(request("a"))
-        assert background.wait(30)
-    compiler.fails = None
-    background.get(request("b"))
-    assert background.wait(30)
-    assert background.get(request("b"))
+class Core:
+    """In place of the functions of lazyeng._C: hands out requests, keeps the answers."""
+
+    def __init__(self, monkeypatch, *requests):
+        self.requests = list(requests)
+        self.answers = []
+        monkeypatch.setattr("lazyeng.fuse.background._C", self)
+
+    def next_kernel_request(self):
+        return self.requests.pop(0) if self.requests else None
+
+    def answer_kernel_request(self, *answer):
+        self.answers.append(answer)
 
 
-def _ask(background, answers):
-    background.get(request("child"))
-    answers.put(background.wait(30) and background.get(request("child")).name)
+def described(function, *tensors):
+    """The program of the one group of function(*tensors), and its ops, as the core gives them."""
+    from lazyeng import _C
+    from tests.fuse.programs import recording
+
+    with recording():
+        results = function(*tensors)
+        ((calls, program, _, _),) = _C.planned()[0]
+        del results
+    return program, [call[0] for call in calls]
 
 
-def test_a_forked_child_has_a_thread_of_its_own(cache):
-    compiler = Compiler()
-    compiler.go.set()
-    background = BackgroundCompiler(cache, compiler)
-    background.get(request())
-    assert background.wait(30)
-    context = multiprocessing.get_context("fork")
-    answers = context.Queue()
-    child = context.Process(target=_ask, args=(background, answers))
-    child.start()
-    assert answers.get(timeout=30) == "child"
-    child.join()
+def test_failures_are_told_once(cache, monkeypatch):
+    """And filters that make warnings errors do not end the thread."""
+    program, ops = described(lambda x: x * 2 + 1, torch.ones(9))
+    aligned = (True,) * 2
+    for strict in (False, True):
+        core = Core(
+            monkeypatch, (1, 90, program, ops, aligned), (2, 80, program, ops, aligned),
+            (3, 0, program, ops, aligned),
+        )  # fmt: skip
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("error" if strict else "always")
+            Service(KernelMaker(cache, Compiler(CompileError("no")))).run()
+        assert core.answers == [(1,), (2,), (3,)]
+        if not strict:
+            assert [w.category for w in caught] == [CompileWarning] * 2
+            assert "compiled and runs op by op: no" in str(caught[0].message)
+            assert "the driver does not say" in str(caught[1].message)
+
+
+def test_what_the_core_is_told(cache, monkeypatch):
+    """Arguments in the order of the kernel's; numbers of the plan are numbers."""
+    program, ops = described(lambda x: (x * 2).mean(), torch.ones(40_000))
+    core = Core(monkeypatch, (7, 90, program, ops, (True, True)))
+    Service(KernelMaker(cache, Compiler())).run()
+    ((number, partial_bytes, kernels),) = core.answers
+    assert (number, partial_bytes) == (7, [40 * 4])
+    (_, _, _, _, _, programs, arguments), (_, _, _, _, _, finishing, last) = kernels
+    assert (programs, finishing) == (40, 1)
+    assert sorted(kind for kind, *_ in arguments) == ["number", "parameter", "partial", "tensor"]
+    assert ("number", "i32", 0, 40_000) in arguments
+    assert ("number", "fp32", 0, 40_000.0) in last and ("number", "i32", 0, 40) in last
 
 
 def test_a_group_from_the_window_to_the_cubin(cache):
@@ -132,9 +132,6 @@ def test_a_group_from_the_window_to_the_cubin(cache):
     from tests.fuse.test_compiler import requests_of
 
     (wanted,) = requests_of(plans_of(lambda x: x * 2 + 1, torch.ones(9)), (90,))
-    background = BackgroundCompiler(cache)
-    assert background.get(wanted) is None
-    assert background.wait(50)
-    kernel = background.get(wanted)
+    kernel = KernelMaker(cache).make(wanted)
     assert (kernel.name, kernel.num_warps) == ("group_kernel", 4)
     assert kernel.cubin.startswith(b"\x7fELF")

@@ -12,6 +12,7 @@ import torch
 
 from lazyeng.fuse import compiler
 from lazyeng.fuse.compiler import Compiled, CompileError, answers, request_for
+from lazyeng.fuse.launches import launches_of
 from lazyeng.fuse.source import source_of
 from tests.fuse.programs import groups_of, plans_of, random_plans
 
@@ -26,13 +27,16 @@ def requests_of(plans, arches=ARCHES):
     """One for each kernel of each group and each architecture, as for aligned memory and a number
     of elements that is a multiple of 16."""
     for group in groups_of(plans):
-        source = source_of(group, plans.values)
-        for kernel in source.kernels:
+        assert group.program is not None
+        source = source_of(group.program, group.ops)
+        for launch in launches_of(group.program, source):
             aligned = [
-                a.name for a in kernel.arguments if a.type.startswith("*") or a.kind == "numel"
+                a.name
+                for a in launch.kernel.arguments
+                if a.type.startswith("*") or a.kind == "n_elements"
             ]
             for arch in arches:
-                yield request_for(source, kernel, arch, aligned)
+                yield request_for(source, launch, arch, aligned)
 
 
 def compile_all(requests, folder):
@@ -56,6 +60,20 @@ def test_a_sample_of_random_groups_compiles(tmp_path):
         requests += list(requests_of(plans))[: 6 if SAMPLE < 50 else None]
         seed += 1
     compile_all(requests, tmp_path)
+
+
+def test_a_sample_of_groups_with_rows_compiles(tmp_path):
+    requests, seed = [], 0
+    while len(requests) < SAMPLE // 2 * len(ARCHES):
+        plans = random_plans(seed, 6, False, rows=True)
+        requests += [r for r in requests_of(plans) if "ROWS" in r.constants][: 4 * len(ARCHES)]
+        seed += 1
+    x = torch.randn(40, 3000)
+
+    def program(x):
+        return torch.softmax(x, -1).to(torch.bfloat16), x.double().sum(-1), (x > 0).any(), x.mean()
+
+    compile_all([*requests, *requests_of(plans_of(program, x))], tmp_path)
 
 
 def test_each_dtype_and_fold_compiles(tmp_path):

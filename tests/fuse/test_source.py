@@ -63,6 +63,29 @@ def test_random_programs_of_functions(floats, most, device):
         seed += 1
 
 
+@pytest.mark.parametrize("floats, most", [(FLOATS[:2], 12), (FLOATS[2:], 3)])
+def test_random_programs_of_rows(floats, most, device):
+    """Reductions along rows, softmax, norms, and what is made of them, once a row or for all."""
+    rows, seed = 0, 0
+    while rows < GROUPS // 8:
+        plans = random_plans(seed, 1 + seed % most, False, floats, rows=True)
+        check(Replay(plans, device, LARGE), close)
+        rows += sum(group.program.row > 0 for group in groups_of(plans))
+        seed += 1
+
+
+@pytest.mark.parametrize("columns", [32, 33, 700, 4096])
+def test_rows_of_each_length(columns, device):
+    """Several rows a program, and one; rows that do not fill their block; folds after them."""
+    x = torch.randn(65536 // columns + 3, columns)
+
+    def program(x):
+        y = torch.softmax(x * 2, -1)
+        return y, y.sum(-1) + 1, (y * x).sum(), (y > 0.01).sum(-1), x.var(-1, correction=0)
+
+    assert check(Replay(plans_of(program, x), device, 2048), close) >= 1
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_each_exact_function_of_hard_values(dtype, device):
     for name, (tensors, function) in exact_functions().items():
@@ -112,7 +135,7 @@ def test_numbers_are_no_part_of_a_source():
     def text(rate, x):
         plans = plans_of(lambda x: (x * rate + rate).clamp(-rate, rate) / (rate + 1), x)
         (group,) = groups_of(plans)
-        return source_of(group, plans.values).text
+        return source_of(group.program, group.ops).text
 
     x = torch.randn(50, 7)
     assert text(0.1, x) == text(0.25, x)
@@ -123,10 +146,38 @@ def test_sizes_beyond_int32_are_counted_in_int64():
     plans = plans_of(lambda x: x.t() * 2 + x[:, 0], torch.randn(6, 6))
     (group,) = groups_of(plans)
     program = dataclasses.replace(group.program, numel=1 << 31)
-    source = source_of(dataclasses.replace(group, program=program), plans.values)
+    source = source_of(program, group.ops)
     assert "tl.program_id(0).to(tl.int64)" in source.text
-    numbers = [a for a in source.group.arguments if a.kind in ("numel", "size", "stride")]
+    numbers = [a for a in source.group.arguments if a.kind in ("n_elements", "size", "stride")]
     assert {a.type for a in numbers} == {"i64"} and len(numbers) > 2
+
+
+def test_a_source_with_rows_reads_like_this():
+    plans = plans_of(lambda x: torch.softmax(x * 2, -1), torch.randn(500, 70))
+    (group,) = groups_of(plans)
+    _, _, kernel = source_of(group.program, group.ops).text.rpartition("@triton.jit\n")
+    assert (
+        kernel
+        == """\
+def group_kernel(x0_ptr, y0_ptr, number0, n_rows, n_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    a0 = tl.full((), number0, tl.float32)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, COLUMNS)[None, :]
+    row_mask = rows < n_rows
+    column_mask = columns < n_columns
+    mask = row_mask & column_mask
+    offsets = rows * n_columns + columns
+    x0 = tl.load(x0_ptr + offsets, mask=mask)
+    v0 = x0 * a0  # aten::mul.Tensor
+    v1 = tl.reduce(tl.where(mask, v0, tl.full((), -float("inf"), tl.float32)), 1, maximum, keep_dims=True)  # aten::_softmax
+    v2 = v0 - v1  # aten::_softmax
+    v3 = libdevice.exp(v2)  # aten::_softmax
+    v4 = tl.reduce(tl.where(mask, v3, tl.full((), 0, tl.float32)), 1, total, keep_dims=True)  # aten::_softmax
+    v5 = reciprocal(v4)  # aten::_softmax
+    v6 = v3 * v5  # aten::_softmax
+    tl.store(y0_ptr + offsets, v6, mask=mask)
+"""  # noqa: E501 (as it is written)
+    )
 
 
 def test_a_source_reads_like_this():
@@ -135,7 +186,7 @@ def test_a_source_reads_like_this():
 
     plans = plans_of(program, torch.randn(6, 5), torch.randn(5))
     (group,) = groups_of(plans)
-    _, _, kernel = source_of(group, plans.values).text.rpartition("@triton.jit\n")
+    _, _, kernel = source_of(group.program, group.ops).text.rpartition("@triton.jit\n")
     assert (
         kernel
         == """\

@@ -27,9 +27,12 @@ unavailable = torch.version.cuda is not None or torch.version.hip is not None
 
 def build() -> Path:
     """The compiled backend; compiles it if its source, or torch, is another than last time."""
-    source = _HERE / "backend.cpp"
-    flags = ["-std=c++20", "-O1", "-Wall", "-fPIC", "-shared", *_definitions()]
-    key = hashlib.sha256(repr((source.read_text(), flags, torch.__version__)).encode()).hexdigest()
+    sources = [_HERE / "backend.cpp", _HERE / "driver.cpp"]
+    # (Whoever opens CUDA's driver by name finds a library that is there under that name.)
+    flags = ["-std=c++20", "-O1", "-Wall", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1",
+             *_definitions()]  # fmt: skip
+    texts = [source.read_text() for source in sources]
+    key = hashlib.sha256(repr((texts, flags, torch.__version__)).encode()).hexdigest()
     target = _ROOT / "build" / f"simulated_cuda-{key[:16]}.so"
     target.parent.mkdir(exist_ok=True)
     with open(target.with_suffix(".lock"), "w") as lock:  # several test processes
@@ -38,7 +41,15 @@ def build() -> Path:
             includes = [f"-isystem{path}" for path in include_paths()]
             libraries = [f"-L{_LIBRARIES}", "-lc10", "-ltorch_cpu"]
             made = target.with_suffix(".new")
-            command = [get_cxx_compiler(), *flags, *includes, str(source), *libraries, "-o", made]
+            command = [
+                get_cxx_compiler(),
+                *flags,
+                *includes,
+                *map(str, sources),
+                *libraries,
+                "-o",
+                made,
+            ]
             subprocess.run(command, check=True)
             made.rename(target)
     return target
@@ -48,15 +59,21 @@ def _definitions() -> list[str]:
     return [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
 
 
-def run(program: str, *, seconds: float = 60) -> str:
-    """Runs the program in a new process that has the device; returns what it printed.
+def run(program: str, *, seconds: float = 60, **environment: str) -> str:
+    """Runs the program in a new process that has the device; returns what it printed. Kernels of
+    groups run in Triton's interpreter once it calls ``kernels.install()``.
 
     Raises:
         AssertionError: its exit status is not 0; the message has all of its output.
     """
     result = subprocess.run(
         [sys.executable, str(_HERE / "launch.py"), str(build()), program],
-        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        env={
+            **os.environ,
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            "TRITON_INTERPRET": "1",
+            **environment,
+        },
         capture_output=True,
         text=True,
         timeout=seconds,

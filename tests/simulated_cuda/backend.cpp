@@ -684,6 +684,13 @@ const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef sizes,
 
 }  // namespace
 
+/// For driver.cpp: a kernel on the device's default stream. Returns the driver's error.
+extern "C" int simulated_cuda_launch(int device, void (*kernel)(void*), void* context) {
+  if (state_of(device).lost) return kDeviceAssert;
+  launch(*state_of(device).streams[0], [kernel, context] { kernel(context); });
+  return 0;
+}
+
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_op>()); }
 
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {

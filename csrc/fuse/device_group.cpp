@@ -1,0 +1,206 @@
+// csrc/fuse/device_group.cpp: memory, arguments, launches.
+#include "csrc/fuse/device_group.h"
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/Exception.h>
+
+#include <deque>
+
+#include "csrc/fuse/kernel_requests.h"
+#include "csrc/fuse/numbers.h"
+#include "csrc/run/launch_log.h"
+
+namespace lazyeng::fuse {
+namespace {
+
+constexpr uint64_t kAlignment = 16;  // bytes
+
+char* memory_of(const c10::Storage& storage) {
+  return static_cast<char*>(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+}
+
+char* address_in(const c10::Storage& storage, const run::Geometry& look) {
+  return memory_of(storage) + look.offset() * static_cast<int64_t>(c10::elementSize(look.dtype()));
+}
+
+/// The address of a tensor that exists; null if it is not where it was recorded to be.
+char* address_of(const run::Value& value) {
+  const c10::Storage& storage = value.var().engine_face();
+  if (!storage || storage.nbytes() < value.geometry().extent_bytes()) return nullptr;
+  return address_in(storage, value.geometry());
+}
+
+/// One run of a plan: where its tensors are, and what its kernels are called with.
+class DeviceRun {
+ public:
+  DeviceRun(const Group& group, const Plan& plan)
+      : group_(group), plan_(plan), device_(group.members[0].node->device) {}
+
+  /// The tensors that exist. False if one does not.
+  bool find_tensors() {
+    for (const TensorSource& source : plan_.tensors) {
+      char* const address = source.fresh ? nullptr : address_of(value_of(source));
+      if (!source.fresh && !address) return false;
+      addresses_.push_back(address);
+    }
+    return true;
+  }
+
+  /// (Fresh memory always lies well.)
+  Variant variant() const {
+    Variant variant{device_.index(), 0};
+    for (size_t t = 0; t < addresses_.size() && t < 64; ++t)
+      if (reinterpret_cast<uintptr_t>(addresses_[t]) % kAlignment == 0)
+        variant.aligned |= uint64_t{1} << t;
+    return variant;
+  }
+
+  void make_tensors() {
+    for (size_t t = 0; t < addresses_.size(); ++t) {
+      if (!plan_.tensors[t].fresh) continue;
+      const run::Geometry& look = value_of(plan_.tensors[t]).geometry();
+      made_.push_back(run::new_storage(look.extent_bytes(), device_));
+      addresses_[t] = address_in(made_.back(), look);
+    }
+  }
+
+  void make_partials(const GroupKernels& kernels) {
+    for (uint64_t bytes : kernels.partial_bytes)
+      partials_.push_back(run::new_storage(bytes, device_));
+  }
+
+  /// Of each kernel. False if a number is one that no program may get, or an element is not there;
+  /// throws for a number that does not fit.
+  bool bind(const GroupKernels& kernels) {
+    for (const DeviceKernel& kernel : kernels.kernels) {
+      LaunchArguments& arguments = bound_.emplace_back();
+      for (const KernelArgument& argument : kernel.arguments)
+        if (!bind(argument, arguments)) return false;
+    }
+    return true;
+  }
+
+  void launch(const DeviceKernel& kernel, size_t index) {
+    kernel.kernel->launch(kernel.programs, /*stream=*/nullptr, bound_[index]);
+  }
+
+  void install() {
+    size_t next = 0;
+    for (const TensorSource& source : plan_.tensors)
+      if (source.fresh) value_of(source).var().set_engine_face(std::move(made_[next++]));
+  }
+
+ private:
+  const run::Value& value_of(const TensorSource& source) const {
+    return *group_.values[source.value].value;
+  }
+
+  bool bind(const KernelArgument& argument, LaunchArguments& arguments) {
+    using Kind = KernelArgument::Kind;
+    switch (argument.kind) {
+      case Kind::tensor:
+        arguments.add(addresses_[argument.index]);
+        return true;
+      case Kind::partial:
+        arguments.add(memory_of(partials_[argument.index]));
+        return true;
+      case Kind::parameter:
+        return bind_parameter(plan_.parameters[argument.index], argument.type, arguments);
+      case Kind::integer:
+        add_number(argument.integer, argument.type, arguments);
+        return true;
+      default:
+        add_number(argument.real, argument.type, arguments);
+        return true;
+    }
+  }
+
+  bool bind_parameter(const ParameterSource& source, Type type, LaunchArguments& arguments) {
+    if (source.kind == ParameterSource::Kind::value) {
+      char* const address = address_of(*group_.values[source.index].value);
+      arguments.add(address);
+      return address != nullptr;
+    }
+    const c10::Scalar number = number_of(group_, source);
+    if (is_special(number, source)) return false;
+    with_converted(number, source, [&](auto value) { add_number(value, type, arguments); });
+    return true;
+  }
+
+  /// In the type that the kernel takes, which is no narrower.
+  template <class T>
+  static void add_number(T value, Type type, LaunchArguments& arguments) {
+    switch (type) {
+      case Type::i64:
+        return arguments.add(static_cast<int64_t>(value));
+      case Type::f32:
+        return arguments.add(static_cast<float>(value));
+      case Type::f64:
+        return arguments.add(static_cast<double>(value));
+      default:
+        return arguments.add(static_cast<int32_t>(value));
+    }
+  }
+
+  const Group& group_;
+  const Plan& plan_;
+  const c10::Device device_;
+  std::vector<char*> addresses_;
+  std::vector<c10::Storage> made_;  // of each fresh tensor, in order
+  std::vector<c10::Storage> partials_;
+  std::vector<LaunchArguments> bound_;
+};
+
+std::shared_ptr<const GroupKernels> kernels_for(const Group& group, const PlanRef& plan,
+                                                const Variant& variant) {
+  bool unknown = false;
+  std::shared_ptr<const GroupKernels> kernels = plan->kernels->find(variant, unknown);
+  if (unknown) {
+    std::vector<std::string> ops;
+    for (const Member& member : group.members) ops.push_back(member.node->info.name);
+    kernel_requests().ask(plan, variant, std::move(ops));
+  }
+  return kernels;
+}
+
+/// As torch tells what CUDA has refused, so that the loss of a device is seen as such.
+std::exception_ptr as_torch_tells(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const CudaError& refused) {
+    return std::make_exception_ptr(
+        c10::AcceleratorError({__func__, __FILE__, __LINE__}, refused.code(),
+                              std::string("CUDA error: ") + refused.what()));
+  } catch (...) {
+    return error;
+  }
+}
+
+}  // namespace
+
+Launched launch_group(const Group& group, const PlanRef& plan, std::exception_ptr& error) {
+  size_t launched = 0;
+  try {
+    DeviceRun run(group, *plan);
+    if (!run.find_tensors()) return Launched::no;
+    const auto kernels = kernels_for(group, plan, run.variant());
+    if (!kernels) return Launched::no;
+    const c10::DeviceGuard here(group.members[0].node->device);
+    run.make_tensors();
+    run.make_partials(*kernels);
+    if (!run.bind(*kernels)) return Launched::no;
+    // Any member may be the one that a failure of these kernels is blamed on.
+    std::deque<run::Launch> log;
+    for (const Member& member : group.members) log.emplace_back(*member.node);
+    for (const DeviceKernel& kernel : kernels->kernels) run.launch(kernel, launched++);
+    run.install();
+    return Launched::yes;
+  } catch (...) {
+    // No memory, a number that does not fit, a lost device: the member itself will tell.
+    if (launched <= 1) return Launched::no;
+    error = as_torch_tells(std::current_exception());
+    return Launched::partly;
+  }
+}
+
+}  // namespace lazyeng::fuse

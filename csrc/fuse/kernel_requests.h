@@ -1,0 +1,58 @@
+// csrc/fuse/kernel_requests.h: what engine threads want compiled, and the thread that compiles.
+//
+// Engine threads ask and go on. One thread of the program (lazyeng/fuse/background.py) takes the
+// requests, newest first, as what was planned last is most often what runs next, and answers each.
+// Any thread may call any function; none of them waits but next().
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "csrc/fuse/device_kernels.h"
+
+namespace lazyeng::fuse {
+
+struct KernelRequest {
+  uint64_t id = 0;
+  PlanRef plan;
+  Variant variant;
+  std::vector<std::string> ops;  ///< the name of each member's op
+};
+
+class KernelRequests {
+ public:
+  /// Called, without a lock and perhaps more than once, when somebody asks and nobody serves.
+  void set_announce(std::function<void()> announce) { announce_ = std::move(announce); }
+
+  void ask(PlanRef plan, const Variant& variant, std::vector<std::string> ops);
+
+  /// Waits for a request; nothing once stop() was called.
+  std::optional<KernelRequest> next();
+  /// The device that a request is for, until it is answered.
+  c10::DeviceIndex device_of(uint64_t id) const;
+  /// The kernels for the request; null: there are none, and it is not asked for again.
+  void answer(uint64_t id, std::shared_ptr<const GroupKernels> kernels);
+  /// Ends the thread that serves, when it comes to next().
+  void stop();
+
+  /// Requests that are not answered.
+  size_t pending() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable news_;
+  std::function<void()> announce_;
+  std::vector<KernelRequest> waiting_;
+  std::unordered_map<uint64_t, KernelRequest> taken_;
+  uint64_t last_id_ = 0;
+  bool served_ = false;
+  bool stopped_ = false;
+};
+
+KernelRequests& kernel_requests();
+
+}  // namespace lazyeng::fuse

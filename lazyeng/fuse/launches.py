@@ -1,0 +1,74 @@
+"""What the kernels of a group are launched with: programs, constants, and the values of arguments
+that are the same for each run of the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lazyeng.fuse.description import TORCH_TYPES, Program
+from lazyeng.fuse.iteration import BLOCK_SIZE, MAX_PROGRAMS, iteration_of
+from lazyeng.fuse.kernels import Argument, Kernel, accumulated_in
+from lazyeng.fuse.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel: how many programs, with which constants, each of so many warps."""
+
+    kernel: Kernel
+    programs: int
+    constants: dict[str, int]
+    num_warps: int
+
+
+def launches_of(
+    program: Program, source: Source, block_size: int = BLOCK_SIZE
+) -> tuple[Launch, ...]:
+    """In order. ``block_size``: about so many elements for each program to work on at a time."""
+    over = iteration_of(program)
+    blocks = over.blocks(program, block_size)
+    programs = min(blocks, MAX_PROGRAMS) if program.folds else blocks
+    constants = over.sizes(program, block_size)
+    elements = 1
+    for size in constants.values():
+        elements *= size
+    first = Launch(source.group, programs, constants, _warps(elements))
+    if source.finish is None:
+        return (first,)
+    return first, Launch(source.finish, 1, {"BLOCK_SIZE": MAX_PROGRAMS}, _warps(MAX_PROGRAMS))
+
+
+def _warps(elements: int) -> int:
+    """Of a block of so many elements: 16 of them a thread, as far as that goes."""
+    return 4 if elements <= 2048 else 8 if elements <= 8192 else 16
+
+
+def partial_bytes(program: Program, launches: tuple[Launch, ...]) -> list[int]:
+    """Of each fold's partial results."""
+    return [
+        launches[0].programs * TORCH_TYPES[accumulated_in(program.types[fold.register])].itemsize
+        for fold in program.folds
+    ]
+
+
+def number_of(argument: Argument, program: Program, launches: tuple[Launch, ...]) -> int | float:
+    """The value of an argument that is neither a tensor, a parameter, nor partial results."""
+    match argument.kind:
+        case "size":
+            return program.shape[argument.dim]
+        case "stride":
+            return program.tensors[argument.index].strides[argument.dim]
+        case "n_elements":
+            return program.numel
+        case "n_rows":
+            return program.numel // program.row
+        case "n_columns":
+            return program.row
+        case "n_partials":
+            return launches[0].programs
+        case "row_divisor":
+            return float(program.steps[argument.index].divisor)
+        case "divisor":
+            return float(program.folds[argument.index].divisor)
+        case _:
+            raise ValueError(f"expected a number, got {argument}")
