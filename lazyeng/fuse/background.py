@@ -169,7 +169,7 @@ _thread: threading.Thread | None = None
 
 def start() -> None:
     """Starts the thread, once. The core calls it on the main thread."""
-    global _thread
+    global _thread  # noqa: PLW0603 (once a process)
     if _thread is None:
         _thread = threading.Thread(
             target=Service(KernelMaker()).run, name="lazyeng-compiler", daemon=True
