@@ -5,12 +5,11 @@
 #include <memory>
 
 #include "csrc/fuse/moves.h"
+#include "csrc/fuse/prefetch.h"
 #include "csrc/fuse/totals.h"
 
 namespace lazyeng::fuse {
 namespace {
-
-constexpr size_t kCacheLine = 64;
 
 size_t slot_bytes(const Program& program) {
   return (static_cast<size_t>(program.tile) * program.slot_item + kCacheLine - 1) / kCacheLine *
@@ -40,8 +39,9 @@ class Worker {
     }
   }
 
-  /// The n elements from `first` on; whole rows if there are any.
-  void run(int64_t first, int64_t n) {
+  /// The n elements from `first` on; whole rows if there are any. `next`: as many come after them.
+  void run(int64_t first, int64_t n, bool next) {
+    Prefetch prefetch(program_, bindings_, first + n, next ? n : 0);
     for (size_t r = 0; r < place_.size(); ++r) {
       const Register& reg = program_.registers[r];
       if (reg.kind != Register::Kind::tensor) continue;
@@ -58,6 +58,7 @@ class Worker {
         run_by_row(step, n / program_.row);
       else
         run_whole(step, n);
+      prefetch.advance();
     }
     for (const Move& move : program_.scatters)
       scatter(program_, program_.tensors[move.tensor], bindings_.tensors[move.tensor],
@@ -172,7 +173,8 @@ void run_program(const Program& program, const Bindings& bindings, bool wide) {
   const auto run_share = [&](int64_t t) {
     for (int64_t tile = tiles * t / threads; tile < tiles * (t + 1) / threads; ++tile) {
       const int64_t first = tile * program.tile;
-      workers[t].run(first, std::min(program.tile, program.numel - first));
+      const int64_t n = std::min(program.tile, program.numel - first);
+      workers[t].run(first, n, first + 2 * n <= program.numel);
     }
   };
   if (threads == 1)
