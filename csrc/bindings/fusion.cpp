@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "csrc/bindings/bindings.h"
@@ -152,6 +153,14 @@ py::dict describe(const fuse::Group& group, const fuse::Plan& plan, Values& valu
   return all;
 }
 
+/// Whether lazyeng/fuse can express it: rows, folds that keep dims and products not yet.
+bool is_known(const fuse::Program& program) {
+  return program.row == 0 &&
+         std::all_of(program.reductions.begin(), program.reductions.end(), [](const auto& fold) {
+           return fold.places.totals == 1 && fold.folding.fold != fuse::Fold::product;
+         });
+}
+
 /// (calls, program or None)
 py::tuple planned_op(const Ref<engine::Op>& op, Values& values) {
   py::list calls;
@@ -162,8 +171,7 @@ py::tuple planned_op(const Ref<engine::Op>& op, Values& values) {
   }
   for (const fuse::Member& member : group->members) calls.append(call(*member.node, values));
   const fuse::Plan plan = fuse::lower(*group, fuse::needed_vars(*group));
-  // (lazyeng/fuse does not know rows yet.)
-  const bool shown = plan.possible && plan.program.row == 0;
+  const bool shown = plan.possible && !group->checked && is_known(plan.program);
   return py::make_tuple(calls, shown ? py::object(describe(*group, plan, values)) : py::none());
 }
 

@@ -39,6 +39,7 @@ struct Plan {
   std::vector<ParameterSource> parameters;
   std::vector<TensorSource> tensors;  ///< of each of the program's
   uint64_t bytes_saved = 0;
+  mutable bool doubted = false;  ///< it was not certain of its bits once; by std::atomic_ref
 };
 
 /// Whether each var's memory must be written: `needed` has one flag a var.

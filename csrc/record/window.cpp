@@ -118,7 +118,7 @@ void Recorder::wake_worker() {
 }
 
 bool Recorder::may_wait_for_more(const run::Node& node) const {
-  return fusion_.load(std::memory_order_relaxed) && watched() && fuse::may_join(node.info);
+  return fusion_.load(std::memory_order_relaxed) && watched() && fuse::may_join(node);
 }
 
 /// Number of the newest node of a window that is held, 0 if none is. Without the lock: append
