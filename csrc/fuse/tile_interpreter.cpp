@@ -66,6 +66,11 @@ class Worker {
       totals_[r].fold(place_[program_.reductions[r].reg], first, n);
   }
 
+  /// After the last tile.
+  void finish() {
+    for (Totals& totals : totals_) totals.finish();
+  }
+
   std::vector<Totals>& totals() { return totals_; }
   /// Of rows.
   bool uncertain() const { return uncertain_; }
@@ -178,6 +183,7 @@ bool run_program(const Program& program, const Bindings& bindings, bool wide) {
       const int64_t first = tile * program.tile;
       workers[t].run(first, std::min(program.tile, program.numel - first));
     }
+    workers[t].finish();
   };
   if (threads == 1)
     run_share(0);

@@ -89,9 +89,18 @@ struct ColumnTotals {
   int64_t* integer;
   uint8_t* other_zero;  ///< whatever the total is
 };
-/// Adds rows, which lie one behind the other, to the totals of their columns.
-using ColumnsKernel = void (*)(const char* in, int64_t rows, int64_t columns,
-                               const ColumnTotals& totals);
+/// Rows, which lie one behind the other, are added column by column to parts, which are as narrow
+/// as a few rows allow; these to the totals.
+struct ColumnsKernel {
+  /// `zeros`, of a maximum or minimum of floats: what Total::other_zero tells of, as bits.
+  void (*add)(const char* in, int64_t rows, int64_t columns, char* parts, char* zeros) = nullptr;
+  /// The parts are what nothing folds to.
+  void (*clear)(char* parts, int64_t n) = nullptr;
+  void (*add_to_totals)(const char* parts, const char* zeros, int64_t n,
+                        const ColumnTotals& totals) = nullptr;
+  int64_t rows = 0;  ///< that parts may hold
+  size_t item = 0;   ///< bytes of a part, and of its zeros
+};
 
 /// The kernels of one instruction set. A null kernel: there is none for the type.
 struct KernelSet {

@@ -45,7 +45,7 @@ struct Register {
 struct Folding {
   Fold fold = Fold::sum;
   FoldKernel kernel = nullptr;
-  ColumnsKernel columns = nullptr;
+  ColumnsKernel columns;
   double divisor = 1;  ///< of floats: the mean is a sum, divided
 };
 

@@ -79,6 +79,13 @@ Totals::Totals(const Reduction& reduction, Type type) : reduction_(reduction), t
   } else {
     integer_.assign(n, empty.integer);
   }
+  const Places& places = reduction.places;
+  if (places.totals == 1 || places.strides.back() == 0) return;
+  const ColumnsKernel& kernel = reduction.folding.columns;
+  const auto columns = static_cast<size_t>(places.shape.back());
+  parts_.resize(columns * kernel.item);
+  kernel.clear(parts_.data(), places.shape.back());
+  if (is_real(type) && reduction.folding.fold != Fold::sum) zeros_.resize(columns * kernel.item);
 }
 
 Total Totals::at(size_t place) const {
@@ -101,27 +108,55 @@ void Totals::fold_run(const char* in, int64_t n, size_t place) {
   set(place, total);
 }
 
+/// `place`: of the first of the row's columns.
+void Totals::fold_columns(const char* in, int64_t rows, int64_t column, int64_t columns,
+                          size_t place) {
+  const ColumnsKernel& kernel = reduction_.folding.columns;
+  const bool whole = column + columns == reduction_.places.shape.back();
+  if (place != place_of_parts_) finish();
+  place_of_parts_ = place;
+  const size_t at = static_cast<size_t>(column) * kernel.item;
+  while (rows > 0) {
+    const int64_t n = std::min(rows, kernel.rows - rows_in_parts_);
+    kernel.add(in, n, columns, parts_.data() + at, zeros_.empty() ? nullptr : zeros_.data() + at);
+    in += n * columns * static_cast<int64_t>(size_of(type_));
+    rows -= n;
+    rows_in_parts_ += whole ? n : 0;
+    if (rows_in_parts_ == kernel.rows) finish();
+  }
+}
+
+void Totals::finish() {
+  if (parts_.empty()) return;
+  const ColumnsKernel& kernel = reduction_.folding.columns;
+  const int64_t n = reduction_.places.shape.back();
+  const ColumnTotals totals{real_.data() + place_of_parts_, integer_.data() + place_of_parts_,
+                            other_zero_.data() + place_of_parts_};
+  kernel.add_to_totals(parts_.data(), zeros_.data(), n, totals);
+  kernel.clear(parts_.data(), n);
+  std::fill(zeros_.begin(), zeros_.end(), 0);
+  rows_in_parts_ = 0;
+}
+
 void Totals::fold(const char* in, int64_t first, int64_t n) {
   const Dims& shape = reduction_.places.shape;
   const Dims& strides = reduction_.places.strides;
   if (reduction_.places.totals == 1) return fold_run(in, n, 0);
   const size_t inner = shape.size() - 1;
   while (n > 0) {
-    int64_t place = 0, rest = first, above = 0;  // (the index in the dim above the innermost one)
-    for (size_t d = shape.size(); d-- > 0; rest /= shape[d]) {
+    const int64_t column = first % shape[inner];
+    int64_t place = 0, rest = first / shape[inner], above = 0;  // (the index in the dim above)
+    for (size_t d = inner; d-- > 0; rest /= shape[d]) {
       place += rest % shape[d] * strides[d];
       if (d + 1 == inner) above = rest % shape[d];
     }
-    const int64_t column = first % shape[inner];
     int64_t columns = std::min(n, shape[inner] - column), rows = 1;
     if (strides[inner] == 0) {
       fold_run(in, columns, static_cast<size_t>(place));
     } else {
       if (columns == shape[inner] && inner > 0 && strides[inner - 1] == 0)
         rows = std::min(n / columns, shape[inner - 1] - above);
-      const ColumnTotals totals{real_.data() + place, integer_.data() + place,
-                                other_zero_.data() + place};
-      reduction_.folding.columns(in, rows, columns, totals);
+      fold_columns(in, rows, column, columns, static_cast<size_t>(place));
     }
     first += rows * columns;
     n -= rows * columns;

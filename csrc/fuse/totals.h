@@ -18,6 +18,8 @@ class Totals {
 
   /// Adds n elements, from element `first` of the iteration on.
   void fold(const char* in, int64_t first, int64_t n);
+  /// To be called after the last fold().
+  void finish();
   /// Adds what others have found.
   void add(const Totals& others);
   /// Writes them all, as elements of the type.
@@ -26,6 +28,7 @@ class Totals {
 
  private:
   void fold_run(const char* in, int64_t n, size_t place);
+  void fold_columns(const char* in, int64_t rows, int64_t column, int64_t columns, size_t place);
   Total at(size_t place) const;
   void set(size_t place, const Total& total);
 
@@ -35,6 +38,11 @@ class Totals {
   std::vector<double> real_;
   std::vector<int64_t> integer_;
   std::vector<uint8_t> other_zero_;
+  // Of the columns that are side by side, the first of which has its total there: ColumnsKernel
+  // says what these are.
+  std::vector<char> parts_, zeros_;
+  size_t place_of_parts_ = 0;
+  int64_t rows_in_parts_ = 0;  // whole ones
 };
 
 }  // namespace lazyeng::fuse
