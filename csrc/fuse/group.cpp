@@ -110,10 +110,15 @@ bool depends_on_width(const Program& program) {
 /// Whether it takes all cores (csrc/run/width.h). Only sums over all elements depend on that.
 bool Group::is_wide(const Program& program) const {
   constexpr double kMicrosecondsPerElement = 0.2e-3;  // of each member
+  constexpr double kMicrosecondsPerRow = 0.03;        // of each fold, beside that
   if (depends_on_width(program))
     return static_cast<uint64_t>(numel) * sizeof(float) >= run::kWideBytes;
+  const auto rows = static_cast<double>(row ? numel / row : 0);
+  const auto folds = std::count_if(program.steps.begin(), program.steps.end(),
+                                   [](const Step& step) { return step.kernel == nullptr; });
   return static_cast<double>(numel) * static_cast<double>(members.size()) *
-             kMicrosecondsPerElement >=
+                 kMicrosecondsPerElement +
+             rows * static_cast<double>(folds) * kMicrosecondsPerRow >=
          run::kWorthAllCores;
 }
 
