@@ -51,7 +51,34 @@ def norm(x: torch.Tensor) -> torch.Tensor:
     return F.layer_norm(F.gelu(x), x.shape[-1:])
 
 
+def largest(x: torch.Tensor) -> torch.Tensor:
+    """A chain that ends in what has eager's bits in any order."""
+    return ((x * 1.01 + 0.5) * 0.25).amax()
+
+
+def columns(x: torch.Tensor) -> torch.Tensor:
+    """As a bias gets its gradient."""
+    return ((x * 1.01 + 0.5) * 0.25).sum(0)
+
+
+def count(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2 > 1).sum(0)
+
+
+def norm_backward(x: torch.Tensor) -> torch.Tensor:
+    mean, rstd = x[:, :1], x[:, 1:2]
+    weight = x[0]
+    made = torch.ops.aten.native_layer_norm_backward(
+        x * 2, x, x.shape[-1:], mean, rstd, weight, weight, [True, True, True]
+    )
+    return made[0]
+
+
 PROGRAMS = {
+    "chain, amax()": largest,
+    "chain, sum(0)": columns,
+    "(x*2>1).sum(0)": count,
+    "layer_norm backward": norm_backward,
     "20-op chain": chain,
     "(x-y).square().mean()": difference,
     "softmax(x*a+b)": softmax,

@@ -3,7 +3,7 @@
 A program is a seed. Its results depend on nothing else, so eager, unfused and fused runs of one
 seed can be compared. `exact` programs use only ops whose fused results are eager's bit for bit;
 others are kept within [-1, 1] now and then, so that a difference in the last bit stays one. Those
-with `rows` reduce along dims as well.
+with `rows` reduce along dims as well; exact ones with `folds` do what has no order.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Dag:
         wrap: Callable[[Tensor], Tensor],
         floats: tuple[torch.dtype, ...] = FLOATS,
         rows: bool = False,
+        folds: bool = False,
     ) -> None:
         self.choice = random.Random(seed)
         self.exact = exact
@@ -40,6 +41,9 @@ class Dag:
             # (Of the narrow dtypes only what does not subtract values that were rounded.)
             self.makers = [*self.makers, _normalised, _reduced, _normalised, _reduced]
             self.makers += [_centered] * (floats[0] not in FLOATS[2:])
+            self.makers += [_reduced_outside]
+        if folds:
+            self.makers = [*self.makers, _folded, _folded, _folded]
         self.floats = floats
         self.rows = 6 if exact else 470  # functions are fused for many elements only
         generator = torch.Generator().manual_seed(seed)
@@ -227,6 +231,38 @@ def _reduced(dag: Dag) -> Tensor:
         ]
     )()  # fmt: skip
     return y if keepdim else y.unsqueeze(1)
+
+
+def _reduced_outside(dag: Dag) -> Tensor:
+    x, dims = dag.wide(), dag.choice.choice([0, (0, 1)])
+    return dag.choice.choice(
+        [
+            lambda: x.sum(dims, keepdim=True) / x.numel(), lambda: x.mean(dims, keepdim=True),
+            lambda: x.amax(dims, keepdim=True), lambda: (x > 0).sum(dims, keepdim=True),
+        ]
+    )()  # fmt: skip
+
+
+def _folded(dag: Dag) -> Tensor:
+    x, dims = dag.any(), dag.choice.choice([-1, 0, None])
+    keepdim = dims is not None
+    if x.dim() < 2:
+        dims, keepdim = None, False
+    if x.is_floating_point() and dag.choice.random() < 0.4:  # the maximum is 0.0 or -0.0
+        x = x.masked_fill(x.isnan(), -1).clamp_max(0)
+    folds = [
+        lambda: x.amax(() if dims is None else dims, keepdim),
+        lambda: x.amin(() if dims is None else dims, keepdim),
+        lambda: torch.any(x, dims, keepdim=keepdim) if keepdim else x.any(),
+        lambda: torch.all(x, dims, keepdim=keepdim) if keepdim else x.all(),
+        lambda: (x > 0).sum(dims, keepdim),
+        lambda: x.max(),
+        lambda: x.min(),
+    ]
+    if not x.is_floating_point():
+        folds += [lambda: x.sum(dims, keepdim), lambda: x.sum(dims, keepdim, dtype=torch.int8)]
+        folds += [lambda: x.prod(dims, keepdim) if keepdim else x.prod()]
+    return dag.choice.choice(folds)()
 
 
 def _normalised(dag: Dag) -> Tensor:

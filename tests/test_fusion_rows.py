@@ -226,7 +226,7 @@ def test_equal_elements_have_no_deviation():
         assert off.max() < 1e-6
 
 
-def test_exact_mode_leaves_reductions_to_torch(groups):
+def test_exact_mode_gives_the_bits_of_eager():
     _C.set_inexact_fusion(False)
     x = torch.randn(300, 200)
     for name, function in PROGRAMS.items():

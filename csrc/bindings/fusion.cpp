@@ -3,10 +3,12 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "csrc/bindings/bindings.h"
 #include "csrc/bindings/programs.h"
+#include "csrc/fuse/device_kernels.h"
 #include "csrc/fuse/plan.h"
 #include "csrc/record/recorder.h"
 
@@ -101,7 +103,8 @@ py::tuple planned_op(const Ref<engine::Op>& op, Values& values) {
   }
   for (const fuse::Member& member : group->members) calls.append(call(*member.node, values));
   const fuse::Plan plan = fuse::lower(*group, fuse::needed_vars(*group));
-  if (!plan.possible) return py::make_tuple(calls, py::none(), tensors, parameters);
+  if (!plan.possible || group->checked || !fuse::has_kernels(plan.program))
+    return py::make_tuple(calls, py::none(), tensors, parameters);
   for (const fuse::TensorSource& source : plan.tensors)
     tensors.append(values.number(*group->values[source.value].value));
   for (const fuse::ParameterSource& source : plan.parameters)

@@ -14,7 +14,8 @@ class BoundPlan {
   /// False if a tensor is not where it was recorded to be (no memory, or less), or a number is one
   /// that the op treats specially: nothing may be run.
   bool valid() const { return valid_; }
-  void run(bool wide) { run_program(plan_.program, bindings_, wide); }
+  /// As run_program.
+  bool run(bool wide) { return run_program(plan_.program, bindings_, wide); }
   /// Gives the group's vars the memory that was made for them.
   void install();
 

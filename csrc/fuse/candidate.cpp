@@ -34,7 +34,8 @@ bool known_arguments(const run::Node& node, const OpRule& rule) {
     const c10::IValue& arg = node.args[i];
     if (node.info.args[i].kind == run::ArgKind::tensor || arg.isNone()) continue;
     if (arg.isComplexDouble() || arg.isGenerator()) return false;
-    if (arg.isList() && !(is_reduction(rule.form) && arg.isIntList())) return false;
+    if (arg.isList() && !(is_reduction(rule.form) && (arg.isIntList() || arg.isBoolList())))
+      return false;
     if (options && arg.isBool() && arg.toBool() && node.info.args[i].kind != run::ArgKind::scalar)
       return false;  // non_blocking, pin_memory
   }
@@ -48,10 +49,11 @@ bool find_results(run::Node& node, const OpRule& rule, const Extent& extent, Can
     for (const run::ValueRef& output : node.outputs) candidate.results.push_back(output.get());
   for (size_t i = 0; i < candidate.results.size(); ++i) {
     Mapping& mapping = candidate.result_mappings.emplace_back();
+    if (!candidate.results[i]) continue;
     mapping.look = &candidate.results[i]->geometry();
     if (!known_look(*mapping.look, node.device)) return false;
-    mapping.parameter =
-        extent.folds;  // there when all tiles are done: nobody in the group reads it
+    // There when all tiles are done: nobody in the group reads it.
+    mapping.parameter = extent.folds || is_folded_result(rule.form, i);
     if (extent.row && is_row_result(rule.form, i)) mapping.row = extent.row;
   }
   return true;
@@ -62,7 +64,7 @@ bool find_looks(const run::Node& node, const OpRule& rule, const Candidate& cand
   for (size_t i = 0; i < node.tensors.size(); ++i) {
     const run::TensorArg& arg = node.tensors[i];
     if (arg.written != (candidate.in_place && i == 0)) return false;
-    const bool left_out = rule.form == Form::layer_norm && !arg.value && !arg.raw.defined();
+    const bool left_out = rule.form >= Form::layer_norm && !arg.value && !arg.raw.defined();
     if (arg.value ? !known_look(arg.value->geometry(), node.device)
                   : !left_out && !known_number(arg.raw))
       return false;
@@ -90,11 +92,17 @@ bool map_tensors(const run::Node& node, const Extent& extent,
   return true;
 }
 
-bool has_results(const run::Node& node) {
+bool has_results(const run::Node& node, Form form) {
   if (node.info.writes) return node.tensors[0].value != nullptr;
-  return !node.outputs.empty() && node.outputs.size() == node.info.returns.size() &&
-         std::all_of(node.outputs.begin(), node.outputs.end(),
-                     [](const run::ValueRef& output) { return output != nullptr; });
+  if (node.outputs.size() != node.info.returns.size()) return false;
+  const auto missing = std::count(node.outputs.begin(), node.outputs.end(), nullptr);
+  return has_mask(form) ? missing < static_cast<ptrdiff_t>(node.outputs.size()) : missing == 0;
+}
+
+c10::ScalarType result_dtype(const Candidate& candidate) {
+  const auto made = std::find_if(candidate.results.begin(), candidate.results.end(),
+                                 [](const run::Value* result) { return result != nullptr; });
+  return (*made)->geometry().dtype();
 }
 
 }  // namespace
@@ -125,21 +133,26 @@ bool Candidate::linear() const {
 bool describe(run::Node& node, Candidate& candidate) {
   const OpRule* rule = rule_of(node.info);
   if (!rule || !runs_groups(node.device) || node.queue != engine::QueueId::cpu ||
-      !node.rewrites.empty() || !has_results(node) || !known_arguments(node, *rule))
+      !node.rewrites.empty() || !has_results(node, rule->form) || !known_arguments(node, *rule))
     return false;
   candidate.node = &node;
   candidate.in_place = node.info.writes;
   const Extent extent = extent_of(*rule, node);
   if (!extent.elements) return false;
+  if (!node.device.is_cpu() && !has_kernels(rule->form, extent)) return false;
   candidate.folds = extent.folds;
   candidate.row = extent.row;
   c10::SmallVector<const run::Geometry*, 4> looks;
   if (!find_results(node, *rule, extent, candidate) || !find_looks(node, *rule, candidate, looks))
     return false;
-  if (!gives_same_bits(*rule, node, candidate.result_mappings[0].look->dtype())) {
-    if (!allows_inexact(node.device)) return false;
-    candidate.rows_only = node.device.is_cpu() && extent.elements->numel() < kLeastInexact;
-    if (candidate.rows_only && is_reduction(rule->form)) return false;
+  const Bits bits = bits_of(*rule, node, result_dtype(candidate));
+  const bool on_cpu = node.device.is_cpu(), inexact = allows_inexact(node.device);
+  const bool may_differ = inexact && (!on_cpu || extent.elements->numel() >= kLeastInexact);
+  candidate.checked = bits == Bits::checked && !may_differ;
+  if (candidate.checked && !on_cpu) return false;  // (kernels of devices do not check)
+  if (bits == Bits::other && !may_differ) {
+    if (!inexact || is_reduction(rule->form)) return false;
+    candidate.rows_only = true;
   }
   return map_tensors(node, extent, looks, candidate);
 }

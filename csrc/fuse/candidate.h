@@ -27,10 +27,13 @@ struct Candidate {
   Iteration iteration;
   int64_t row = 0;  ///< elements that it reduces together; 0: it is no reduction along dims
   bool in_place = false;
-  bool folds = false;                     ///< a reduction to one element
+  bool folds = false;  ///< a reduction to one element
+  bool checked =
+      false;  ///< torch's bits unless the program says otherwise: it may have to run alone
   bool rows_only = false;                 ///< joins a group only as what it does once for each row
   c10::SmallVector<Mapping, 4> mappings;  ///< of each tensor argument
-  c10::SmallVector<run::Value*, 1> results;  ///< that it makes, or the one it writes
+  c10::SmallVector<run::Value*, 1>
+      results;  ///< that it makes, or the one it writes; null: left out
   c10::SmallVector<Mapping, 1> result_mappings;
 
   bool needs_shape(int64_t group_row) const;

@@ -1,6 +1,7 @@
 // csrc/fuse/device_kernels.cpp: which kernels are there.
 #include "csrc/fuse/device_kernels.h"
 
+#include <algorithm>
 #include <atomic>
 
 namespace lazyeng::fuse {
@@ -36,6 +37,11 @@ const CudaDriver* cuda_driver() {
 bool runs_groups(c10::Device device) {
   if (device.is_cpu()) return true;
   return device.is_cuda() && !gave_up.load(std::memory_order_relaxed) && cuda_driver();
+}
+
+bool has_kernels(const Program& program) {
+  return std::all_of(program.reductions.begin(), program.reductions.end(),
+                     [](const Reduction& reduction) { return reduction.places.totals == 1; });
 }
 
 void give_up_device_groups() { gave_up.store(true, std::memory_order_relaxed); }

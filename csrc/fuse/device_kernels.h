@@ -70,6 +70,8 @@ const CudaDriver* cuda_driver();
 
 /// Whether groups are to be made of ops of that device.
 bool runs_groups(c10::Device device);
+/// Whether a program can be expressed as a kernel (as has_kernels of csrc/fuse/extent.h).
+bool has_kernels(const Program& program);
 /// No kernel can be compiled here: from now on ops of devices run one by one.
 void give_up_device_groups();
 

@@ -10,6 +10,12 @@ using DimSet = std::vector<bool>;
 
 DimSet all_dims(size_t n) { return DimSet(n, true); }
 
+DimSet last_dims(size_t count, size_t n) {
+  DimSet set(n);
+  for (size_t d = n - count; d < n; ++d) set[d] = true;
+  return set;
+}
+
 /// Of an argument that names a dim, or a list of dims, of which none stands for all.
 DimSet named_dims(const c10::IValue& named, size_t n) {
   std::vector<int64_t> dims;
@@ -26,12 +32,12 @@ DimSet reduced_dims(const OpRule& rule, const run::Node& node, size_t n) {
     case Form::softmax_backward:
     case Form::log_softmax_backward:
       return named_dims(node.args[2], n);
-    case Form::layer_norm: {
-      DimSet set(n);
-      for (size_t d = n - node.args[1].toIntVector().size(); d < n; ++d) set[d] = true;
-      return set;
-    }
-    default:
+    case Form::layer_norm:
+      return last_dims(node.args[1].toIntVector().size(), n);
+    case Form::layer_norm_backward:
+      return last_dims(node.args[2].toIntVector().size(), n);
+    default:  // (what has no argument for dims has a result without dims)
+      if (node.outputs[0]->geometry().sizes().empty()) return all_dims(n);
       return node.args.size() > 1 ? named_dims(node.args[1], n) : all_dims(n);
   }
 }
@@ -47,13 +53,19 @@ int64_t row_length(const run::Geometry& elements, const DimSet& reduced) {
   return row;
 }
 
-/// Whether a result of one element a row has them in the order of the rows, without gaps.
-bool linear_over_rows(const run::Geometry& result, const run::Geometry& elements,
-                      const DimSet& reduced) {
-  const bool keeps_dims = result.sizes().size() == elements.sizes().size();
+/// Which of the result's dims is each of those that are not reduced.
+std::vector<size_t> result_dims(const run::Geometry& result, const DimSet& reduced) {
+  const bool keeps_dims = result.sizes().size() == reduced.size();
   std::vector<size_t> dim_of(reduced.size());
   for (size_t d = 0, kept = 0; d < reduced.size(); ++d)
     dim_of[d] = keeps_dims ? d : reduced[d] ? 0 : kept++;
+  return dim_of;
+}
+
+/// Whether a result of one element a row has them in the order of the rows, without gaps.
+bool linear_over_rows(const run::Geometry& result, const run::Geometry& elements,
+                      const DimSet& reduced) {
+  const std::vector<size_t> dim_of = result_dims(result, reduced);
   const Dims order = memory_order(elements);
   int64_t expected = 1;
   for (size_t i = order.size(); i-- > 0;) {
@@ -71,12 +83,70 @@ Extent rows_of(const OpRule& rule, const run::Node& node, const run::Geometry& e
   const int64_t row = row_length(elements, reduced);
   if (row < kShortestRow || row > kLongestRow || row == elements.numel()) return {};
   for (size_t i = 0; i < node.outputs.size(); ++i) {
+    if (!node.outputs[i] || is_folded_result(rule.form, i)) continue;
     const run::Geometry& result = node.outputs[i]->geometry();
     if (is_row_result(rule.form, i) ? !linear_over_rows(result, elements, reduced)
                                     : result.sizes() != elements.sizes())
       return {};
   }
-  return {&elements, false, row};
+  return {&elements, false, {}, row};
+}
+
+/// The place in the memory of the result that each element goes to, in the order of memory, with
+/// neighbouring dims merged.
+Places places_of(const run::Geometry& result, const run::Geometry& elements,
+                 const DimSet& reduced) {
+  const std::vector<size_t> dim_of = result_dims(result, reduced);
+  Places places;
+  for (int64_t d : memory_order(elements)) {
+    const int64_t size = elements.sizes()[d];
+    const int64_t stride = reduced[d] ? 0 : result.strides()[dim_of[d]];
+    if (stride) places.totals *= size;
+    if (!places.shape.empty() && places.strides.back() == stride * size) {
+      places.shape.back() *= size;
+      places.strides.back() = stride;
+    } else {
+      places.shape.push_back(size);
+      places.strides.push_back(stride);
+    }
+  }
+  return places;
+}
+
+bool pays(const Places& places, const run::Geometry& result, const run::Geometry& elements) {
+  return result.dense() && places.totals <= kMostTotals &&
+         elements.numel() >= places.totals * kLeastFolded &&
+         places.shape.back() >= kLeastSideBySide && places.strides.back() <= 1;
+}
+
+/// Of a plain fold that is not along rows.
+Extent fold_of(const OpRule& rule, const run::Node& node, const run::Geometry& elements) {
+  const run::Geometry& result = node.outputs[0]->geometry();
+  const DimSet reduced = reduced_dims(rule, node, elements.sizes().size());
+  Extent extent{&elements, true, places_of(result, elements, reduced)};
+  if (extent.places.totals != result.numel()) return {};  // (no dims, taken for none by some ops)
+  return extent.places.totals == 1 || pays(extent.places, result, elements) ? extent : Extent();
+}
+
+/// Along rows, and over all of them.
+Extent backward_of(const OpRule& rule, const run::Node& node, const run::Geometry& elements) {
+  Extent extent = rows_of(rule, node, elements);
+  if (!extent.elements) return {};
+  DimSet outer = reduced_dims(rule, node, elements.sizes().size());
+  outer.flip();
+  for (size_t i = 1; i < node.outputs.size(); ++i) {
+    if (!node.outputs[i]) continue;
+    const run::Geometry& result = node.outputs[i]->geometry();
+    extent.places = places_of(result, elements, outer);
+    if (!pays(extent.places, result, elements)) return {};
+  }
+  return extent;
+}
+
+/// There are sums and products of numbers, which need more than one bit.
+bool has_fold(Form form, c10::ScalarType result) {
+  if (form == Form::sum) return result != c10::kBool;
+  return form != Form::product || c10::isIntegralType(result, /*includeBool=*/false);
 }
 
 const run::Geometry* tensor_look(const run::Node& node, size_t index) {
@@ -98,15 +168,22 @@ Extent loss_extent(const run::Node& node, const run::Geometry& result) {
 
 Extent extent_of(const OpRule& rule, const run::Node& node) {
   if (node.info.writes) return {tensor_look(node, 0)};
+  if (rule.form == Form::layer_norm_backward) {
+    const run::Geometry* elements =
+        node.outputs[0] ? &node.outputs[0]->geometry() : tensor_look(node, 1);
+    return elements ? backward_of(rule, node, *elements) : Extent();
+  }
   const run::Geometry& result = node.outputs[0]->geometry();
   if (!is_reduction(rule.form)) return {&result};
   if (rule.form == Form::mse_loss) return loss_extent(node, result);
   if (is_normalization(rule.form)) return rows_of(rule, node, result);
   const run::Geometry* input = tensor_look(node, 0);
   if (!input || input->numel() == 1) return {};
-  const bool plain_fold = rule.form <= Form::minimum;
-  if (result.numel() == 1) return plain_fold ? Extent{input, true} : Extent{};
-  return rows_of(rule, node, *input);
+  if (!is_plain_fold(rule.form))
+    return result.numel() == 1 ? Extent() : rows_of(rule, node, *input);
+  if (!has_fold(rule.form, result.dtype())) return {};
+  const Extent rows = result.numel() == 1 ? Extent() : rows_of(rule, node, *input);
+  return rows.elements ? rows : fold_of(rule, node, *input);
 }
 
 }  // namespace lazyeng::fuse

@@ -2,25 +2,39 @@
 #pragma once
 
 #include "csrc/fuse/op_table.h"
+#include "csrc/fuse/tile_program.h"
 
 namespace lazyeng::fuse {
 
 /// Rows that a program may have. In shorter ones a splat would be longer than the row; longer ones,
 /// several registers of them, would not stay in the second-level cache.
 inline constexpr int64_t kShortestRow = kLanes, kLongestRow = 1 << 15;
+/// Of what is folded into several elements, but not along rows: fewer side by side would be handled
+/// one by one; more totals, of which each thread has its own, would take longer than the elements.
+inline constexpr int64_t kLeastSideBySide = 16, kMostTotals = 1 << 16, kLeastFolded = 8;
 
 struct Extent {
   const run::Geometry* elements = nullptr;  ///< null: no program can do it
-  bool folds = false;                       ///< it reduces all of them to one
-  int64_t row = 0;  ///< otherwise: how many are reduced together; 0: a pointwise op
+  bool folds = false;  ///< it reduces them, and the result is there when all tiles are done
+  Places places = {};  ///< of what it folds them to
+  int64_t row = 0;     ///< otherwise: how many are reduced together; 0: a pointwise op
 };
 
 /// `node.outputs`, or what it writes, is known to be there.
 Extent extent_of(const OpRule& rule, const run::Node& node);
 
-/// Of a node that reduces along rows: whether the result has one element a row.
+/// Whether the op may leave out results.
+constexpr bool has_mask(Form form) { return form == Form::layer_norm_backward; }
+/// Of a node that reduces along rows: whether the result is folded over all of them.
+constexpr bool is_folded_result(Form form, size_t result) { return has_mask(form) && result > 0; }
+/// Whether it has one element a row.
 constexpr bool is_row_result(Form form, size_t result) {
-  return !is_normalization(form) || result > 0;
+  return !is_normalization(form) || (result > 0 && !is_folded_result(form, result));
+}
+
+/// Whether kernels of devices can do it (lazyeng/fuse): not what is folded into several elements.
+constexpr bool has_kernels(Form form, const Extent& extent) {
+  return extent.places.totals == 1 && !has_mask(form);
 }
 
 }  // namespace lazyeng::fuse

@@ -11,10 +11,10 @@ namespace lazyeng::fuse {
 
 /// The result of the member at hand, before it is cast to the dtype of the tensor that it goes to.
 Operand lower_pointwise(Registers& r, const OpRule& rule);
-/// A reduction to one element: folded when all tiles are done.
-void lower_fold(Registers& r, const OpRule& rule);
-/// A reduction along rows of so many elements.
-void lower_rows(Registers& r, const OpRule& rule, int64_t row);
+/// A reduction that is there when all tiles are done.
+void lower_fold(Registers& r, const OpRule& rule, const Extent& extent);
+/// A reduction along rows.
+void lower_rows(Registers& r, const OpRule& rule, const Extent& extent);
 
 /// The squared difference of the arguments, not rounded, in the dtype's register.
 Operand squared_error(Registers& r);

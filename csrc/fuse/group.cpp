@@ -3,6 +3,8 @@
 
 #include <ATen/record_function.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
 
 #include "csrc/engine/dependency_tracker.h"
@@ -107,14 +109,31 @@ bool Group::can_fuse() const {
   return true;
 }
 
+bool depends_on_width(const Program& program) {
+  return std::any_of(program.reductions.begin(), program.reductions.end(), [&](const auto& fold) {
+    return fold.folding.fold == Fold::sum && program.registers[fold.reg].type >= Type::f32;
+  });
+}
+
 /// Whether it takes all cores (csrc/run/width.h). Only sums over all elements depend on that.
 bool Group::is_wide(const Program& program) const {
   constexpr double kMicrosecondsPerElement = 0.2e-3;  // of each member
-  if (!program.reductions.empty())
+  constexpr double kMicrosecondsPerRow = 0.03;        // of each fold, beside that
+  if (depends_on_width(program))
     return static_cast<uint64_t>(numel) * sizeof(float) >= run::kWideBytes;
+  const auto rows = static_cast<double>(row ? numel / row : 0);
+  const auto folds = std::count_if(program.steps.begin(), program.steps.end(),
+                                   [](const Step& step) { return step.kernel == nullptr; });
   return static_cast<double>(numel) * static_cast<double>(members.size()) *
-             kMicrosecondsPerElement >=
+                 kMicrosecondsPerElement +
+             rows * static_cast<double>(folds) * kMicrosecondsPerRow >=
          run::kWorthAllCores;
+}
+
+/// Data that leave it uncertain once will do so again: the members run at once then.
+bool Group::is_trusted(const Plan& plan) const {
+  return plan.possible &&
+         !(checked && std::atomic_ref(plan.doubted).load(std::memory_order_relaxed));
 }
 
 bool Group::run_fused(const PlanRef& plan) {
@@ -130,7 +149,10 @@ bool Group::run_tiles(const Plan& plan) {
     const bool wide = is_wide(plan.program);
     const std::unique_lock<std::mutex> cores =
         wide ? run::take_all_cores() : std::unique_lock<std::mutex>();
-    bound.run(wide);
+    if (!bound.run(wide) && checked) {
+      std::atomic_ref(plan.doubted).store(true, std::memory_order_relaxed);
+      return false;  // (what it has made so far nobody has seen)
+    }
     bound.install();
   } catch (...) {
     return false;  // no memory, or a number that does not fit: the member itself will tell
@@ -166,7 +188,7 @@ engine::FailurePtr Group::run() noexcept {
   if (can_fuse()) {
     const PlanRef plan = find_plan(*this, needed_vars(*this));
     if (logging()) report(*this, *plan);
-    if (plan->possible && run_fused(plan)) {
+    if (is_trusted(*plan) && run_fused(plan)) {
       stats().groups.fetch_add(1, std::memory_order_relaxed);
       stats().members.fetch_add(members.size(), std::memory_order_relaxed);
       stats().bytes_saved.fetch_add(plan->bytes_saved, std::memory_order_relaxed);

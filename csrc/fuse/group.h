@@ -20,7 +20,7 @@ struct Member {
   Ref<run::Node> node;
   /// The value of each tensor argument; kNone for numbers and undefined tensors.
   c10::SmallVector<int16_t, 4> operands;
-  c10::SmallVector<int16_t, 1> results;  ///< the values that it makes, or the one it writes
+  c10::SmallVector<int16_t, 1> results;  ///< that it makes, or the one it writes; kNone: left out
 };
 inline constexpr int16_t kNone = -1;
 
@@ -56,12 +56,15 @@ class Group final : public engine::Op, public engine::Pooled<Group> {
   int64_t numel = 0;
   int64_t row = 0;  ///< elements of a row that members reduce along; 0: none does
   Dims shape;
+  bool checked = false;     ///< if the program is not certain of its bits, the members run
+  bool writes_old = false;  ///< what was there before the group: it runs only once
 
  private:
   bool can_fuse() const;
   bool run_fused(const std::shared_ptr<const Plan>& plan);
   bool run_tiles(const Plan& plan);
   bool run_kernels(const std::shared_ptr<const Plan>& plan);
+  bool is_trusted(const Plan& plan) const;
   bool is_wide(const Program& program) const;
   void trace(int64_t begin) const noexcept;
   void report_changed_inputs();

@@ -9,8 +9,8 @@ void lower_member(Registers& r, const Member& member) {
   const Extent extent = extent_of(rule, *member.node);
   if (!extent.elements) throw Unfit();
   r.begin(member, *extent.elements);
-  if (extent.folds) return lower_fold(r, rule);
-  if (extent.row) return lower_rows(r, rule, extent.row);
+  if (extent.folds) return lower_fold(r, rule, extent);
+  if (extent.row) return lower_rows(r, rule, extent);
   const Operand made = lower_pointwise(r, rule);
   const c10::ScalarType dtype = r.args().result_look().dtype();
   // An op that makes a tensor has decided its dtype when it was recorded.

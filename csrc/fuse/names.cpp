@@ -26,7 +26,7 @@ constexpr const char* kOpcodes[] = {
 // clang-format on
 constexpr const char* kTypes[] = {"b8",  "u8",  "i8",  "i16", "i32",
                                   "i64", "f32", "f64", "f16", "bf16"};
-constexpr const char* kFolds[] = {"sum", "maximum", "minimum"};
+constexpr const char* kFolds[] = {"sum", "product", "maximum", "minimum"};
 
 static_assert(std::size(kOpcodes) == static_cast<size_t>(Opcode::cast) + 1);
 static_assert(std::size(kTypes) == static_cast<size_t>(Type::bf16) + 1);

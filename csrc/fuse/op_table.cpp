@@ -117,12 +117,20 @@ constexpr Row kRows[] = {
     {"zeros_like", {Form::zero, Opcode::copy}},
     {"sum", {Form::sum, Opcode::copy}},
     {"sum.dim_IntList", {Form::sum, Opcode::copy}},
+    {"prod", {Form::product, Opcode::copy}},
+    {"prod.dim_int", {Form::product, Opcode::copy}},
     {"mean", {Form::mean, Opcode::copy}},
     {"mean.dim", {Form::mean, Opcode::copy}},
     {"amax", {Form::maximum, Opcode::copy}},
     {"max", {Form::maximum, Opcode::copy}},
     {"amin", {Form::minimum, Opcode::copy}},
     {"min", {Form::minimum, Opcode::copy}},
+    {"any", {Form::any, Opcode::copy}},
+    {"any.dim", {Form::any, Opcode::copy}},
+    {"any.dims", {Form::any, Opcode::copy}},
+    {"all", {Form::all, Opcode::copy}},
+    {"all.dim", {Form::all, Opcode::copy}},
+    {"all.dims", {Form::all, Opcode::copy}},
     {"ones_like", {Form::one, Opcode::copy}},
     {"mse_loss", {Form::mse_loss, Opcode::copy}},
     {"mse_loss_backward", {Form::mse_loss_backward, Opcode::copy}},
@@ -136,6 +144,7 @@ constexpr Row kRows[] = {
     {"_softmax_backward_data", {Form::softmax_backward, Opcode::copy}},
     {"_log_softmax_backward_data", {Form::log_softmax_backward, Opcode::copy}},
     {"native_layer_norm", {Form::layer_norm, Opcode::copy}},
+    {"native_layer_norm_backward", {Form::layer_norm_backward, Opcode::copy}},
 };
 
 /// "aten::add_.Tensor", the op that writes its first argument.
@@ -156,21 +165,16 @@ Table make_table() {
 
 std::atomic<bool> inexact_on_cpu{false}, inexact_on_devices{true};
 
-}  // namespace
-
-void set_inexact(bool on_cpu) { inexact_on_cpu.store(on_cpu, std::memory_order_relaxed); }
-void set_inexact_on_devices(bool on) { inexact_on_devices.store(on, std::memory_order_relaxed); }
-bool allows_inexact(c10::Device device) {
-  return (device.is_cpu() ? inexact_on_cpu : inexact_on_devices).load(std::memory_order_relaxed);
-}
-
-bool may_join(const run::Node& node) {
-  const OpRule* rule = rule_of(node.info);
-  return rule && (!is_reduction(rule->form) || allows_inexact(node.device));
+/// The order does not matter to integers, nor to an extreme value. But of 0.0 and -0.0 it decides
+/// which one is found.
+Bits bits_of_reduction(Form form, c10::ScalarType result) {
+  if (!is_plain_fold(form)) return Bits::other;
+  if (!c10::isFloatingType(result)) return Bits::same;
+  return form == Form::maximum || form == Form::minimum ? Bits::checked : Bits::other;
 }
 
 bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType result) {
-  if (is_reduction(rule.form) || rule.form == Form::mse_loss_backward) return false;
+  if (rule.form == Form::mse_loss_backward) return false;
   // Of 0.0 and -0.0 torch takes the second in whole vectors, and the first in what is left over.
   if (rule.form == Form::binary &&
       (rule.opcode == Opcode::maximum || rule.opcode == Opcode::minimum))
@@ -205,6 +209,26 @@ bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType 
     default:
       return rule.opcode < Opcode::exp || rule.opcode > Opcode::hardsigmoid;
   }
+}
+
+}  // namespace
+
+void set_inexact(bool on_cpu) { inexact_on_cpu.store(on_cpu, std::memory_order_relaxed); }
+void set_inexact_on_devices(bool on) { inexact_on_devices.store(on, std::memory_order_relaxed); }
+bool allows_inexact(c10::Device device) {
+  return (device.is_cpu() ? inexact_on_cpu : inexact_on_devices).load(std::memory_order_relaxed);
+}
+
+bool may_join(const run::Node& node) {
+  const OpRule* rule = rule_of(node.info);
+  if (!rule || !is_reduction(rule->form) || allows_inexact(node.device)) return rule != nullptr;
+  return !node.outputs.empty() && node.outputs[0] &&
+         bits_of_reduction(rule->form, node.outputs[0]->geometry().dtype()) != Bits::other;
+}
+
+Bits bits_of(const OpRule& rule, const run::Node& node, c10::ScalarType result) {
+  if (is_reduction(rule.form)) return bits_of_reduction(rule.form, result);
+  return gives_same_bits(rule, node, result) ? Bits::same : Bits::other;
 }
 
 const OpRule* rule_of(const run::OpInfo& info) {

@@ -31,9 +31,12 @@ enum class Form : uint8_t {
   mse_loss_backward,  ///< (grad, tensor, tensor, reduction)
   // Reductions (csrc/fuse/extent.h): a tensor, and dims if it may keep some.
   sum,
+  product,  ///< of integers
   mean,
   maximum,
   minimum,
+  any,
+  all,
   mse_loss,              ///< (tensor, tensor, reduction)
   variance,              ///< (tensor, dims, correction, keepdim); sqrt: the standard deviation
   variance_and_mean,     ///< the same, with the mean as a second result
@@ -43,10 +46,15 @@ enum class Form : uint8_t {
   softmax_backward,      ///< (grad, result, dim, dtype of the input)
   log_softmax_backward,  ///< the same
   layer_norm,            ///< (tensor, normalized shape, weight?, bias?, eps); and mean and 1/std
+  /// (grad, tensor, normalized shape, mean, 1/std, weight?, bias?, mask); those of weight and bias,
+  /// too. What the mask leaves out is not returned.
+  layer_norm_backward,
 };
 
 /// Whether the op reduces a tensor, to one element or along dims.
 constexpr bool is_reduction(Form form) { return form >= Form::sum; }
+/// Of these, what only folds its elements: into one, or one for each place that is kept.
+constexpr bool is_plain_fold(Form form) { return form >= Form::sum && form <= Form::all; }
 /// Of these, what has a result as large as its argument.
 constexpr bool is_normalization(Form form) { return form >= Form::softmax; }
 
@@ -55,11 +63,16 @@ struct OpRule {
   Opcode opcode;
 };
 
-/// Whether a program gives torch's bits. Of functions torch has several versions: for whole
-/// vectors, for what is left over, for memory with gaps. So it is with a product that is added to
-/// something, which is rounded in between, or is not. And a fold has an order. `result` is the
-/// dtype of the result.
-bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType result);
+/// Whether a program gives torch's bits.
+enum class Bits : uint8_t {
+  same,
+  checked,  ///< unless the program says that they may differ (run_program)
+  other,
+};
+/// Of functions torch has several versions: for whole vectors, for what is left over, for memory
+/// with gaps. So it is with a product that is added to something, which is rounded in between, or
+/// is not. And a sum of floats has an order. `result` is the dtype of the result.
+Bits bits_of(const OpRule& rule, const run::Node& node, c10::ScalarType result);
 
 /// Whether groups may hold what they round otherwise than torch's own kernels do: on the CPU, and
 /// on other devices. Any thread.

@@ -60,9 +60,18 @@ bool Partition::is_done_by_row(size_t open, const Candidate& candidate) {
   return false;
 }
 
+/// Whether the group would write nothing that its members may have to read once more.
+bool Partition::may_run_twice(size_t open, const Candidate& candidate) {
+  const Group& group = *open_[open].group;
+  if (!candidate.in_place) return !group.writes_old;
+  const int slot = slot_in(open, candidate.results[0]->var());
+  return slot >= 0 && group.vars[slot].fresh;
+}
+
 bool Partition::fits(size_t open, const Candidate& candidate) {
   const Group& group = *open_[open].group;
   if (group.members.size() >= kMaxMembers) return false;
+  if ((group.checked || candidate.checked) && !may_run_twice(open, candidate)) return false;
   const run::Node& first = *group.members[0].node;
   if (first.settings != candidate.node->settings || first.device != candidate.node->device)
     return false;
@@ -146,21 +155,27 @@ void Partition::join(size_t open, const Candidate& candidate, Ref<engine::Op> op
   const auto mapped = [&](const Mapping& mapping) {
     return by_row ? once_a_row(mapping, group) : mapping;
   };
-  const bool first_use = slot_in(open, candidate.results[0]->var()) < 0;
+  const bool first_use = candidate.in_place && slot_in(open, candidate.results[0]->var()) < 0;
   Member member;
   for (size_t i = 0; i < candidate.mappings.size(); ++i) {
     const run::ValueRef& value = candidate.node->tensors[i].value;
     member.operands.push_back(value ? add_value(open, *value, mapped(candidate.mappings[i]))
                                     : kNone);
   }
+  group.checked |= candidate.checked;
   if (candidate.in_place) {
     member.results.push_back(member.operands[0]);
     GroupVar& var = group.vars[group.values[member.results[0]].var];
+    group.writes_old |= !var.fresh;
     const engine::Access& claim = candidate.node->claims()[0];
     var.overwrites |= first_use && claim.overwrites;
     var.written = true;
   } else {
     for (size_t i = 0; i < candidate.results.size(); ++i) {
+      if (!candidate.results[i]) {
+        member.results.push_back(kNone);
+        continue;
+      }
       member.results.push_back(
           add_value(open, *candidate.results[i], mapped(candidate.result_mappings[i])));
       GroupVar& var = group.vars[group.values[member.results[i]].var];

@@ -60,6 +60,7 @@ class Partition {
   bool conflicts(size_t open, const run::Node& node);
   bool is_done_by_row(size_t open, const Candidate& candidate);
   bool fits(size_t open, const Candidate& candidate);
+  bool may_run_twice(size_t open, const Candidate& candidate);
   bool fits(size_t open, run::StorageVar& var, const Mapping& mapping, bool writes);
   size_t place_for(const Candidate& candidate);
   void open_group(size_t open, const Candidate& candidate);

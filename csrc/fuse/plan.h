@@ -44,6 +44,7 @@ struct Plan {
   uint64_t bytes_saved = 0;
   /// What runs it on devices; null on the CPU.
   std::shared_ptr<PlanKernels> kernels;
+  mutable bool doubted = false;  ///< it was not certain of its bits once; by std::atomic_ref
 };
 
 /// Whether each var's memory must be written: `needed` has one flag a var.

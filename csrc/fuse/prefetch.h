@@ -1,4 +1,5 @@
-// csrc/fuse/prefetch.h: the memory of the next tile comes into the cache while this one is computed.
+// csrc/fuse/prefetch.h: the memory of the next tile comes into the cache while this one is
+// computed.
 //
 // What the first step of a tile reads and its last ones write would come from memory while nothing
 // is computed: the hardware's own prefetching ends with each tile. A chain of 20 ops over 64 MiB

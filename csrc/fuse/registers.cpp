@@ -156,25 +156,27 @@ bool Registers::is_overwritten(int16_t value) const {
   return var.written && !var.fresh;
 }
 
-void Registers::set_fold(RegisterId reg, Fold fold, double divisor) {
+void Registers::set_fold(RegisterId reg, Fold fold, double divisor, const Places& places,
+                         size_t index) {
   if (is_overwritten(args_.value_of(0))) {
     // Folded at the end of a tile: not from memory that a step of the tile writes.
     const Type type = builder_.type_of(reg);
     reg = builder_.step(Opcode::copy, type, type, {reg});
   }
-  Written& var = result_var(0);
+  Written& var = result_var(index);
   var.reg = reg;
   var.written = var.folded = true;
-  var.value = args_.member().results[0];
+  var.value = args_.member().results[index];
   var.fold = fold;
   var.divisor = divisor;
-  var.access.type = memory_type(args_.result_look().dtype());
+  var.places = places;
+  var.access.type = memory_type(args_.look_of(var.value).dtype());
 }
 
 void Registers::store(size_t v) {
   const Written& var = written_[v];
   if (var.folded)
-    builder_.reduce(var.reg, var.fold, var.divisor, var.access.type);
+    builder_.reduce(var.reg, var.fold, var.divisor, var.access.type, var.places);
   else
     builder_.store(var.reg, var.access);
   plan_.tensors.push_back({static_cast<uint16_t>(var.value), group_.vars[v].fresh});

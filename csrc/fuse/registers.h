@@ -47,7 +47,7 @@ class Registers {
   /// That of the member's elements: a member may do its work once for each row.
   Rate rate() const { return rate_; }
   /// The member's result is the register folded over all tiles; nobody in the group reads it.
-  void set_fold(RegisterId reg, Fold fold, double divisor);
+  void set_fold(RegisterId reg, Fold fold, double divisor, const Places& places, size_t index = 0);
 
   /// The plan: what is needed goes to memory. `needed` has one flag a var.
   Plan finish(const std::vector<bool>& needed) &&;
@@ -67,6 +67,7 @@ class Registers {
     bool folded = false;
     Fold fold = Fold::sum;
     double divisor = 1;
+    Places places;
   };
 
   RegisterId add_parameter(ParameterSource source, c10::ScalarType as);

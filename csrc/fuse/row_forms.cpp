@@ -34,7 +34,7 @@ class Math {
     return r_.builder().step(Opcode::select, type_, type_, {mask, yes, no});
   }
   RegisterId fold(RegisterId reg, Fold fold, double divisor = 1) const {
-    return r_.builder().fold_rows(reg, fold, divisor);
+    return r_.builder().fold_rows(reg, fold, divisor, type_);
   }
   void set_result(RegisterId reg, Rate rate, size_t index = 0) const {
     const int16_t value = r_.args().member().results[index];
@@ -48,13 +48,33 @@ class Math {
 };
 
 Fold fold_of(Form form) {
-  return form == Form::maximum ? Fold::maximum : form == Form::minimum ? Fold::minimum : Fold::sum;
+  switch (form) {
+    case Form::product:
+      return Fold::product;
+    case Form::maximum:
+    case Form::any:
+      return Fold::maximum;
+    case Form::minimum:
+    case Form::all:
+      return Fold::minimum;
+    default:
+      return Fold::sum;
+  }
+}
+
+/// What is folded: integers as they are, since they are added up in int64 in any case.
+RegisterId folded_argument(Registers& r, Form form) {
+  const c10::ScalarType dtype = r.args().result_look().dtype(), own = r.args().dtype_at(0);
+  if (form == Form::any || form == Form::all) return r.as(0, c10::kBool);
+  const bool integers = c10::isIntegralType(dtype, true) && c10::isIntegralType(own, true);
+  return r.as(0, integers ? own : dtype);
 }
 
 void lower_plain_fold(Registers& r, Form form, int64_t row) {
   const c10::ScalarType dtype = r.args().result_look().dtype();
   const double divisor = form == Form::mean ? static_cast<double>(row) : 1;
-  const RegisterId reg = r.builder().fold_rows(r.as(0, dtype), fold_of(form), divisor);
+  const RegisterId reg =
+      r.builder().fold_rows(folded_argument(r, form), fold_of(form), divisor, register_type(dtype));
   r.set_result(r.round_to(reg, dtype), Rate::row);
 }
 
@@ -131,20 +151,42 @@ void lower_variance(Registers& r, const OpRule& rule, int64_t row) {
   if (rule.form == Form::variance_and_mean) math.set_result(m.mean, Rate::row, 1);
 }
 
+bool is_given(const Registers& r, size_t arg) {
+  return r.args().value_of(r.args().tensor_at(arg)) != kNone;
+}
+
 void lower_layer_norm(Registers& r, int64_t row) {
   const Math math(r, r.args().dtype_at(0));
   const Moments m = moments(math, math.argument(0), row, static_cast<double>(row));
   const RegisterId eps = math.number(r.args().node().args[4].toDouble());
   const RegisterId rstd = math(Opcode::rsqrt, math(Opcode::add, m.variance, eps));
   RegisterId y = math(Opcode::mul, m.centered, rstd);
-  const auto is_given = [&](size_t arg) {
-    return r.args().value_of(r.args().tensor_at(arg)) != kNone;
-  };
-  if (is_given(2)) y = math(Opcode::mul, y, math.argument(2));
-  if (is_given(3)) y = math(Opcode::add, y, math.argument(3));
+  if (is_given(r, 2)) y = math(Opcode::mul, y, math.argument(2));
+  if (is_given(r, 3)) y = math(Opcode::add, y, math.argument(3));
   math.set_result(y, Rate::element);
   math.set_result(m.mean, Rate::row, 1);
   math.set_result(rstd, Rate::row, 2);
+}
+
+/// What the standardised elements take from a gradient is taken out of it: the mean, and the part
+/// along them.
+void lower_layer_norm_backward(Registers& r, const Extent& extent) {
+  const Math math(r, r.args().dtype_at(1));
+  const auto n = static_cast<double>(extent.row);
+  const auto is_made = [&](size_t result) { return r.args().member().results[result] != kNone; };
+  const RegisterId grad = math.argument(0), rstd = math.argument(4);
+  const RegisterId x =
+      math(Opcode::mul, math(Opcode::sub, math.argument(1), math.argument(3)), rstd);
+  if (is_made(0)) {
+    const RegisterId dy = is_given(r, 5) ? math(Opcode::mul, grad, math.argument(5)) : grad;
+    const RegisterId mean = math.fold(dy, Fold::sum, n);
+    const RegisterId along = math.fold(math(Opcode::mul, dy, x), Fold::sum, n);
+    const RegisterId rest =
+        math(Opcode::sub, math(Opcode::sub, dy, mean), math(Opcode::mul, x, along));
+    math.set_result(math(Opcode::mul, rest, rstd), Rate::element);
+  }
+  if (is_made(1)) r.set_fold(math(Opcode::mul, grad, x), Fold::sum, 1, extent.places, 1);
+  if (is_made(2)) r.set_fold(grad, Fold::sum, 1, extent.places, 2);
 }
 
 }  // namespace
@@ -156,25 +198,29 @@ Operand squared_error(Registers& r) {
   return {r.round_to(math(Opcode::square, difference), dtype), dtype};
 }
 
-void lower_fold(Registers& r, const OpRule& rule) {
+void lower_fold(Registers& r, const OpRule& rule, const Extent& extent) {
   const c10::ScalarType dtype = r.args().result_look().dtype();
-  const run::Geometry& input = r.args().look_of(r.args().value_of(0));
+  const auto folded = static_cast<double>(extent.elements->numel() / extent.places.totals);
   if (rule.form == Form::mse_loss) {
     const Operand error = squared_error(r);
     if (error.dtype != dtype) throw Unfit();
     const bool mean = r.args().node().args[2].toInt() == 1;
-    return r.set_fold(error.reg, Fold::sum, mean ? static_cast<double>(input.numel()) : 1);
+    return r.set_fold(error.reg, Fold::sum, mean ? folded : 1, extent.places);
   }
-  r.set_fold(r.as(0, dtype), fold_of(rule.form),
-             rule.form == Form::mean ? static_cast<double>(input.numel()) : 1);
+  r.set_fold(folded_argument(r, rule.form), fold_of(rule.form),
+             rule.form == Form::mean ? folded : 1, extent.places);
 }
 
-void lower_rows(Registers& r, const OpRule& rule, int64_t row) {
+void lower_rows(Registers& r, const OpRule& rule, const Extent& extent) {
+  const int64_t row = extent.row;
   switch (rule.form) {
     case Form::sum:
+    case Form::product:
     case Form::mean:
     case Form::maximum:
     case Form::minimum:
+    case Form::any:
+    case Form::all:
       return lower_plain_fold(r, rule.form, row);
     case Form::variance:
     case Form::variance_and_mean:
@@ -190,6 +236,8 @@ void lower_rows(Registers& r, const OpRule& rule, int64_t row) {
       return lower_softmax_backward(r, rule.form == Form::log_softmax_backward);
     case Form::layer_norm:
       return lower_layer_norm(r, row);
+    case Form::layer_norm_backward:
+      return lower_layer_norm_backward(r, extent);
     default:
       throw Unfit();
   }

@@ -27,7 +27,7 @@ class Worker {
   Worker(const Program& program, const Bindings& bindings, char* scratch)
       : program_(program), bindings_(bindings), place_(program.registers.size()) {
     for (const Reduction& reduction : program.reductions)
-      totals_.push_back(empty_total(reduction.folding.fold));
+      totals_.emplace_back(reduction, program.registers[reduction.reg].type);
     char* const row_scratch = scratch + program.scratch_slots * slot_bytes(program);
     for (size_t r = 0; r < place_.size(); ++r) {
       const Register& reg = program.registers[r];
@@ -63,13 +63,18 @@ class Worker {
     for (const Move& move : program_.scatters)
       scatter(program_, program_.tensors[move.tensor], bindings_.tensors[move.tensor],
               place_[move.reg], first, n);
-    for (size_t r = 0; r < totals_.size(); ++r) {
-      const Reduction& reduction = program_.reductions[r];
-      reduction.folding.kernel(place_[reduction.reg], n, totals_[r]);
-    }
+    for (size_t r = 0; r < totals_.size(); ++r)
+      totals_[r].fold(place_[program_.reductions[r].reg], first, n);
   }
 
-  const std::vector<Total>& totals() const { return totals_; }
+  /// After the last tile.
+  void finish() {
+    for (Totals& totals : totals_) totals.finish();
+  }
+
+  std::vector<Totals>& totals() { return totals_; }
+  /// Of rows.
+  bool uncertain() const { return uncertain_; }
 
  private:
   /// Elements in scratch that a register has for n elements of the iteration.
@@ -111,13 +116,14 @@ class Worker {
     }
   }
 
-  void fold_rows(const Step& step, int64_t rows) const {
+  void fold_rows(const Step& step, int64_t rows) {
     const Type type = program_.registers[step.out].type;
     const char* in = place_[step.in[0]];
     char* out = place_[step.out];
     for (int64_t row = 0; row < rows; ++row) {
       Total total = empty_total(step.folding.fold);
       step.folding.kernel(in, program_.row, total);
+      uncertain_ |= is_uncertain(step.folding.fold, total);
       write_total(out, type, total, step.folding.divisor);
       fill_splat(out, size_of(type));
       in += program_.row * item(step.in[0]);
@@ -132,20 +138,23 @@ class Worker {
   const Program& program_;
   const Bindings& bindings_;
   std::vector<char*> place_;
-  std::vector<Total> totals_;
+  std::vector<Totals> totals_;
+  bool uncertain_ = false;
 };
 
-void finish_reductions(const Program& program, const Bindings& bindings,
-                       const std::vector<Worker>& workers) {
+/// Writes the totals. False: some may not be torch's.
+bool finish_reductions(const Program& program, const Bindings& bindings,
+                       std::vector<Worker>& workers) {
+  bool certain = true;
   for (size_t r = 0; r < program.reductions.size(); ++r) {
-    const Reduction& reduction = program.reductions[r];
-    const Type type = program.registers[reduction.reg].type;
-    Total total = empty_total(reduction.folding.fold);
-    for (const Worker& worker : workers)
-      add_total(reduction.folding.fold, type, worker.totals()[r], total);
-    write_total(bindings.tensors[reduction.tensor], program.tensors[reduction.tensor].type, total,
-                reduction.folding.divisor);
+    const uint16_t tensor = program.reductions[r].tensor;
+    Totals& totals = workers[0].totals()[r];
+    for (size_t w = 1; w < workers.size(); ++w) totals.add(workers[w].totals()[r]);
+    totals.write(bindings.tensors[tensor], program.tensors[tensor].type);
+    certain &= !totals.uncertain();
   }
+  for (const Worker& worker : workers) certain &= !worker.uncertain();
+  return certain;
 }
 
 size_t scratch_bytes(const Program& program) {
@@ -160,7 +169,7 @@ char* aligned(char* memory) {
 
 }  // namespace
 
-void run_program(const Program& program, const Bindings& bindings, bool wide) {
+bool run_program(const Program& program, const Bindings& bindings, bool wide) {
   const int64_t tiles = (program.numel + program.tile - 1) / program.tile;
   const int64_t threads = wide ? std::min<int64_t>(tiles, at::get_num_threads()) : 1;
   // All memory first: once a tile has run, an in-place result is half made.
@@ -176,6 +185,7 @@ void run_program(const Program& program, const Bindings& bindings, bool wide) {
       const int64_t n = std::min(program.tile, program.numel - first);
       workers[t].run(first, n, first + 2 * n <= program.numel);
     }
+    workers[t].finish();
   };
   if (threads == 1)
     run_share(0);
@@ -183,7 +193,7 @@ void run_program(const Program& program, const Bindings& bindings, bool wide) {
     at::parallel_for(0, threads, 1, [&](int64_t from, int64_t to) {
       for (int64_t t = from; t < to; ++t) run_share(t);
     });
-  finish_reductions(program, bindings, workers);
+  return finish_reductions(program, bindings, workers);
 }
 
 }  // namespace lazyeng::fuse

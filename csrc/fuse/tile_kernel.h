@@ -68,16 +68,39 @@ using Kernel = void (*)(const KernelArgs& args);
 
 /// All elements into one. Integers and bool are folded in int64, floats in double from tile to tile
 /// and within a tile in kLanes sums side by side, of the type of the register.
-enum class Fold : uint8_t { sum, maximum, minimum };
+enum class Fold : uint8_t { sum, product, maximum, minimum };
 const char* name_of(Fold fold);
 struct Total {
   double real;
   int64_t integer;
+  /// Of a maximum or minimum of floats that is zero: a zero with a sign was there, or (where
+  /// denormals count as zero) one that is not zero. Which one torch finds depends on its order.
+  bool other_zero = false;
 };
 /// What nothing folds to.
 Total empty_total(Fold fold);
-/// Adds the n elements to the total. NaN wins over any maximum and minimum.
+/// Adds the n elements to the total. NaN wins over any maximum and minimum. Products are of
+/// integers.
 using FoldKernel = void (*)(const char* in, int64_t n, Total& total);
+
+/// Totals side by side, as in Total: those of one kind.
+struct ColumnTotals {
+  double* real;
+  int64_t* integer;
+  uint8_t* other_zero;  ///< whatever the total is
+};
+/// Rows, which lie one behind the other, are added column by column to parts, which are as narrow
+/// as a few rows allow; these to the totals.
+struct ColumnsKernel {
+  /// `zeros`, of a maximum or minimum of floats: what Total::other_zero tells of, as bits.
+  void (*add)(const char* in, int64_t rows, int64_t columns, char* parts, char* zeros) = nullptr;
+  /// The parts are what nothing folds to.
+  void (*clear)(char* parts, int64_t n) = nullptr;
+  void (*add_to_totals)(const char* parts, const char* zeros, int64_t n,
+                        const ColumnTotals& totals) = nullptr;
+  int64_t rows = 0;  ///< that parts may hold
+  size_t item = 0;   ///< bytes of a part, and of its zeros
+};
 
 /// The kernels of one instruction set. A null kernel: there is none for the type.
 struct KernelSet {
@@ -85,6 +108,7 @@ struct KernelSet {
   Kernel (*kernel)(Opcode opcode, Type type);
   Kernel (*cast)(Type from, Type to);
   FoldKernel (*fold)(Fold fold, Type type);
+  ColumnsKernel (*columns)(Fold fold, Type type);
 };
 
 namespace isa {

@@ -79,15 +79,15 @@ RegisterId ProgramBuilder::spread(RegisterId reg) {
 Folding ProgramBuilder::folding(RegisterId reg, Fold fold, double divisor) {
   const FoldKernel kernel = kernels_.fold(fold, type_of(reg));
   ok_ &= kernel != nullptr;
-  return {fold, kernel, divisor};
+  return {fold, kernel, kernels_.columns(fold, type_of(reg)), divisor};
 }
 
-RegisterId ProgramBuilder::fold_rows(RegisterId reg, Fold fold, double divisor) {
+RegisterId ProgramBuilder::fold_rows(RegisterId reg, Fold fold, double divisor, Type out) {
   reg = spread(reg);
   Step step;
   step.folding = folding(reg, fold, divisor);
   step.member = member_;
-  step.out = new_register(Register::Kind::scratch, type_of(reg));
+  step.out = new_register(Register::Kind::scratch, out);
   step.in[step.inputs++] = reg;
   program_.registers[step.out].rate = Rate::row;
   program_.steps.push_back(step);
@@ -126,12 +126,14 @@ uint16_t ProgramBuilder::store(RegisterId reg, TensorAccess tensor) {
   return last_tensor();
 }
 
-uint16_t ProgramBuilder::reduce(RegisterId reg, Fold fold, double divisor, Type type) {
+uint16_t ProgramBuilder::reduce(RegisterId reg, Fold fold, double divisor, Type type,
+                                Places places) {
   TensorAccess tensor;
   tensor.type = type;
   program_.tensors.push_back(std::move(tensor));
   reg = spread(reg);
-  program_.reductions.push_back({folding(reg, fold, divisor), reg, last_tensor()});
+  program_.reductions.push_back(
+      {folding(reg, fold, divisor), reg, last_tensor(), std::move(places)});
   return last_tensor();
 }
 

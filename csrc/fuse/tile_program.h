@@ -45,6 +45,7 @@ struct Register {
 struct Folding {
   Fold fold = Fold::sum;
   FoldKernel kernel = nullptr;
+  ColumnsKernel columns;
   double divisor = 1;  ///< of floats: the mean is a sum, divided
 };
 
@@ -75,11 +76,21 @@ struct Move {
   RegisterId reg;
 };
 
-/// A register folded over the whole iteration, into a tensor of one element.
+/// The elements that a fold goes over, and the place of the total that each is added to. The shape
+/// need not be that of the program. Innermost the stride is 0 or 1.
+struct Places {
+  Dims shape;
+  Dims strides;
+  int64_t totals = 1;  ///< 1: of all elements, whatever the shape
+};
+
+/// A register folded over the whole iteration, into a tensor of one element, or of those that are
+/// not folded together. Each thread has totals of its own, which are added in the order of threads.
 struct Reduction {
   Folding folding;
   RegisterId reg = 0;
   uint16_t tensor = 0;
+  Places places;
 };
 
 struct Program {
@@ -116,13 +127,13 @@ class ProgramBuilder {
   RegisterId step(Opcode opcode, Type type, Type out, std::initializer_list<RegisterId> in);
   RegisterId cast(RegisterId from, Type to);
   /// Each row of the register folded, into a register of one element a row.
-  RegisterId fold_rows(RegisterId reg, Fold fold, double divisor);
+  RegisterId fold_rows(RegisterId reg, Fold fold, double divisor, Type out);
   /// The tensor gets what the register, which is the result of a step, holds. Returns its number,
   /// as load() does through last_tensor().
   uint16_t store(RegisterId reg, TensorAccess tensor);
 
-  /// The tensor, of one element, gets the register folded. Returns its number.
-  uint16_t reduce(RegisterId reg, Fold fold, double divisor, Type type);
+  /// The tensor gets the register folded. Returns its number.
+  uint16_t reduce(RegisterId reg, Fold fold, double divisor, Type type, Places places);
 
   Type type_of(RegisterId reg) const { return program_.registers[reg].type; }
   uint16_t last_tensor() const { return static_cast<uint16_t>(program_.tensors.size() - 1); }
@@ -157,7 +168,8 @@ struct Bindings {
 inline constexpr size_t kSplatBytes = kLanes * 8;
 
 /// Runs the program. With `wide`, on all threads of the intra-op pool, otherwise on this one.
-/// Throws only std::bad_alloc, before anything is written.
-void run_program(const Program& program, const Bindings& bindings, bool wide);
+/// Throws only std::bad_alloc, before anything is written. False: of a maximum or minimum that is
+/// zero, torch may have found one with another sign.
+bool run_program(const Program& program, const Bindings& bindings, bool wide);
 
 }  // namespace lazyeng::fuse

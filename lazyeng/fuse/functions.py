@@ -59,6 +59,11 @@ def total(a, b):
 
 
 @triton.jit
+def product(a, b):
+    return a * b
+
+
+@triton.jit
 def clamp(x, low, high):
     x = tl.where(x < low, low, x)
     return tl.where(x > high, high, x)

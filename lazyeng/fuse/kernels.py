@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from lazyeng.fuse.description import Fold, Program
+
 ArgumentKind = Literal[
     "tensor", "parameter", "partial", "size", "stride", "n_elements", "n_rows", "n_columns",
     "n_partials", "row_divisor", "divisor",
@@ -37,6 +39,13 @@ class Kernel:
     constants: tuple[str, ...]
 
 
-def accumulated_in(type: str) -> str:
+def folded_type(type: str, made: str) -> str:
+    """The type that elements of ``type`` are folded in to make one of ``made``."""
+    if type in ("f32", "f64"):
+        return type
+    return "i32" if made == "b8" else made
+
+
+def partial_type(program: Program, fold: Fold) -> str:
     """The type of a fold's partial results."""
-    return "i32" if type == "b8" else type
+    return folded_type(program.types[fold.register], program.tensors[fold.tensor].type)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lazyeng.fuse.description import TORCH_TYPES, Program
 from lazyeng.fuse.iteration import BLOCK_SIZE, MAX_PROGRAMS, iteration_of
-from lazyeng.fuse.kernels import Argument, Kernel, accumulated_in
+from lazyeng.fuse.kernels import Argument, Kernel, partial_type
 from lazyeng.fuse.source import Source
 
 
@@ -46,7 +46,7 @@ def _warps(elements: int) -> int:
 def partial_bytes(program: Program, launches: tuple[Launch, ...]) -> list[int]:
     """Of each fold's partial results."""
     return [
-        launches[0].programs * TORCH_TYPES[accumulated_in(program.types[fold.register])].itemsize
+        launches[0].programs * TORCH_TYPES[partial_type(program, fold)].itemsize
         for fold in program.folds
     ]
 

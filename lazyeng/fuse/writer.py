@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from lazyeng.fuse.description import Fold, Parameter, Program, Step
 from lazyeng.fuse.expressions import FLOATS, TRITON_TYPES, cast, expression
 from lazyeng.fuse.iteration import BLOCK_SIZE, MAX_PROGRAMS, iteration_of
-from lazyeng.fuse.kernels import Argument, ArgumentKind, Kernel, accumulated_in
+from lazyeng.fuse.kernels import Argument, ArgumentKind, Kernel, folded_type, partial_type
 
 SIGNATURE_TYPES = {
     "b8": "i1", "u8": "u8", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "f32": "fp32",
@@ -20,7 +20,9 @@ TYPE_OF_DTYPE = {
     "float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16",
 }  # fmt: skip
 NARROW = {"float16": "round_f16", "bfloat16": "round_bf16"}
-FOLD_FUNCTIONS = {"sum": "total", "maximum": "maximum", "minimum": "minimum"}
+FOLD_FUNCTIONS = {
+    "sum": "total", "product": "product", "maximum": "maximum", "minimum": "minimum",
+}  # fmt: skip
 
 Lines = list[str]
 
@@ -37,8 +39,8 @@ def write_finish(program: Program) -> tuple[Kernel, Lines]:
 
 def _empty_fold(fold: str, type: str) -> str:
     """What nothing folds to."""
-    if fold == "sum":
-        return "0"
+    if fold in ("sum", "product"):
+        return "01"[fold == "product"]
     sign = "-" if fold == "maximum" else ""
     if type in FLOATS:
         return f'{sign}float("inf")'
@@ -72,7 +74,7 @@ class _Writer:
 
     def _folds(self) -> Iterator[tuple[int, Fold, str]]:
         for i, fold in enumerate(self.program.folds):
-            yield i, fold, accumulated_in(self.program.types[fold.register])
+            yield i, fold, partial_type(self.program, fold)
 
 
 class _GroupWriter(_Writer):
@@ -191,12 +193,12 @@ class _GroupWriter(_Writer):
 
     def _row_fold(self, i: int, step: Step) -> str:
         (register,) = step.inputs
-        type = self.program.types[register]
-        folded_in = accumulated_in(type)
+        type, made = self.program.types[register], self.program.types[step.out]
+        folded_in = folded_type(type, made)
         function = FOLD_FUNCTIONS[step.operation]
         masked = self._masked(self.names[register], step.operation, type, folded_in)
         text = f"tl.reduce({masked}, 1, {function}, keep_dims=True)"
-        return self._divided(cast(text, folded_in, type), type, step.divisor, "row_divisor", i)
+        return self._divided(cast(text, folded_in, made), made, step.divisor, "row_divisor", i)
 
     def _masked(self, name: str, fold: str, type: str, to: str) -> str:
         """The elements that are there, with what does not change a fold in place of others."""

@@ -52,7 +52,12 @@ FUNCTIONS = (
     "cosh", "erf", "erfc", "floor", "ceil", "trunc", "rint", "pow",
 )  # fmt: skip
 LIBDEVICE = types.SimpleNamespace(**{name: _function(name) for name in FUNCTIONS})
-FOLDS = {"total": np.sum, "maximum": np.max, "minimum": np.min}  # (NaN wins in NumPy's)
+FOLDS = {
+    "total": np.sum,
+    "product": np.prod,
+    "maximum": np.max,
+    "minimum": np.min,
+}  # (NaN wins in NumPy's)
 
 
 @functools.cache

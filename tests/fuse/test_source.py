@@ -104,7 +104,10 @@ def test_folds(dtype, device):
 
     def program(x, y):
         d = x * y
-        return d, d.sum(), d.amax(), d.amin(), (d > 0).sum(), d.double().mean(), (x + 0).t().sum()
+        folds = d.sum(), d.amax(), d.amin(), (d > 0).sum(), d.double().mean(), (x + 0).t().sum()
+        if dtype.is_floating_point:
+            return d, *folds
+        return d, *folds, d.prod(), d.sum(1), d.prod(1), (d > 0).any(1), d.any(), (d > 0).all()
 
     plans = plans_of(program, x, y)
     exact = not dtype.is_floating_point
