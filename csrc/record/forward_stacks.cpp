@@ -44,6 +44,8 @@ struct Entry {
   }
   bool is_dead() const { return node && node->expired(); }
   bool is_live() const { return node && !node->expired(); }
+  /// Nobody can tell whether its node lives: that of an autograd.Function.
+  bool is_unknown() const { return stack && !node; }
 };
 
 /// All guarded by the GIL. The place of an entry follows from its node's number, so newer ones meet
@@ -55,7 +57,7 @@ class ForwardStacks {
   }
 
   void put(Entry entry) {
-    if (place_of(entry.thread, entry.number).is_live() && entries_.size() < kMost) grow();
+    while (entries_.size() < most_for(place_of(entry.thread, entry.number))) grow();
     in_turn_.push_back({entry.thread, entry.number});
     place_of(entry.thread, entry.number) = std::move(entry);
     look_at_oldest();
@@ -67,8 +69,16 @@ class ForwardStacks {
   }
 
  private:
-  // As many as the forward pass of a large model has ops; powers of two.
-  static constexpr size_t kFirst = size_t{1} << 16, kMost = size_t{1} << 21;
+  // Powers of two. A small model's ops have place in the first, a large one's in kMost. What may
+  // have died unseen gives way when so many numbers have gone by.
+  static constexpr size_t kFirst = size_t{1} << 9, kUnknown = size_t{1} << 16,
+                          kMost = size_t{1} << 21;
+
+  /// Places among which this entry may keep its own.
+  static size_t most_for(const Entry& entry) {
+    if (entry.is_live()) return kMost;
+    return entry.is_unknown() ? kUnknown : 0;
+  }
 
   struct Key {
     uint64_t thread, number;

@@ -92,6 +92,30 @@ at::Tensor empty_stand_in(const c10::OperatorHandle& op, const torch::jit::Stack
   return without_memory(For::structured_meta, no_memory(For::structured_meta, 0), g);
 }
 
+/// The op makes a view of its first argument, its only tensor.
+bool makes_view(const c10::FunctionSchema& schema) {
+  const auto is_tensor = [](const c10::Argument& argument) {
+    return argument.type()->kind() == c10::TypeKind::TensorType;
+  };
+  return schema.returns().size() == 1 && is_tensor(schema.returns()[0]) &&
+         schema.returns()[0].alias_info() && !schema.returns()[0].alias_info()->isWrite() &&
+         is_tensor(schema.arguments()[0]) &&
+         std::count_if(schema.arguments().begin(), schema.arguments().end(), is_tensor) == 1;
+}
+
+/// What such an op, called by a structured meta function, would return: views are the same on every
+/// device.
+at::Tensor view_stand_in(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  torch::jit::Stack args(stack.end() - op.schema().arguments().size(), stack.end());
+  const at::Tensor of = args[0].toTensor();
+  run::GeometryData g = run::geometry_of(of)->data();
+  g.device = c10::kCPU;
+  args[0] = run::tensor_over(no_memory(For::kernel, of.storage().nbytes()), *run::intern(g));
+  op.callBoxed(args);
+  return without_memory(For::structured_meta, of.storage(),
+                        run::geometry_of(args[0].toTensor())->data());
+}
+
 c10::Device result_device(const Call& call) {
   for (size_t i = 0; i < call.args.size(); ++i)
     if (call.info.args[i].kind == run::ArgKind::device && call.args[i].isDevice())
@@ -239,7 +263,9 @@ bool answer_structured_meta(const c10::OperatorHandle& op, torch::jit::Stack* st
   for (size_t i = 0; i < count; ++i)
     if (schema.arguments()[i].alias_info() && schema.arguments()[i].alias_info()->isWrite())
       answer.push_back(torch::jit::peek(*stack, i, count));
-  if (answer.empty()) answer.emplace_back(empty_stand_in(op, *stack));
+  if (answer.empty())
+    answer.emplace_back(makes_view(schema) ? view_stand_in(op, *stack)
+                                           : empty_stand_in(op, *stack));
   torch::jit::drop(*stack, count);
   for (size_t r = 0; r < schema.returns().size() && r < answer.size(); ++r)
     stack->push_back(std::move(answer[r]));
@@ -378,9 +404,11 @@ PlanRef infer_any(const Call& call) {
   if (kernel_can_be_tried(call)) return ask_kernel(call);
   // (Of a custom op its author's fake kernel is all there is to ask.)
   if (call.info.aten && makes_tensors(call.info) &&
-      !(meta_is_asked(call) && meta_is_believed(call)))
+      (call.info.lacks_meta || !(meta_is_asked(call) && meta_is_believed(call))))
     return nullptr;
-  return ask_meta(call, For::meta, answer);
+  PlanRef plan = ask_meta(call, For::meta, answer);
+  if (answer == Answer::none && call.info.aten) call.info.lacks_meta = true;
+  return plan;
 }
 
 }  // namespace

@@ -90,6 +90,8 @@ struct OpInfo {
   bool moves_metadata = false;  ///< changes the metadata of what it writes (transpose_, squeeze_)
   /// Set once the structured meta function refused what a run then accepted: it is not asked again.
   mutable std::atomic<bool> distrust_structured{false};
+  /// Set once there was no meta function to ask: it is not looked for again.
+  mutable std::atomic<bool> lacks_meta{false};
   /// Set once a run returned something else than was recorded: from then on the op is run to learn
   /// what it returns.
   mutable std::atomic<bool> distrust_plans{false};

@@ -40,8 +40,8 @@ struct Entry {
 
 namespace {
 
-constexpr size_t kept_dead = 1024;        // entries without shares that wait for the next hit
-constexpr uint32_t first_buckets = 4096;  // a power of two, as always
+constexpr size_t kept_dead = 1024;       // entries without shares that wait for the next hit
+constexpr uint32_t first_buckets = 256;  // a power of two, as always
 
 /// All fields belong to the GIL holder; `size` is atomic so that statistics need no GIL.
 struct Table {
