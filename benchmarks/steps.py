@@ -9,12 +9,14 @@ lazy() block, and ends when all of it is done. "read" is the same with `loss.ite
 step, in eager too.
 "first" is the first step of a fresh process by eager's in another fresh process, from after the
 import; "memory" what the steps add to the process's peak memory, by what eager's add (or 1 MiB, if
-that is more). torch.compile of the whole step is shown where it runs (`--compile`).
+that is more). torch.compile of the whole step is shown where it runs (`--compile`). With
+`--beside N` so many other processes want a core each all the time, as on a shared machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -23,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import torch
 
@@ -154,12 +157,26 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, float]:
     return figures
 
 
+@contextlib.contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Each in a session of its own, as programs of other people are."""
+    command = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--burst", type=float, default=0.1)
     parser.add_argument("--only", choices=[*WORKLOADS, *SMALL_PROGRAMS, "small"])
     parser.add_argument("--compile", action="store_true", help="torch.compile beside it (minutes)")
+    parser.add_argument("--beside", type=int, default=0, help="busy processes beside it")
     parser.add_argument("--part", choices=("serve", "first"), help=argparse.SUPPRESS)
     parser.add_argument("--kind", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -169,8 +186,9 @@ def main() -> None:
     wanted = [options.only] if options.only else [*WORKLOADS, *SMALL_PROGRAMS]
     if options.only == "small":
         wanted = list(SMALL_PROGRAMS)
-    print_workloads([name for name in wanted if name in WORKLOADS], options)
-    print_small_programs([name for name in wanted if name in SMALL_PROGRAMS], options)
+    with busy_processes(options.beside):
+        print_workloads([name for name in wanted if name in WORKLOADS], options)
+        print_small_programs([name for name in wanted if name in SMALL_PROGRAMS], options)
 
 
 def print_workloads(names: list[str], options: argparse.Namespace) -> None:

@@ -9,8 +9,8 @@ _GAUGES = frozenset(
     {"pending_ops", "pending_bytes", "pool_bytes", "peak_bytes", "stack_table_entries"}
 )
 _KEYS = (
-    "recorded", "executed", "groups", "launches", "on_one_core", "plans", "syncs", "fallbacks",
-    "pending_ops", "pending_bytes", "pool_bytes", "peak_bytes", "stack_table_entries",
+    "recorded", "executed", "groups", "launches", "on_one_core", "crowded", "plans", "syncs",
+    "fallbacks", "pending_ops", "pending_bytes", "pool_bytes", "peak_bytes", "stack_table_entries",
 )  # fmt: skip
 _base: dict[str, int] = {}
 
@@ -22,6 +22,8 @@ def engine_stats() -> dict[str, int]:
         ``recorded``, ``executed``: ops recorded and run; ``groups``: fused groups run;
         ``launches``: kernels started, one for each group and each op that ran alone;
         ``on_one_core``: ops run on one core although their kernels may take all;
+        ``crowded``: how often threads of large kernels stood in line for the cores, so that they
+        do not spin for a while;
         ``plans``: calls unlike all before (in op, shapes, options), which take longer to record;
         ``syncs``: places where the program waited; ``fallbacks``: ops run at the call because they
         cannot be recorded;

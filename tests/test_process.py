@@ -168,6 +168,25 @@ def test_helpers_sleep_only_in_a_program_that_never_waits():
     """, "[2] [1] [2]")  # fmt: skip
 
 
+def test_helpers_that_stand_in_line_sleep():
+    """Here both threads of a team have one core; the sign for sleep is again the idle team of two."""
+    check("""
+        torch.set_num_threads(2)
+        def name(thread):
+            try: return open(f"/proc/self/task/{thread}/comm").read()
+            except OSError: return ""  # it has ended since it was listed
+        def idle_team():
+            return sum(name(t).startswith("lazyeng-openmp") for t in os.listdir("/proc/self/task"))
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # (OpenMP has counted them by now)
+        w = wrap(torch.ones(200, 200))
+        end, crowded = time.monotonic() + 30, False
+        while not crowded and time.monotonic() < end:
+            (w @ w).relu().sum().item()  # reads in each step: helpers may spin
+            crowded = lazyeng.engine_stats()["crowded"] > 0 and idle_team() == 2
+        print(crowded)
+    """, "True")  # fmt: skip
+
+
 def test_fork_before_first_use():
     check_forked(
         "", 'print("child", (wrap(torch.ones(3)) + 1).sum().item())',

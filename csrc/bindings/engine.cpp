@@ -11,6 +11,7 @@
 #include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
 #include "csrc/run/buffers.h"
+#include "csrc/run/openmp_team.h"
 #include "csrc/run/python_ref.h"
 #include "csrc/run/width.h"
 
@@ -86,14 +87,15 @@ PyObject* stats(PyObject*, PyObject*) {
   const fuse::Stats& fused = fuse::stats();
   const ull groups = fused.groups;
   const run::BufferStats buffers = run::buffer_stats();
-  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "pool_bytes",
-                       ull{buffers.kept}, "peak_bytes", ull{buffers.peak}, "recorded",
-                       ull{recorded.recorded}, "executed", ull{counters.executed}, "groups", groups,
-                       "launches", ull{counters.executed} + groups - fused.members, "on_one_core",
-                       ull{run::ops_on_one_core()}, "plans", ull{recorded.plans}, "syncs",
-                       ull{recorded.syncs}, "fallbacks", ull{recorded.fallbacks}, "pending_ops",
-                       ull{counters.pending_ops}, "pending_bytes", ull{counters.pending_bytes},
-                       "stack_table_entries", ull{stacks::table_size()});
+  return Py_BuildValue(
+      "{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "pool_bytes", ull{buffers.kept},
+      "peak_bytes", ull{buffers.peak}, "recorded", ull{recorded.recorded}, "executed",
+      ull{counters.executed}, "groups", groups, "launches",
+      ull{counters.executed} + groups - fused.members, "on_one_core", ull{run::ops_on_one_core()},
+      "crowded", ull{run::openmp_helpers().times_crowded()}, "plans", ull{recorded.plans}, "syncs",
+      ull{recorded.syncs}, "fallbacks", ull{recorded.fallbacks}, "pending_ops",
+      ull{counters.pending_ops}, "pending_bytes", ull{counters.pending_bytes},
+      "stack_table_entries", ull{stacks::table_size()});
 }
 
 PyObject* fallback_counts(PyObject*, PyObject*) {

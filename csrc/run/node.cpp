@@ -10,6 +10,7 @@
 #include "csrc/run/executor.h"
 #include "csrc/run/kernel_warnings.h"
 #include "csrc/run/launch_log.h"
+#include "csrc/run/openmp_team.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
@@ -71,7 +72,9 @@ std::string describe(const Geometry& g) {
 
 std::unique_lock<std::mutex> take_all_cores() {
   static std::mutex all_cores;
-  return std::unique_lock(all_cores);
+  std::unique_lock lock(all_cores);
+  openmp_helpers().look_for_cores();
+  return lock;
 }
 
 std::string Node::label() const { return info.short_name + "#" + std::to_string(number); }

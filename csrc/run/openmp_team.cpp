@@ -2,9 +2,12 @@
 #include "csrc/run/openmp_team.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <utility>
 
 namespace lazyeng::run {
@@ -47,6 +50,36 @@ constexpr std::chrono::milliseconds kLately{100};
 
 void make_team() {
   open_mp().parallel([](void*) {}, nullptr, 2, 0);
+}
+
+/// What the calling thread has had since its birth; nothing where the kernel does not say.
+Crowding::Times times_of_this_thread() {
+  Crowding::Times times;
+  const int file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+  if (file < 0) return times;
+  char text[96];
+  const ssize_t size = read(file, text, sizeof(text) - 1);
+  close(file);
+  if (size <= 0) return times;
+  text[size] = 0;
+  char* end = text;
+  times.on_core = std::strtoull(end, &end, 10);
+  times.in_line = std::strtoull(end, &end, 10);
+  return times;
+}
+
+struct SharedTimes {
+  std::atomic<uint64_t> on_core{0}, in_line{0};
+};
+
+/// Adds what the calling thread has had since it did so last.
+void add_times_of_this_thread(void* sums) {
+  static thread_local Crowding::Times last;
+  const Crowding::Times now = times_of_this_thread();
+  auto& to = *static_cast<SharedTimes*>(sums);
+  to.on_core += now.on_core - last.on_core;
+  to.in_line += now.in_line - last.in_line;
+  last = now;
 }
 
 void end_team() { open_mp().pause(OpenMp::kSoft, open_mp().this_device()); }
@@ -98,6 +131,24 @@ bool OpenMpHelpers::has_waited_lately() const {
   return last != Clock::time_point::min() && Clock::now() - last < kLately;
 }
 
+bool OpenMpHelpers::is_crowded() const {
+  return Clock::now() < crowded_until_.load(std::memory_order_relaxed);
+}
+
+void OpenMpHelpers::look_for_cores() {
+  const Clock::time_point now = Clock::now();
+  if (!crowding_.is_due(now) || !open_mp().complete()) return;
+  SharedTimes times;
+  open_mp().parallel(add_times_of_this_thread, &times, /*threads=*/0, 0);
+  const Clock::time_point before = crowded_until_.load(std::memory_order_relaxed);
+  const Clock::time_point until = crowding_.look(now, {times.on_core, times.in_line});
+  if (until == before) return;
+  crowded_until_.store(until, std::memory_order_relaxed);
+  times_crowded_.fetch_add(1, std::memory_order_relaxed);
+  { const std::lock_guard lock(mutex_); }  // not between its look and its sleep
+  changed_.notify_one();
+}
+
 void OpenMpHelpers::end_own_team() {
   if (open_mp().complete() && !open_mp().in_parallel() && !forked_.load(std::memory_order_relaxed))
     end_team();
@@ -116,7 +167,7 @@ void OpenMpHelpers::work() {
   pthread_setname_np(pthread_self(), "lazyeng-openmp");
   std::unique_lock lock(mutex_);
   while (runs_) {
-    const bool wanted = recording_ && waiting_ == 0 && !has_waited_lately();
+    const bool wanted = recording_ && (is_crowded() || (waiting_ == 0 && !has_waited_lately()));
     if (wanted != has_team_.load(std::memory_order_relaxed)) {
       lock.unlock();
       wanted ? make_team() : end_team();

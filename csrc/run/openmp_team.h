@@ -13,6 +13,8 @@
 // that: it would wait for kernels whose helpers sleep. So helpers of a program that has waited
 // lately may spin all the time: what its recording loses is less.
 //
+// On cores that other programs want too, helpers sleep whatever the program does (crowding.h).
+//
 // Eager code of the program shall not notice: when nothing has been recorded for a while, the idle
 // team ends, and so do the teams of engine threads that have nothing to do.
 #pragma once
@@ -22,6 +24,8 @@
 #include <condition_variable>
 #include <mutex>
 #include <thread>
+
+#include "csrc/run/crowding.h"
 
 namespace lazyeng::run {
 
@@ -44,6 +48,12 @@ class OpenMpHelpers {
   /// The calling thread has waited for a result, and not for a moment only.
   void program_has_waited();
 
+  /// The calling engine thread is about to run a kernel on all cores, and no other thread does:
+  /// every now and then it looks whether its team finds them.
+  void look_for_cores();
+  /// How often its helpers stood in line and were told to sleep.
+  uint64_t times_crowded() const { return times_crowded_.load(std::memory_order_relaxed); }
+
   /// Ends the team of the calling thread.
   void end_own_team();
 
@@ -58,6 +68,7 @@ class OpenMpHelpers {
   void work();
   void note_record();
   bool has_waited_lately() const;
+  bool is_crowded() const;
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -68,7 +79,10 @@ class OpenMpHelpers {
   std::atomic<bool> has_team_{false};  // written by thread_
   std::atomic<Clock::time_point> last_wait_{Clock::time_point::min()};
   std::atomic<bool> recorded_{false};  // since the thread looked last
-  bool ended_for_fork_ = false;        // the forking thread's team is; between stop() and start()
+  Crowding crowding_;                  // of who runs on all cores
+  std::atomic<Clock::time_point> crowded_until_{Clock::time_point::min()};
+  std::atomic<uint64_t> times_crowded_{0};
+  bool ended_for_fork_ = false;  // the forking thread's team is; between stop() and start()
   std::atomic<bool> forked_{false};
 };
 

@@ -1,0 +1,60 @@
+// csrc/run/crowding.h: whether threads of a team stand in line for the cores.
+//
+// Other programs want the cores too, or two threads of one team share a core: the kernel's
+// scheduler may leave both there, as long as each looks busy. Then a helper that spins takes the
+// time slice of the very thread that it waits for, and each kernel lasts some slices: a step of 6
+// ms took 1.3 s beside two busy processes. Helpers that sleep pass the core on at once.
+//
+// Sleeping helpers cost wake-ups, so they spin again after a while, to see whether they can: a
+// while that doubles each time that they cannot.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+
+namespace lazyeng::run {
+
+/// Of the threads that run large kernels. One thread at a time.
+class Crowding {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  static constexpr std::chrono::milliseconds kLookEvery{10};
+
+  /// What the threads of a team have had since they were looked at last, in nanoseconds.
+  struct Times {
+    uint64_t on_core = 0;
+    uint64_t in_line = 0;
+  };
+
+  bool is_due(Clock::time_point now) const { return now >= due_; }
+
+  /// Until when helpers had better sleep; a time in the past: they may spin.
+  Clock::time_point look(Clock::time_point now, const Times& times) {
+    if (now < until_) return until_;
+    due_ = now + kLookEvery;
+    if (times.on_core + times.in_line < kEnough || times.in_line * kOf < times.on_core) {
+      if (now > until_ + kForgets * while_) while_ = kShort;
+      return until_;
+    }
+    while_ = std::min<Clock::duration>(while_ * 2, kLong);
+    until_ = now + while_;
+    due_ = until_ + kLookEvery;  // (how they sleep says nothing)
+    return until_;
+  }
+
+ private:
+  /// In line for a third of the time that is spent on a core, or more.
+  static constexpr uint64_t kOf = 3;
+  static constexpr uint64_t kEnough = 5'000'000;
+  static constexpr std::chrono::milliseconds kShort{150};
+  static constexpr std::chrono::milliseconds kLong{4800};
+  static constexpr int kForgets = 4;
+
+  Clock::time_point due_ = Clock::time_point::min();
+  Clock::time_point until_ = Clock::time_point::min();
+  Clock::duration while_ = kShort;
+};
+
+}  // namespace lazyeng::run
