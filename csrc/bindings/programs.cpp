@@ -51,15 +51,20 @@ py::list parameters(const fuse::Plan& plan) {
 }
 
 /// (operation, or the fold of each row, whether it is a fold, its divisor, out, in, member)
+py::tuple step_row(const fuse::Step& step) {
+  py::list in;
+  for (int k = 0; k < step.inputs; ++k) in.append(step.in[k]);
+  const bool folds = folds_rows(step);
+  return py::make_tuple(folds ? fuse::name_of(step.folding.fold) : fuse::name_of(step.opcode),
+                        folds, step.folding.divisor, step.out, in, step.member);
+}
+
+/// One by one, also those of a chain.
 py::list steps(const fuse::Program& program) {
   py::list rows;
   for (const fuse::Step& step : program.steps) {
-    py::list in;
-    for (int k = 0; k < step.inputs; ++k) in.append(step.in[k]);
-    const bool folds = step.kernel == nullptr;
-    rows.append(
-        py::make_tuple(folds ? fuse::name_of(step.folding.fold) : fuse::name_of(step.opcode), folds,
-                       step.folding.divisor, step.out, in, step.member));
+    if (!step.chain) rows.append(step_row(step));
+    for (const fuse::Step& link : step.links) rows.append(step_row(link));
   }
   return rows;
 }

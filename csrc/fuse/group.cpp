@@ -122,8 +122,7 @@ bool Group::is_wide(const Program& program) const {
   if (depends_on_width(program))
     return static_cast<uint64_t>(numel) * sizeof(float) >= run::kWideBytes;
   const auto rows = static_cast<double>(row ? numel / row : 0);
-  const auto folds = std::count_if(program.steps.begin(), program.steps.end(),
-                                   [](const Step& step) { return step.kernel == nullptr; });
+  const auto folds = std::count_if(program.steps.begin(), program.steps.end(), folds_rows);
   return static_cast<double>(numel) * static_cast<double>(members.size()) *
                  kMicrosecondsPerElement +
              rows * static_cast<double>(folds) * kMicrosecondsPerRow >=

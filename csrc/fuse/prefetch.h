@@ -3,7 +3,7 @@
 //
 // What the first step of a tile reads and its last ones write would come from memory while nothing
 // is computed: the hardware's own prefetching ends with each tile. A chain of 20 ops over 64 MiB
-// takes 0.75 of the time with it.
+// takes 0.75 of the time with it. A program of one step has no such tiles: it goes through memory.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ class Prefetch {
   Prefetch(const Program& program, const Bindings& bindings, int64_t first, int64_t n)
       : program_(program), bindings_(bindings), first_(first), n_(n) {
     const auto steps = static_cast<int64_t>(program.steps.size());
-    if (steps) part_ = (n + steps - 1) / steps;
+    if (steps > 1) part_ = (n + steps - 1) / steps;
   }
 
   /// To be called after each step: the next part, so that few lines are under way at a time.

@@ -2,11 +2,14 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 
+#include "csrc/fuse/chains.h"
 #include "csrc/fuse/moves.h"
 #include "csrc/fuse/prefetch.h"
 #include "csrc/fuse/totals.h"
+#include "csrc/run/openmp_team.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -52,7 +55,9 @@ class Worker {
       gather(program_, program_.tensors[move.tensor], bindings_.tensors[move.tensor],
              place_[move.reg], first, n);
     for (const Step& step : program_.steps) {
-      if (!step.kernel)
+      if (step.chain)
+        run_chain(step, n);
+      else if (folds_rows(step))
         fold_rows(step, n / program_.row);
       else if (step.by_row)
         run_by_row(step, n / program_.row);
@@ -93,6 +98,32 @@ class Worker {
     }
     step.kernel(args);
   }
+
+  /// Casts at the ends are how the value is loaded and stored.
+  void run_chain(const Step& chain, int64_t n) {
+    RegisterId value = first_value(chain);
+    const Type in = type_of(value), out = type_of(chain.out);
+    links_.clear();
+    links_.push_back({chain.chain->first(in), {place_[value]}, {1}});
+    for (const Step& step : chain.links) {
+      if (step.link) links_.push_back(link_of(step));
+    }
+    links_.push_back({chain.chain->last(out), {place_[chain.out]}, {}});
+    chain.chain->run({links_.data(), links_.size(), in, out, n});
+  }
+
+  Link link_of(const Step& step) const {
+    Link link{};
+    link.run = step.link;
+    for (int k = 0; k < step.inputs; ++k) {
+      if (k == step.place || step.place == kEveryPlace) continue;
+      link.in[k] = place_[step.in[k]];
+      link.step[k] = program_.registers[step.in[k]].kind != Register::Kind::parameter;
+    }
+    return link;
+  }
+
+  Type type_of(RegisterId reg) const { return program_.registers[reg].type; }
 
   /// An element of a register at row rate is a splat for its row.
   void run_by_row(const Step& step, int64_t rows) const {
@@ -138,6 +169,7 @@ class Worker {
   const Program& program_;
   const Bindings& bindings_;
   std::vector<char*> place_;
+  std::vector<Link> links_;  // of the chain at hand
   std::vector<Totals> totals_;
   bool uncertain_ = false;
 };
@@ -187,12 +219,14 @@ bool run_program(const Program& program, const Bindings& bindings, bool wide) {
     }
     workers[t].finish();
   };
+  std::atomic<int64_t> next_share{0};
+  const auto run_shares = [&]() noexcept {
+    for (int64_t t; (t = next_share.fetch_add(1)) < threads;) run_share(t);
+  };
   if (threads == 1)
-    run_share(0);
+    run_shares();
   else
-    at::parallel_for(0, threads, 1, [&](int64_t from, int64_t to) {
-      for (int64_t t = from; t < to; ++t) run_share(t);
-    });
+    run::in_team(run_shares);
   return finish_reductions(program, bindings, workers);
 }
 

@@ -102,6 +102,37 @@ struct ColumnsKernel {
   size_t item = 0;   ///< bytes of a part, and of its zeros
 };
 
+// ---- chains (csrc/fuse/chains.h)
+
+inline constexpr size_t kMaxLinks = 64;
+/// Of operands in memory, of all links of a chain together.
+inline constexpr size_t kMaxChainOperands = 12;
+/// The value that a chain hands on is every operand of a link.
+inline constexpr int kEveryPlace = -1;
+
+/// A function of the instruction set's file, whatever it takes.
+using LinkFunction = void (*)();
+/// One step of a chain. The operand that is the value has step 0, as splats have.
+struct Link {
+  LinkFunction run;
+  const char* in[kMaxInputs];  ///< of the last link: where the value goes
+  int64_t step[kMaxInputs];    ///< as KernelArgs::step
+};
+struct ChainArgs {
+  const Link* links;  ///< the first loads the value, the last stores it
+  size_t count;
+  Type in_type, out_type;  ///< in memory: float32 may come from, and go to, a narrow type
+  int64_t n;               ///< elements
+};
+/// Of values of one type.
+struct ChainKernels {
+  void (*run)(const ChainArgs& args);
+  /// Null: there is none for the type in memory, for the operation, for the value at that place.
+  LinkFunction (*first)(Type memory);
+  LinkFunction (*link)(Opcode opcode, int place);
+  LinkFunction (*last)(Type memory);
+};
+
 /// The kernels of one instruction set. A null kernel: there is none for the type.
 struct KernelSet {
   const char* name;
@@ -109,6 +140,7 @@ struct KernelSet {
   Kernel (*cast)(Type from, Type to);
   FoldKernel (*fold)(Fold fold, Type type);
   ColumnsKernel (*columns)(Fold fold, Type type);
+  const ChainKernels* (*chains)(Type type);
 };
 
 namespace isa {

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "csrc/fuse/chains.h"
+
 namespace lazyeng::fuse {
 namespace {
 
@@ -10,6 +12,10 @@ namespace {
 // the tensors' own tiles fit beside it; a tile is long enough that calling kernels costs little.
 constexpr size_t kScratchBytes = 16 << 10;
 constexpr int64_t kMinTile = 512, kMaxTile = 4096;
+// Whole blocks of vectors, of any kernel and chain.
+constexpr int64_t kTileStep = 4 * kLanes;
+// Nothing has to stay in the cache from step to step.
+constexpr int64_t kTileWithoutScratch = 16384;
 
 }  // namespace
 
@@ -160,7 +166,7 @@ void ProgramBuilder::place_registers() {
   constexpr size_t kForever = SIZE_MAX;
   std::vector<size_t> last_use(program_.registers.size(), 0);
   for (size_t i = 0; i < program_.steps.size(); ++i)
-    for (int k = 0; k < program_.steps[i].inputs; ++k) last_use[program_.steps[i].in[k]] = i;
+    for_each_input(program_.steps[i], [&](RegisterId reg) { last_use[reg] = i; });
   for (const Move& move : program_.scatters) last_use[move.reg] = kForever;
   for (const Reduction& reduction : program_.reductions) last_use[reduction.reg] = kForever;
   std::vector<uint16_t> free_slots, free_row_slots;
@@ -184,15 +190,14 @@ void ProgramBuilder::place_registers() {
     const Step& step = program_.steps[i];
     const Register& out = program_.registers[step.out];
     const auto release = [&](bool at_the_same_pace) {
-      for (int k = 0; k < step.inputs; ++k) {
-        const Register& reg = program_.registers[step.in[k]];
-        if (reg.kind != Register::Kind::scratch || last_use[step.in[k]] != i || freed[step.in[k]])
-          continue;
+      for_each_input(step, [&](RegisterId input) {
+        const Register& reg = program_.registers[input];
+        if (reg.kind != Register::Kind::scratch || last_use[input] != i || freed[input]) return;
         if (at_the_same_pace && (size_of(reg.type) != size_of(out.type) || reg.rate != out.rate))
-          continue;
-        freed[step.in[k]] = true;
+          return;
+        freed[input] = true;
         free_for(reg).push_back(reg.index);
-      }
+      });
     };
     release(true);
     place(program_.registers[step.out]);
@@ -202,8 +207,10 @@ void ProgramBuilder::place_registers() {
 
 void ProgramBuilder::choose_tile() {
   const size_t item = std::max<size_t>(1, program_.slot_item) * (program_.scratch_slots + 1);
-  const int64_t fits = static_cast<int64_t>(kScratchBytes / item) / kLanes * kLanes;
+  const int64_t fits = static_cast<int64_t>(kScratchBytes / item) / kTileStep * kTileStep;
   program_.tile = std::clamp(fits, kMinTile, kMaxTile);
+  if (program_.steps.size() == 1 && program_.scratch_slots == 0)
+    program_.tile = kTileWithoutScratch;
   if (program_.row)
     program_.tile = std::max<int64_t>(1, program_.tile / program_.row) * program_.row;
 }
@@ -222,6 +229,7 @@ void ProgramBuilder::choose_paces() {
 
 Program ProgramBuilder::finish() && {
   drop_unused_steps();
+  make_chains(program_, kernels_);
   place_registers();
   choose_tile();
   choose_paces();

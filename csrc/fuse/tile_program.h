@@ -49,9 +49,13 @@ struct Folding {
   double divisor = 1;  ///< of floats: the mean is a sum, divided
 };
 
-/// A kernel, or (without one) a fold of each row.
+/// A kernel, a chain of steps, or (without either) a fold of each row.
 struct Step {
   Kernel kernel = nullptr;
+  const ChainKernels* chain = nullptr;
+  std::vector<Step> links;      ///< of a chain; each but the first reads the result before it
+  LinkFunction link = nullptr;  ///< of a link other than a cast; the value is its operand `place`
+  int place = 0;
   Folding folding;
   bool by_row = false;  ///< the kernel is called for each row: an input has another rate
   RegisterId out = 0;
@@ -60,6 +64,17 @@ struct Step {
   RegisterId in[kMaxInputs] = {};
   uint16_t member = 0;  ///< of the group, that it is for
 };
+
+inline bool folds_rows(const Step& step) { return !step.kernel && !step.chain; }
+
+/// Calls f with each register that the step reads, those inside of a chain left out.
+template <class F>
+void for_each_input(const Step& step, const F& f) {
+  for (size_t i = 0; i < step.links.size(); ++i)
+    for (int k = 0; k < step.links[i].inputs; ++k)
+      if (i == 0 || step.links[i].in[k] != step.links[i - 1].out) f(step.links[i].in[k]);
+  for (int k = 0; k < step.inputs; ++k) f(step.in[k]);
+}
 
 /// A tensor in memory, as the iteration goes over it.
 struct TensorAccess {

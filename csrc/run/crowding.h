@@ -28,7 +28,11 @@ class Crowding {
     uint64_t in_line = 0;
   };
 
-  bool is_due(Clock::time_point now) const { return now >= due_; }
+  /// (Not at the first large kernel: a program may have one only.)
+  bool is_due(Clock::time_point now) {
+    if (due_ == Clock::time_point::min()) due_ = now + kLookEvery;
+    return now >= due_;
+  }
 
   /// Until when helpers had better sleep; a time in the past: they may spin.
   Clock::time_point look(Clock::time_point now, const Times& times) {

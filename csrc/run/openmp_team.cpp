@@ -86,6 +86,13 @@ void end_team() { open_mp().pause(OpenMp::kSoft, open_mp().this_device()); }
 
 }  // namespace
 
+void in_team(void (*region)(void*), void* data) {
+  if (open_mp().complete())
+    open_mp().parallel(region, data, /*threads=*/0, 0);
+  else
+    region(data);
+}
+
 OpenMpHelpers& openmp_helpers() {
   static auto* const instance = new OpenMpHelpers;
   return *instance;
@@ -139,7 +146,7 @@ void OpenMpHelpers::look_for_cores() {
   const Clock::time_point now = Clock::now();
   if (!crowding_.is_due(now) || !open_mp().complete()) return;
   SharedTimes times;
-  open_mp().parallel(add_times_of_this_thread, &times, /*threads=*/0, 0);
+  in_team(add_times_of_this_thread, &times);
   const Clock::time_point before = crowded_until_.load(std::memory_order_relaxed);
   const Clock::time_point until = crowding_.look(now, {times.on_core, times.in_line});
   if (until == before) return;

@@ -29,6 +29,9 @@
 
 namespace lazyeng::run {
 
+/// region(data) on each thread of the calling thread's team.
+void in_team(void (*region)(void*), void* data);
+
 /// Keeps the idle team, or not. Without libgomp it does nothing. Any thread.
 class OpenMpHelpers {
  public:
@@ -87,5 +90,15 @@ class OpenMpHelpers {
 };
 
 OpenMpHelpers& openmp_helpers();
+
+/// Calls work() on each thread of the calling thread's team at once, as many as torch has intra-op
+/// threads; on the calling thread alone where there is no OpenMP. It must not throw. (Not
+/// at::parallel_for: compiled without -fopenmp that is a plain loop, and with it the extension
+/// would bring an OpenMP library of its own beside torch's.)
+template <class Work>
+void in_team(const Work& work) {
+  static_assert(noexcept(work()));
+  in_team([](void* data) { (*static_cast<const Work*>(data))(); }, const_cast<Work*>(&work));
+}
 
 }  // namespace lazyeng::run

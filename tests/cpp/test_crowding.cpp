@@ -26,6 +26,8 @@ struct Machine {
 
 void looks_now_and_then() {
   Machine machine;
+  check(!machine.crowding.is_due(machine.now), "none at the first kernel");
+  machine.now += Crowding::kLookEvery;
   check(machine.crowding.is_due(machine.now), "the first look is due");
   machine.look(kFree);
   check(!machine.crowding.is_due(machine.now), "none at once after it");

@@ -1,0 +1,148 @@
+// csrc/fuse/chains.cpp: finding chains.
+#include "csrc/fuse/chains.h"
+
+#include <algorithm>
+#include <span>
+
+namespace lazyeng::fuse {
+namespace {
+
+std::span<const RegisterId> inputs_of(const Step& step) { return {step.in, step.inputs}; }
+
+bool is_narrow(Type type) { return type == Type::f16 || type == Type::bf16; }
+
+class Finder {
+ public:
+  Finder(Program& program, const KernelSet& kernels)
+      : program_(program), kernels_(kernels), uses_(program.registers.size()) {
+    for (const Step& step : program.steps)
+      for (int k = 0; k < step.inputs; ++k) ++uses_[step.in[k]];
+    for (const Move& move : program.scatters) ++uses_[move.reg];
+    for (const Reduction& reduction : program.reductions) ++uses_[reduction.reg];
+  }
+
+  void run() {
+    std::vector<Step> steps;
+    for (Step& step : program_.steps) {
+      if (!links_.empty() && !follows(step)) end_chain(steps);
+      if (links_.empty() && !begins(step)) {
+        steps.push_back(std::move(step));
+        continue;
+      }
+      operands_ += operands_in_memory(step) - (links_.empty() ? 0 : 1);
+      links_.push_back(std::move(step));
+    }
+    if (!links_.empty()) end_chain(steps);
+    program_.steps = std::move(steps);
+  }
+
+ private:
+  const Register& reg(RegisterId id) const { return program_.registers[id]; }
+
+  /// In memory, as many as the tile has; no parameter.
+  bool has_all_elements(RegisterId id) const {
+    return reg(id).kind != Register::Kind::parameter && reg(id).rate == Rate::element;
+  }
+
+  size_t operands_in_memory(const Step& step) const {
+    return static_cast<size_t>(std::ranges::count_if(
+        inputs_of(step), [&](RegisterId id) { return has_all_elements(id); }));
+  }
+
+  /// Whether it goes over splats and registers of all elements, of the type of its result.
+  bool is_even(const Step& step) const {
+    const Type type = reg(step.out).type;
+    return step.kernel && has_all_elements(step.out) &&
+           std::ranges::all_of(inputs_of(step), [&](RegisterId id) {
+             return reg(id).type == type &&
+                    (reg(id).kind == Register::Kind::parameter || has_all_elements(id));
+           });
+  }
+
+  bool is_whole_cast(const Step& step) const {
+    return step.opcode == Opcode::cast && step.kernel && has_all_elements(step.in[0]) &&
+           has_all_elements(step.out);
+  }
+  bool widens(const Step& step) const {
+    return is_whole_cast(step) && is_narrow(reg(step.in[0]).type);
+  }
+  bool narrows(const Step& step) const {
+    return is_whole_cast(step) && is_narrow(reg(step.out).type);
+  }
+
+  /// Gives the step its function. False: there is none for the value at that place.
+  bool find_link(Step& step, int place) const {
+    if (!is_even(step)) return false;
+    const ChainKernels* chain = kernels_.chains(reg(step.out).type);
+    step.link = chain ? chain->link(step.opcode, place) : nullptr;
+    step.place = place;
+    return step.link != nullptr;
+  }
+
+  static int64_t count(const Step& step, RegisterId value) {
+    return std::ranges::count(inputs_of(step), value);
+  }
+
+  /// The same for what hands on this register.
+  bool find_link_for(Step& step, RegisterId value) const {
+    const auto reads = count(step, value);
+    if (reads == 2 && step.inputs == 2) return find_link(step, kEveryPlace);
+    const auto inputs = inputs_of(step);
+    return reads == 1 &&
+           find_link(step, static_cast<int>(std::ranges::find(inputs, value) - inputs.begin()));
+  }
+
+  bool begins(Step& step) const {
+    if (widens(step)) return kernels_.chains(reg(step.out).type) != nullptr;
+    for (RegisterId value : inputs_of(step))
+      if (has_all_elements(value)) return find_link_for(step, value);
+    return false;
+  }
+
+  bool follows(Step& step) const {
+    const Step& last = links_.back();
+    const RegisterId value = last.out;
+    const auto reads = count(step, value);
+    if (narrows(last) || reg(value).kind != Register::Kind::scratch || reads == 0 ||
+        uses_[value] != reads)
+      return false;
+    if (narrows(step)) return true;
+    if (links_.size() + 2 >= kMaxLinks ||
+        operands_ + operands_in_memory(step) > kMaxChainOperands + static_cast<size_t>(reads))
+      return false;
+    return find_link_for(step, value);
+  }
+
+  void end_chain(std::vector<Step>& steps) {
+    if (links_.size() == 1) {
+      steps.push_back(std::move(links_[0]));
+    } else {
+      Step chain;
+      const Step& last = links_.back();
+      chain.chain = kernels_.chains(reg(narrows(last) ? last.in[0] : last.out).type);
+      chain.out = last.out;
+      chain.member = last.member;
+      chain.links = std::move(links_);
+      steps.push_back(std::move(chain));
+    }
+    links_.clear();
+    operands_ = 0;
+  }
+
+  Program& program_;
+  const KernelSet& kernels_;
+  std::vector<int64_t> uses_;  // of each register
+  std::vector<Step> links_;    // of the chain at hand
+  size_t operands_ = 0;        // of it, in memory
+};
+
+}  // namespace
+
+void make_chains(Program& program, const KernelSet& kernels) { Finder(program, kernels).run(); }
+
+RegisterId first_value(const Step& chain) {
+  const Step& first = chain.links[0];
+  return first.in[first.link ? std::max(first.place, 0) : 0];
+}
+
+}  // namespace lazyeng::fuse
