@@ -151,7 +151,19 @@ def time_capture(count: int, /) -> tuple[float, float]:
     """Nanoseconds of capturing the caller's stack once, and the mean of `count` captures more."""
 
 def set_internal_prefixes(directories: list[str], /) -> None:
-    """Frames of files under these directories are not the user's."""
+    """Frames of files under these directories are not the user's. The first is lazyeng's own."""
+
+def add_internal_code(code: CodeType, /) -> None:
+    """Frames of this code object are not the user's either; it is kept alive."""
+
+def hide_while_unwinding(error: BaseException, companion: object, /) -> None:
+    """The error is being raised: entries of internal frames around this one are taken out of its traceback.
+
+    `companion` dies with the error, and can have weak references.
+    """
+
+def unwind_hook_is_armed() -> bool:
+    """Whether what `hide_while_unwinding` installs is in this thread (Python 3.11) or process."""
 
 def capture_stack() -> list[tuple[CodeType, int]]:
     """The caller's stack: (code, offset of the instruction in bytes), outermost first; empty if stacks are off."""

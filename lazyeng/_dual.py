@@ -13,7 +13,8 @@ from traceback import StackSummary
 from typing import Any, Generic, TypeVar, overload
 from weakref import WeakValueDictionary
 
-from lazyeng._traceback import Site, summary
+from lazyeng import _C
+from lazyeng._traceback import Site, show_all, summary
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ def state(error: BaseException) -> dict[str, Any]:
     return part(error, "__dict__")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Origin:
     """Where a failure comes from, as plain data; the attributes of a LazyError read it."""
 
@@ -52,6 +53,17 @@ class Origin:
     path: list[str] = field(default_factory=list)
     root_id: int | None = None
     creation_sites: Sequence[Site] = ()
+
+
+def hide_while_unwinding(error: BaseException) -> None:
+    """Called as a deferred failure is raised, or will be: frames of torch around here stay hidden.
+
+    Those come into the traceback one by one, as the exception leaves them.
+    """
+    # (KeyboardInterrupt and the like have no weak references, which tell of the end)
+    companion = error if isinstance(error, LazyError) else state(error).get(ORIGIN)
+    if companion is not None and not show_all():
+        _C.hide_while_unwinding(error, companion)
 
 
 class _FromOrigin(Generic[T]):
@@ -129,6 +141,7 @@ class DualMeta(type):
             error = _from_message(cls, args or tuple(kwargs.values()))  # type: ignore[arg-type]
         if issubclass(cls, KeyError) and args and isinstance(args[0], str) and "\n" in args[0]:
             state(error)[TEXT] = args[0]  # str() of a KeyError would escape a whole traceback
+        hide_while_unwinding(error)
         return error
 
 

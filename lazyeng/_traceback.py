@@ -49,6 +49,7 @@ def internal(function: F) -> F:
     code = getattr(function, "__code__", None)
     if isinstance(code, CodeType):
         _internal_codes[id(code)] = code
+        _C.add_internal_code(code)
     return function
 
 

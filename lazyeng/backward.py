@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.autograd.graph
 
-from lazyeng import _C
+from lazyeng import _C, errors
 
 
 def install() -> None:
@@ -23,6 +23,9 @@ def install() -> None:
         before = _C.set_backward_from_lazy(any(_C.is_lazy(output) for output in t_outputs))
         try:
             return original(t_outputs, *args, **kwargs)
+        except BaseException as error:
+            errors.hide_in_deferred(error)  # (it may come from a thread of autograd's own)
+            raise
         finally:
             _C.set_backward_from_lazy(before)
 

@@ -20,6 +20,7 @@ from lazyeng._dual import (
     Origin,
     assign,
     dual_class,
+    hide_while_unwinding,
     part,
     state,
 )
@@ -49,8 +50,8 @@ from lazyeng._traceback import (
 
 __all__ = [
     "LazyError", "UnseenFailureWarning", "boundary", "build", "detach", "group",
-    "hide_in_deferred", "hide_internal_frames", "internal", "is_internal_frame", "raise_all",
-    "show_warning", "warn_all", "warn_of_kernel", "warn_unseen",
+    "hide_in_deferred", "hide_internal_frames", "hide_while_unwinding", "internal",
+    "is_internal_frame", "raise_all", "show_warning", "warn_all", "warn_of_kernel", "warn_unseen",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -188,6 +189,7 @@ def raise_all(failed: list[BaseException]) -> NoReturn:
     """
     error = failed[0] if len(failed) == 1 else group(failed)
     failed.clear()
+    hide_while_unwinding(error)
     try:
         raise error
     except BaseException:
@@ -224,9 +226,13 @@ def hide_internal_frames(error: BaseException) -> None:
 
 
 def hide_in_deferred(error: BaseException) -> None:
-    """`hide_internal_frames` if this is a deferred failure; other exceptions stay as they are."""
+    """`hide_internal_frames` if this is a deferred failure, also of those that it has yet to leave.
+
+    Other exceptions stay as they are.
+    """
     if issubclass(type(error), LazyError) or ORIGIN in state(error):
         hide_internal_frames(error)
+        hide_while_unwinding(error)
 
 
 def boundary(function: F) -> F:

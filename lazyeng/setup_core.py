@@ -15,7 +15,6 @@ from lazyeng import (
     plain_reads,
     process,
     sharing,
-    torch_frames,
 )
 from lazyeng.config import MODES, STACKS, Config
 from lazyeng.tensor import LazyTensor, _rebuild
@@ -41,7 +40,6 @@ def start(config: Config) -> None:
     backward.install()
     custom_ops.install()
     sharing.install()
-    torch_frames.install()
     process.install()
     _C.start_engine()
 
@@ -65,7 +63,7 @@ def set_num_workers(n: int) -> None:
 
 
 def _internal_directories() -> list[str]:
-    """Frames of code under these are not the user's: torch and lazyeng."""
+    """Frames of code under these are not the user's: lazyeng (first) and torch."""
     here = os.path.dirname(os.path.abspath(__file__))
     torch_dir = os.path.dirname(os.path.abspath(torch.__file__))
     return [here + os.sep, torch_dir + os.sep]

@@ -2,8 +2,10 @@
 #include <chrono>
 
 #include "csrc/bindings/bindings.h"
+#include "csrc/stacks/internal_code.h"
 #include "csrc/stacks/stack_table.h"
 #include "csrc/stacks/stub_frame.h"
+#include "csrc/stacks/unwind.h"
 
 namespace lazyeng::bindings {
 namespace {
@@ -35,6 +37,22 @@ PyObject* set_internal_prefixes(PyObject*, PyObject* prefixes) {
   Py_RETURN_NONE;
 }
 
+PyObject* add_internal_code(PyObject*, PyObject* code) {
+  if (PyCode_Check(code)) stacks::add_internal_code(reinterpret_cast<PyCodeObject*>(code));
+  Py_RETURN_NONE;
+}
+
+PyObject* hide_while_unwinding(PyObject*, PyObject* args) {
+  PyObject *error = nullptr, *companion = nullptr;
+  if (!PyArg_ParseTuple(args, "OO", &error, &companion)) return nullptr;
+  stacks::hide_while_unwinding(error, companion);
+  Py_RETURN_NONE;
+}
+
+PyObject* unwind_hook_is_armed(PyObject*, PyObject*) {
+  return PyBool_FromLong(stacks::unwind_hook_is_armed());
+}
+
 PyObject* capture_stack(PyObject*, PyObject*) { return stacks::to_python(stacks::capture()); }
 
 PyObject* new_stub_frame(PyObject*, PyObject* args) {
@@ -49,6 +67,9 @@ PyMethodDef stack_methods[] = {
     {"set_stack_mode", set_stack_mode, METH_O, nullptr},
     {"time_capture", time_capture, METH_O, nullptr},
     {"set_internal_prefixes", set_internal_prefixes, METH_O, nullptr},
+    {"add_internal_code", add_internal_code, METH_O, nullptr},
+    {"hide_while_unwinding", hide_while_unwinding, METH_VARARGS, nullptr},
+    {"unwind_hook_is_armed", unwind_hook_is_armed, METH_NOARGS, nullptr},
     {"capture_stack", capture_stack, METH_NOARGS, nullptr},
     {"_new_stub_frame", new_stub_frame, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -76,6 +76,11 @@ PyObject* build(const FailureRoot& root, const std::vector<std::string>& path, s
   return PyObject_Call(function.get(), args.get(), kwargs.get());
 }
 
+void hide_while_unwinding(PyObject* exception) {
+  PyRef function = errors_function("hide_while_unwinding");
+  if (!function || !PyRef(PyObject_CallOneArg(function.get(), exception))) PyErr_Clear();
+}
+
 const OpFailure& as_op_failure(const engine::FailurePtr& failure) {
   return static_cast<const OpFailure&>(*failure);
 }
@@ -195,8 +200,9 @@ PyObject* build_exception(const FailureRoot& root) { return build(root, {root.la
 
 void set_python_error(const engine::FailurePtr& failure) {
   PyRef exception(build_exception(as_op_failure(failure)));
-  if (exception)
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.get())), exception.get());
+  if (!exception) return;
+  hide_while_unwinding(exception.get());
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.get())), exception.get());
 }
 
 void throw_python_error(const engine::FailurePtr& failure) {

@@ -21,6 +21,8 @@
 #include <new>
 
 #include "csrc/stacks/frame_walk.h"
+#include "csrc/stacks/internal_code.h"
+#include "csrc/stacks/saved_error.h"
 
 namespace lazyeng::stacks {
 
@@ -32,7 +34,7 @@ struct Entry {
   Entry* next = nullptr;    ///< in its bucket, or in the list of a sweep
   uint32_t last_used = 0;   ///< epoch of the last hit
   int32_t user_frame = -1;  ///< index of the innermost frame to show; valid in `labelled`
-  uint32_t labelled = 0;    ///< generation of the internal prefixes user_frame is based on
+  uint32_t labelled = 0;    ///< internal_generation() that user_frame is based on
 
   uintptr_t* sites() noexcept { return reinterpret_cast<uintptr_t*>(this + 1); }
   PyCodeObject** codes() noexcept { return reinterpret_cast<PyCodeObject**>(sites() + depth); }
@@ -50,17 +52,11 @@ struct Table {
   std::atomic<size_t> size{0};
   size_t sweep_at = 2 * kept_dead;
   uint32_t epoch = 1;  ///< counts sweeps
-  uint32_t prefix_generation = 1;
   std::atomic<Mode> mode{Mode::user};
 };
 
 // Never destroyed: StackRefs may outlive static destructors and the interpreter.
 constinit Table table;
-
-std::vector<std::string>& internal_prefixes() {
-  static auto* prefixes = new std::vector<std::string>;
-  return *prefixes;
-}
 
 size_t bucket_count() noexcept { return table.buckets ? size_t{1} << (64 - table.shift) : 0; }
 
@@ -172,47 +168,16 @@ void sweep(size_t kept) noexcept {
   release(list);
 }
 
-// Keeps the exception that the caller may be handling: releasing and decoding can clear it.
-class SavedError {
- public:
-  SavedError() noexcept { PyErr_Fetch(&type_, &value_, &traceback_); }
-  ~SavedError() { PyErr_Restore(type_, value_, traceback_); }
-  SavedError(const SavedError&) = delete;
-  SavedError& operator=(const SavedError&) = delete;
-
- private:
-  PyObject *type_, *value_, *traceback_;
-};
-
-/// The file of a code object in the file system's encoding; "?" if it cannot be encoded.
-std::string file_of(PyCodeObject* code) {
-  PyObject* bytes = PyUnicode_EncodeFSDefault(code->co_filename);
-  if (!bytes) {
-    PyErr_Clear();
-    return "?";
-  }
-  std::string file(PyBytes_AS_STRING(bytes), PyBytes_GET_SIZE(bytes));
-  Py_DECREF(bytes);
-  return file;
-}
-
-bool is_internal(PyCodeObject* code) {
-  const std::string file = file_of(code);
-  for (const std::string& prefix : internal_prefixes())
-    if (file.starts_with(prefix)) return true;
-  return false;
-}
-
 /// Index of the innermost frame that is the user's, -1 if none is. Decided once per entry.
 int32_t user_frame(Entry& entry) {
-  if (entry.labelled == table.prefix_generation) return entry.user_frame;
+  if (entry.labelled == internal_generation()) return entry.user_frame;
   entry.user_frame = -1;
   for (uint32_t i = 0; i < entry.depth; ++i) {
     if (is_internal(entry.codes()[i])) continue;
     entry.user_frame = static_cast<int32_t>(i);
     break;
   }
-  entry.labelled = table.prefix_generation;
+  entry.labelled = internal_generation();
   return entry.user_frame;
 }
 
@@ -271,14 +236,6 @@ std::string innermost_user_line(const StackRef& stack) {
   const int line = PyCode_Addr2Line(code, last_instruction(code, entry.sites()[index]));
   const std::string file = file_of(code);
   return file.substr(file.find_last_of('/') + 1) + ':' + std::to_string(line);
-}
-
-void set_internal_prefixes(std::vector<std::string> prefixes) {
-  // "/x/torch" must not hide "/x/torchvision".
-  for (std::string& prefix : prefixes)
-    if (!prefix.ends_with('/')) prefix += '/';
-  internal_prefixes() = std::move(prefixes);
-  ++table.prefix_generation;
 }
 
 size_t table_size() noexcept { return table.size.load(std::memory_order_relaxed); }

@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <string>
 #include <utility>
-#include <vector>
 
 namespace lazyeng::stacks {
 
@@ -58,9 +57,6 @@ PyObject* to_python(const StackRef& stack);
 /// "train.py:42" of the innermost frame that is not lazyeng's or torch's own; "" if there is none.
 /// The GIL must be held.
 std::string innermost_user_line(const StackRef& stack);
-
-/// Code objects whose file lies under one of these directories are internal (hidden).
-void set_internal_prefixes(std::vector<std::string> prefixes);
 
 /// Number of entries in the table, live ones and those kept for the next hit.
 size_t table_size() noexcept;
