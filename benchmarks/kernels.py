@@ -57,6 +57,7 @@ def pointwise_and_rows(x: torch.Tensor) -> Iterator[Case]:
 
 def losses(logits: torch.Tensor) -> Iterator[Case]:
     """logits [rows, classes]; the backward runs through autograd."""
+    from lazyeng.triton_kernels import nll_loss
     from lazyeng.triton_kernels.cross_entropy import cross_entropy
 
     labels = torch.randint(logits.shape[1], logits.shape[:1], device=logits.device)
@@ -67,6 +68,14 @@ def losses(logits: torch.Tensor) -> Iterator[Case]:
     yield Case("cross_entropy backward", "GB/s", 2 * logits.nbytes,
                lambda: torch.autograd.grad(ours, leaf, retain_graph=True),
                lambda: torch.autograd.grad(theirs, leaf, retain_graph=True))  # fmt: skip
+    aten = torch.ops.aten
+    x, options = logits.log_softmax(-1), (None, 1, -100)
+    loss, total = aten.nll_loss_forward(x, labels, *options)
+    yield Case("nll_loss + log_softmax backward", "GB/s", 2 * logits.nbytes,
+               lambda: nll_loss.nll_log_softmax_backward(loss, x, labels, *options, total),
+               lambda: aten._log_softmax_backward_data(
+                   aten.nll_loss_backward(loss, x, labels, *options, total), x, 1,
+                   x.dtype))  # fmt: skip
 
 
 def products(x: torch.Tensor) -> Iterator[Case]:

@@ -201,12 +201,19 @@ def announce_kernel_requests() -> None:
     """From now on lazyeng.fuse.background.start is called, on the main thread, when a group needs a kernel."""
 
 def next_kernel_request() -> tuple[int, int, dict[str, Any], list[str], tuple[bool, ...]] | None:
-    """Waits for a request: (number, architecture or 0, program, ops of its members, whether each tensor lies at a multiple of 16 bytes); None once stop_kernel_requests was called."""
+    """Waits for a request: (number, architecture or 0, program or calls, ops of its members, whether each tensor of the program lies at a multiple of 16 bytes); None once stop_kernel_requests was called."""
 
 def answer_kernel_request(
-    request: int, partial_bytes: list[int] = ..., kernels: list[tuple] = ..., /
+    request: int,
+    partial_bytes: list[int] = ...,
+    kernels: list[tuple] = ...,
+    tables: list[tuple] = ...,
+    /,
 ) -> None:
-    """Loads the kernels of a group: (key, name, bytes of shared memory, warps, cubin, programs, arguments) each, an argument being (kind, type, index, number). Without kernels the group stays unfused."""
+    """Loads the kernels of a group or of calls: (key, name, bytes of shared memory, warps, cubin, grid, arguments) each, an argument being (kind, type, index, number); tables are (elements of a piece, ((places of tensors, whether it moves, call and position of numbers), ...)). Without kernels torch's own run."""
+
+def set_chosen_ops(names: list[str], pairs: list[tuple[str, str]], lists: list[str], /) -> None:
+    """From now on kernels are asked for, hand-written ones, for calls of these ops on devices, for these pairs of calls, and for chains of those ops over lists of tensors."""
 
 def pending_kernel_requests() -> int:
     """Requests that are not answered."""

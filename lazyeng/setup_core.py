@@ -17,6 +17,7 @@ from lazyeng import (
     sharing,
 )
 from lazyeng.config import MODES, STACKS, Config
+from lazyeng.fuse.chosen import names
 from lazyeng.tensor import LazyTensor, _rebuild
 
 
@@ -29,6 +30,8 @@ def start(config: Config) -> None:
     _C.set_fusion(config.fusion != "off")
     _C.set_inexact_fusion(config.fusion == "on")
     _C.set_inexact_device_fusion(config.fusion != "exact")
+    if config.fusion not in ("exact", "off"):  # (their last bits are not torch's)
+        _C.set_chosen_ops(list(names.ALONE), list(names.PAIRS), list(names.LISTS))
     _C.announce_kernel_requests()
     _C.set_fusion_log("fusion" in config.logs)
     _C.set_limits(config.max_pending_ops, config.max_pending_bytes)

@@ -9,8 +9,9 @@ _GAUGES = frozenset(
     {"pending_ops", "pending_bytes", "pool_bytes", "peak_bytes", "stack_table_entries"}
 )
 _KEYS = (
-    "recorded", "executed", "groups", "launches", "on_one_core", "crowded", "plans", "syncs",
-    "fallbacks", "pending_ops", "pending_bytes", "pool_bytes", "peak_bytes", "stack_table_entries",
+    "recorded", "executed", "groups", "hand_written", "launches", "on_one_core", "crowded",
+    "plans", "syncs", "fallbacks", "pending_ops", "pending_bytes", "pool_bytes", "peak_bytes",
+    "stack_table_entries",
 )  # fmt: skip
 _base: dict[str, int] = {}
 
@@ -20,6 +21,7 @@ def engine_stats() -> dict[str, int]:
 
     Returns:
         ``recorded``, ``executed``: ops recorded and run; ``groups``: fused groups run;
+        ``hand_written``: ops that ran as kernels of the table in docs/triton.md, on GPUs;
         ``launches``: kernels started, one for each group and each op that ran alone;
         ``on_one_core``: ops run on one core although their kernels may take all;
         ``crowded``: how often threads of large kernels stood in line for the cores, so that they

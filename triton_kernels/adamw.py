@@ -22,8 +22,8 @@ OP = "adamw"
 
 @triton.jit
 def _adamw_block(param_ptr, grad_ptr, mean_ptr, square_ptr, largest_ptr, offsets, mask, decay,
-                 one_minus_beta1, beta2, one_minus_beta2, step_size, correction, eps,
-                 AMSGRAD: tl.constexpr, MAXIMIZE: tl.constexpr,
+                 one_minus_beta1, beta2, one_minus_beta2, step_size, correction, eps, penalty,
+                 AMSGRAD: tl.constexpr, MAXIMIZE: tl.constexpr, PENALTY: tl.constexpr,
                  COMPUTE: tl.constexpr):  # fmt: skip
     param = tl.load(param_ptr + offsets, mask=mask, other=0.0).to(COMPUTE)
     grad = tl.load(grad_ptr + offsets, mask=mask, other=0.0).to(COMPUTE)
@@ -31,6 +31,8 @@ def _adamw_block(param_ptr, grad_ptr, mean_ptr, square_ptr, largest_ptr, offsets
     square = tl.load(square_ptr + offsets, mask=mask, other=0.0).to(COMPUTE)
     if MAXIMIZE:
         grad = -grad
+    if PENALTY:  # Adam's weight decay, which takes part in the means
+        grad += penalty * param
     mean += (grad - mean) * one_minus_beta1
     square = square * beta2 + one_minus_beta2 * grad * grad
     tl.store(mean_ptr + offsets, mean, mask=mask)
@@ -41,6 +43,50 @@ def _adamw_block(param_ptr, grad_ptr, mean_ptr, square_ptr, largest_ptr, offsets
         tl.store(largest_ptr + offsets, square, mask=mask)
     param = param * decay - step_size * (mean / (tl.sqrt(square) / correction + eps))
     tl.store(param_ptr + offsets, param, mask=mask)
+
+
+@triton.jit
+def _adamw_chunk(row, count_ptr, decay, one_minus_beta1, beta2, one_minus_beta2, step_size,
+                 correction, eps, penalty, AMSGRAD: tl.constexpr, MAXIMIZE: tl.constexpr,
+                 PENALTY: tl.constexpr, DTYPES: tl.constexpr, COMPUTE: tl.constexpr,
+                 ALIGNED: tl.constexpr, BLOCK_SIZE: tl.constexpr):  # fmt: skip
+    """The chunk whose addresses stand at `row`; the scalars are float64."""
+    param_ptr = tl.load(row).to(tl.pointer_type(DTYPES[0]))
+    grad_ptr = tl.load(row + 1).to(tl.pointer_type(DTYPES[1]))
+    mean_ptr = tl.load(row + 2).to(tl.pointer_type(DTYPES[2]))
+    square_ptr = tl.load(row + 3).to(tl.pointer_type(DTYPES[3]))
+    largest_ptr = square_ptr
+    if AMSGRAD:
+        largest_ptr = tl.load(row + 4).to(tl.pointer_type(DTYPES[4]))
+    n_elements = tl.load(count_ptr).to(tl.int32)
+    if ALIGNED:
+        param_ptr = tl.multiple_of(param_ptr, 16)
+        grad_ptr = tl.multiple_of(grad_ptr, 16)
+        mean_ptr = tl.multiple_of(mean_ptr, 16)
+        square_ptr = tl.multiple_of(square_ptr, 16)
+        largest_ptr = tl.multiple_of(largest_ptr, 16)
+    decay = tl.full((), decay, COMPUTE)
+    one_minus_beta1 = tl.full((), one_minus_beta1, COMPUTE)
+    beta2 = tl.full((), beta2, COMPUTE)
+    one_minus_beta2 = tl.full((), one_minus_beta2, COMPUTE)
+    step_size = tl.full((), step_size, COMPUTE)
+    correction = tl.full((), correction, COMPUTE)
+    eps = tl.full((), eps, COMPUTE)
+    penalty = tl.full((), penalty, COMPUTE)
+    # Full blocks have no mask, which would split their loads into single elements.
+    full = n_elements // BLOCK_SIZE * BLOCK_SIZE
+    offsets = tl.arange(0, BLOCK_SIZE)
+    everything = tl.full([BLOCK_SIZE], True, tl.int1)
+    for start in range(0, full, BLOCK_SIZE):
+        _adamw_block(param_ptr, grad_ptr, mean_ptr, square_ptr, largest_ptr, start + offsets,
+                     everything, decay, one_minus_beta1, beta2, one_minus_beta2, step_size,
+                     correction, eps, penalty, AMSGRAD, MAXIMIZE, PENALTY, COMPUTE)  # fmt: skip
+    if full < n_elements:
+        offsets += full
+        _adamw_block(param_ptr, grad_ptr, mean_ptr, square_ptr, largest_ptr, offsets,
+                     offsets < n_elements, decay, one_minus_beta1, beta2, one_minus_beta2,
+                     step_size, correction, eps, penalty, AMSGRAD, MAXIMIZE, PENALTY,
+                     COMPUTE)  # fmt: skip
 
 
 @triton.jit
@@ -56,42 +102,38 @@ def adamw_kernel(table_ptr,
                  COMPUTE: tl.constexpr, ALIGNED: tl.constexpr,
                  BLOCK_SIZE: tl.constexpr):  # fmt: skip
     """One chunk a program; its row of the table: parameter, gradient, mean, mean square, largest
-    mean square, elements."""
+    mean square, elements. The caller knows the number of the step."""
     row = table_ptr + tl.program_id(0) * 6
-    param_ptr = tl.load(row).to(tl.pointer_type(DTYPES[0]))
-    grad_ptr = tl.load(row + 1).to(tl.pointer_type(DTYPES[1]))
-    mean_ptr = tl.load(row + 2).to(tl.pointer_type(DTYPES[2]))
-    square_ptr = tl.load(row + 3).to(tl.pointer_type(DTYPES[3]))
-    largest_ptr = square_ptr
-    if AMSGRAD:
-        largest_ptr = tl.load(row + 4).to(tl.pointer_type(DTYPES[4]))
-    n_elements = tl.load(row + 5).to(tl.int32)
-    if ALIGNED:
-        param_ptr = tl.multiple_of(param_ptr, 16)
-        grad_ptr = tl.multiple_of(grad_ptr, 16)
-        mean_ptr = tl.multiple_of(mean_ptr, 16)
-        square_ptr = tl.multiple_of(square_ptr, 16)
-        largest_ptr = tl.multiple_of(largest_ptr, 16)
-    decay = tl.full((), decay, COMPUTE)
-    one_minus_beta1 = tl.full((), one_minus_beta1, COMPUTE)
-    beta2 = tl.full((), beta2, COMPUTE)
-    one_minus_beta2 = tl.full((), one_minus_beta2, COMPUTE)
-    step_size = tl.full((), step_size, COMPUTE)
-    correction = tl.full((), correction, COMPUTE)
-    eps = tl.full((), eps, COMPUTE)
-    # Full blocks have no mask, which would split their loads into single elements.
-    full = n_elements // BLOCK_SIZE * BLOCK_SIZE
-    offsets = tl.arange(0, BLOCK_SIZE)
-    everything = tl.full([BLOCK_SIZE], True, tl.int1)
-    for start in range(0, full, BLOCK_SIZE):
-        _adamw_block(param_ptr, grad_ptr, mean_ptr, square_ptr, largest_ptr, start + offsets,
-                     everything, decay, one_minus_beta1, beta2, one_minus_beta2, step_size,
-                     correction, eps, AMSGRAD, MAXIMIZE, COMPUTE)  # fmt: skip
-    if full < n_elements:
-        offsets += full
-        _adamw_block(param_ptr, grad_ptr, mean_ptr, square_ptr, largest_ptr, offsets,
-                     offsets < n_elements, decay, one_minus_beta1, beta2, one_minus_beta2,
-                     step_size, correction, eps, AMSGRAD, MAXIMIZE, COMPUTE)  # fmt: skip
+    _adamw_chunk(row, row + 5, decay, one_minus_beta1, beta2, one_minus_beta2, step_size,
+                 correction, eps, 0.0, AMSGRAD, MAXIMIZE, tl.constexpr(False), DTYPES, COMPUTE,
+                 ALIGNED, BLOCK_SIZE)  # fmt: skip
+
+
+@triton.jit
+def adamw_counted_kernel(table_ptr,
+                         lr: tl.float64,  # pyright: ignore[reportInvalidTypeForm]
+                         beta1: tl.float64,  # pyright: ignore[reportInvalidTypeForm]
+                         beta2: tl.float64,  # pyright: ignore[reportInvalidTypeForm]
+                         weight_decay: tl.float64,  # pyright: ignore[reportInvalidTypeForm]
+                         eps: tl.float64,  # pyright: ignore[reportInvalidTypeForm]
+                         AMSGRAD: tl.constexpr, MAXIMIZE: tl.constexpr, PENALTY: tl.constexpr,
+                         DTYPES: tl.constexpr, COMPUTE: tl.constexpr, ALIGNED: tl.constexpr,
+                         BLOCK_SIZE: tl.constexpr):  # fmt: skip
+    """The same with the number of the step, float32, in the device's memory: its address stands
+    in front of the elements. PENALTY: Adam, else AdamW. (aten::_fused_adam_, _fused_adamw_)"""
+    row = table_ptr + tl.program_id(0) * 7
+    step = tl.load(tl.load(row + 5).to(tl.pointer_type(tl.float32))).to(tl.float64)
+    # In double precision, as 1 - 0.999 in float32 has but four digits.
+    beta1 = tl.full((), beta1, tl.float64)
+    beta2 = tl.full((), beta2, tl.float64)
+    step_size = lr / (1 - tl.exp(step * tl.log(beta1)))
+    correction = tl.sqrt(1 - tl.exp(step * tl.log(beta2)))
+    decay = tl.full((), 1, tl.float64)
+    if not PENALTY:
+        decay -= lr * weight_decay
+    _adamw_chunk(row, row + 6, decay, 1 - beta1, beta2, 1 - beta2, step_size, correction, eps,
+                 weight_decay, AMSGRAD, MAXIMIZE, PENALTY, DTYPES, COMPUTE, ALIGNED,
+                 BLOCK_SIZE)  # fmt: skip
 
 
 def adamw_step(

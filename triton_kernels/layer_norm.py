@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from . import _launch
+from . import _columns, _launch
 
 
 @triton.jit
@@ -206,8 +206,7 @@ def layer_norm_backward_weight(
             COMPUTE=_launch.compute_type(x), BLOCK_ROWS=_launch.GROUP_BLOCK, BLOCK_COLS=block_cols,
             elements=_launch.GROUP_BLOCK * block_cols,
         )  # fmt: skip
-    # torch's sum has a fixed order too
-    dweight, dbias = (part.sum(0).view(list(normalized_shape)) for part in partials)
+    dweight, dbias = (_columns.column_sums(p).view(list(normalized_shape)) for p in partials)
     return dweight, dbias
 
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from . import _launch
+from . import _columns, _launch
 
 
 @triton.jit
@@ -170,7 +170,7 @@ def rms_norm_backward_weight(
             BLOCK_ROWS=_launch.GROUP_BLOCK, BLOCK_COLS=block_cols,
             elements=_launch.GROUP_BLOCK * block_cols,
         )  # fmt: skip
-    return partials.sum(0).view(list(normalized_shape))
+    return _columns.column_sums(partials).view(list(normalized_shape))
 
 
 def _check(x, normalized_shape, weight) -> None:

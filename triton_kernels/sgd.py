@@ -41,7 +41,7 @@ def _sgd_block(param_ptr, grad_ptr, buffer_ptr, offsets, mask, lr, momentum, one
 def sgd_kernel(table_ptr,
                lr: tl.float64,  # pyright: ignore[reportInvalidTypeForm]
                momentum: tl.float64,  # pyright: ignore[reportInvalidTypeForm]
-               one_minus_dampening: tl.float64,  # pyright: ignore[reportInvalidTypeForm]
+               dampening: tl.float64,  # pyright: ignore[reportInvalidTypeForm]
                weight_decay: tl.float64,  # pyright: ignore[reportInvalidTypeForm]
                MOMENTUM: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr,
                MAXIMIZE: tl.constexpr, DTYPES: tl.constexpr, COMPUTE: tl.constexpr,
@@ -60,7 +60,7 @@ def sgd_kernel(table_ptr,
         buffer_ptr = tl.multiple_of(buffer_ptr, 16)
     lr = tl.full((), lr, COMPUTE)
     momentum = tl.full((), momentum, COMPUTE)
-    one_minus_dampening = tl.full((), one_minus_dampening, COMPUTE)
+    one_minus_dampening = tl.full((), 1 - dampening, COMPUTE)
     weight_decay = tl.full((), weight_decay, COMPUTE)
     # Full blocks have no mask, which would split their loads into single elements.
     full = n_elements // BLOCK_SIZE * BLOCK_SIZE
@@ -128,7 +128,7 @@ def sgd_update(
     maximize: bool,
 ) -> None:
     """`sgd_step` as one op; `first` says whose buffer has no values yet."""
-    scalars = (float(lr), float(momentum), 1.0 - dampening, float(weight_decay))
+    scalars = (float(lr), float(momentum), float(dampening), float(weight_decay))
     constants = {"MOMENTUM": momentum != 0, "NESTEROV": nesterov, "MAXIMIZE": maximize}
     lists = (params, grads, momentum_buffers or [None] * len(params))
     for now in sorted(set(first)):

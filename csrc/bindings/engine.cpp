@@ -87,15 +87,29 @@ PyObject* stats(PyObject*, PyObject*) {
   const fuse::Stats& fused = fuse::stats();
   const ull groups = fused.groups;
   const run::BufferStats buffers = run::buffer_stats();
-  return Py_BuildValue(
-      "{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "pool_bytes", ull{buffers.kept},
-      "peak_bytes", ull{buffers.peak}, "recorded", ull{recorded.recorded}, "executed",
-      ull{counters.executed}, "groups", groups, "launches",
-      ull{counters.executed} + groups - fused.members, "on_one_core", ull{run::ops_on_one_core()},
-      "crowded", ull{run::openmp_helpers().times_crowded()}, "plans", ull{recorded.plans}, "syncs",
-      ull{recorded.syncs}, "fallbacks", ull{recorded.fallbacks}, "pending_ops",
-      ull{counters.pending_ops}, "pending_bytes", ull{counters.pending_bytes},
-      "stack_table_entries", ull{stacks::table_size()});
+  const std::pair<const char*, ull> numbers[] = {
+      {"recorded", recorded.recorded},
+      {"executed", counters.executed},
+      {"groups", groups},
+      {"hand_written", fused.by_hand},
+      {"launches", counters.executed + groups - fused.members},
+      {"on_one_core", run::ops_on_one_core()},
+      {"crowded", run::openmp_helpers().times_crowded()},
+      {"plans", recorded.plans},
+      {"syncs", recorded.syncs},
+      {"fallbacks", recorded.fallbacks},
+      {"pending_ops", counters.pending_ops},
+      {"pending_bytes", counters.pending_bytes},
+      {"pool_bytes", buffers.kept},
+      {"peak_bytes", buffers.peak},
+      {"stack_table_entries", stacks::table_size()},
+  };
+  PyRef dict(PyDict_New());
+  for (const auto& [name, number] : numbers) {
+    PyRef value(PyLong_FromUnsignedLongLong(number));
+    if (!dict || !value || PyDict_SetItemString(dict.get(), name, value.get())) return nullptr;
+  }
+  return dict.release();
 }
 
 PyObject* fallback_counts(PyObject*, PyObject*) {

@@ -102,6 +102,7 @@ py::tuple planned_op(const Ref<engine::Op>& op, Values& values) {
     return py::make_tuple(calls, py::none(), tensors, parameters);
   }
   for (const fuse::Member& member : group->members) calls.append(call(*member.node, values));
+  if (group->by_hand) return py::make_tuple(calls, py::none(), tensors, parameters);
   const fuse::Plan plan = fuse::lower(*group, fuse::needed_vars(*group));
   if (!plan.possible || group->checked || !fuse::has_kernels(plan.program))
     return py::make_tuple(calls, py::none(), tensors, parameters);

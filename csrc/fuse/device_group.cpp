@@ -2,33 +2,16 @@
 #include "csrc/fuse/device_group.h"
 
 #include <c10/core/DeviceGuard.h>
-#include <c10/util/Exception.h>
 
 #include <deque>
 
+#include "csrc/fuse/device_arguments.h"
 #include "csrc/fuse/kernel_requests.h"
 #include "csrc/fuse/numbers.h"
 #include "csrc/run/launch_log.h"
 
 namespace lazyeng::fuse {
 namespace {
-
-constexpr uint64_t kAlignment = 16;  // bytes
-
-char* memory_of(const c10::Storage& storage) {
-  return static_cast<char*>(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
-}
-
-char* address_in(const c10::Storage& storage, const run::Geometry& look) {
-  return memory_of(storage) + look.offset() * static_cast<int64_t>(c10::elementSize(look.dtype()));
-}
-
-/// The address of a tensor that exists; null if it is not where it was recorded to be.
-char* address_of(const run::Value& value) {
-  const c10::Storage& storage = value.var().engine_face();
-  if (!storage || storage.nbytes() < value.geometry().extent_bytes()) return nullptr;
-  return address_in(storage, value.geometry());
-}
 
 /// One run of a plan: where its tensors are, and what its kernels are called with.
 class DeviceRun {
@@ -50,8 +33,7 @@ class DeviceRun {
   Variant variant() const {
     Variant variant{device_.index(), 0};
     for (size_t t = 0; t < addresses_.size() && t < 64; ++t)
-      if (reinterpret_cast<uintptr_t>(addresses_[t]) % kAlignment == 0)
-        variant.aligned |= uint64_t{1} << t;
+      if (is_aligned(addresses_[t])) variant.aligned |= uint64_t{1} << t;
     return variant;
   }
 
@@ -81,7 +63,7 @@ class DeviceRun {
   }
 
   void launch(const DeviceKernel& kernel, size_t index) {
-    kernel.kernel->launch(kernel.programs, /*stream=*/nullptr, bound_[index]);
+    kernel.kernel->launch(kernel.grid, /*stream=*/nullptr, bound_[index]);
   }
 
   void install() {
@@ -127,21 +109,6 @@ class DeviceRun {
     return true;
   }
 
-  /// In the type that the kernel takes, which is no narrower.
-  template <class T>
-  static void add_number(T value, Type type, LaunchArguments& arguments) {
-    switch (type) {
-      case Type::i64:
-        return arguments.add(static_cast<int64_t>(value));
-      case Type::f32:
-        return arguments.add(static_cast<float>(value));
-      case Type::f64:
-        return arguments.add(static_cast<double>(value));
-      default:
-        return arguments.add(static_cast<int32_t>(value));
-    }
-  }
-
   const Group& group_;
   const Plan& plan_;
   const c10::Device device_;
@@ -156,24 +123,15 @@ std::shared_ptr<const GroupKernels> kernels_for(const Group& group, const PlanRe
   bool unknown = false;
   std::shared_ptr<const GroupKernels> kernels = plan->kernels->find(variant, unknown);
   if (unknown) {
-    std::vector<std::string> ops;
-    for (const Member& member : group.members) ops.push_back(member.node->info.name);
-    kernel_requests().ask(plan, variant, std::move(ops));
+    KernelRequest request;
+    request.device = variant.device;
+    request.variant = variant;
+    request.kernels = plan->kernels;
+    request.plan = plan;
+    for (const Member& member : group.members) request.ops.push_back(member.node->info.name);
+    kernel_requests().ask(std::move(request));
   }
   return kernels;
-}
-
-/// As torch tells what CUDA has refused, so that the loss of a device is seen as such.
-std::exception_ptr as_torch_tells(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const CudaError& refused) {
-    return std::make_exception_ptr(
-        c10::AcceleratorError({__func__, __FILE__, __LINE__}, refused.code(),
-                              std::string("CUDA error: ") + refused.what()));
-  } catch (...) {
-    return error;
-  }
 }
 
 }  // namespace

@@ -21,29 +21,47 @@ namespace lazyeng::fuse {
 /// here.
 struct KernelArgument {
   enum class Kind : uint8_t {
-    tensor,     ///< the address of the plan's tensor `index`
+    tensor,     ///< the address of the plan's, or the calls', tensor `index`
     parameter,  ///< the plan's parameter `index`: a number, or the address of the element
-    partial,    ///< the address of the partial results of fold `index`
+    argument,   ///< a number: of call `call`, the argument `index`
+    partial,    ///< the address of the partial results `index`
+    table,      ///< the address of the table `index`
     integer,
     real,
   };
   Kind kind = Kind::integer;
   Type type = Type::i32;  ///< of a number
   uint16_t index = 0;
+  uint16_t call = 0;
   int64_t integer = 0;
   double real = 0;
 };
 
 struct DeviceKernel {
   std::shared_ptr<const TritonKernel> kernel;
-  uint32_t programs = 1;
+  std::string name;
+  Grid grid{1, 1, 1};
   std::vector<KernelArgument> arguments;
+};
+
+/// Where the pieces of lists of tensors are, so that one launch does them all. Tensor i of each
+/// list belongs together; a row stands for each piece of it: of each column an address, or a
+/// number, and then how many elements the piece has. In the device's memory, int64.
+struct AddressTable {
+  struct Column {
+    std::vector<int16_t> tensors;  ///< of the calls; negative: 0 stands there. None: numbers
+    bool moves = false;            ///< with the pieces; otherwise the address is the tensor's own
+    uint16_t call = 0, index = 0;  ///< of the argument that is a list of numbers, float64 here
+  };
+  std::vector<Column> columns;  ///< the elements are those of the first one's tensors
+  int64_t piece = 0;            ///< elements
 };
 
 /// To be launched one after another.
 struct GroupKernels {
   std::vector<DeviceKernel> kernels;
   std::vector<uint64_t> partial_bytes;  ///< of each fold's partial results
+  std::vector<AddressTable> tables;
 };
 
 struct Variant {
@@ -52,7 +70,7 @@ struct Variant {
   auto operator<=>(const Variant&) const = default;
 };
 
-/// The kernels of one plan. Any thread.
+/// The kernels of one plan, or of calls that look alike. Any thread.
 class PlanKernels {
  public:
   /// Null if they are not there; `unknown` is set if nobody has asked for them, and then the caller

@@ -9,7 +9,7 @@
 
 #include "csrc/engine/dependency_tracker.h"
 #include "csrc/fuse/binding.h"
-#include "csrc/fuse/device_group.h"
+#include "csrc/fuse/device_calls.h"
 #include "csrc/fuse/plan.h"
 #include "csrc/run/launch_log.h"
 #include "csrc/run/trace.h"
@@ -164,12 +164,30 @@ bool Group::run_tiles(const Plan& plan) {
 bool Group::run_kernels(const PlanRef& plan) {
   std::exception_ptr error;
   const Launched launched = launch_group(*this, plan, error);
-  if (launched == Launched::partly)
-    for (const Member& member : members) {
-      engine::FailurePtr lost = run::device_failure(*member.node, error);
-      settle(*member.node, lost ? lost : member.node->fail(error));
-    }
+  if (launched == Launched::partly) settle_lost(error);
   return launched != Launched::no;
+}
+
+bool Group::run_by_hand() {
+  c10::SmallVector<run::Node*, 2> nodes;
+  for (const Member& member : members) nodes.push_back(member.node.get());
+  const std::vector<bool> needed = needed_vars(*this);
+  const auto is_dead = [&](const run::Value& value) {
+    for (size_t v = 0; v < vars.size(); ++v)
+      if (vars[v].var == &value.var()) return !needed[v];
+    return false;
+  };
+  std::exception_ptr error;
+  const Launched launched = launch_calls(nodes, is_dead, error);
+  if (launched == Launched::partly) settle_lost(error);
+  return launched != Launched::no;
+}
+
+void Group::settle_lost(const std::exception_ptr& error) {
+  for (const Member& member : members) {
+    engine::FailurePtr lost = run::device_failure(*member.node, error);
+    settle(*member.node, lost ? lost : member.node->fail(error));
+  }
 }
 
 /// Of a group that began then and ran as a program.
@@ -182,19 +200,22 @@ void Group::trace(int64_t begin) const noexcept {
   run::trace(std::move(event));
 }
 
+bool Group::run_planned() {
+  const PlanRef plan = find_plan(*this, needed_vars(*this));
+  if (logging()) report(*this, *plan);
+  if (!is_trusted(*plan) || !run_fused(plan)) return false;
+  stats().bytes_saved.fetch_add(plan->bytes_saved, std::memory_order_relaxed);
+  return true;
+}
+
 engine::FailurePtr Group::run() noexcept {
   const int64_t begin = run::trace_time();
-  if (can_fuse()) {
-    const PlanRef plan = find_plan(*this, needed_vars(*this));
-    if (logging()) report(*this, *plan);
-    if (is_trusted(*plan) && run_fused(plan)) {
-      stats().groups.fetch_add(1, std::memory_order_relaxed);
-      stats().members.fetch_add(members.size(), std::memory_order_relaxed);
-      stats().bytes_saved.fetch_add(plan->bytes_saved, std::memory_order_relaxed);
-      trace(begin);
-      if (outcomes_.empty()) report_changed_inputs();
-      return nullptr;
-    }
+  if (can_fuse() && (by_hand ? run_by_hand() : run_planned())) {
+    stats().groups.fetch_add(1, std::memory_order_relaxed);
+    stats().members.fetch_add(members.size(), std::memory_order_relaxed);
+    trace(begin);
+    if (outcomes_.empty()) report_changed_inputs();
+    return nullptr;
   }
   stats().unfused.fetch_add(1, std::memory_order_relaxed);
   run_members();

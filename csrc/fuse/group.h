@@ -58,12 +58,16 @@ class Group final : public engine::Op, public engine::Pooled<Group> {
   Dims shape;
   bool checked = false;     ///< if the program is not certain of its bits, the members run
   bool writes_old = false;  ///< what was there before the group: it runs only once
+  bool by_hand = false;     ///< a pair, or a chain over lists (chosen_ops.h); there is no program
 
  private:
   bool can_fuse() const;
   bool run_fused(const std::shared_ptr<const Plan>& plan);
   bool run_tiles(const Plan& plan);
   bool run_kernels(const std::shared_ptr<const Plan>& plan);
+  bool run_by_hand();
+  bool run_planned();
+  void settle_lost(const std::exception_ptr& error);
   bool is_trusted(const Plan& plan) const;
   bool is_wide(const Program& program) const;
   void trace(int64_t begin) const noexcept;
@@ -86,6 +90,7 @@ struct Stats {
   std::atomic<uint64_t> members{0};      ///< ops in them
   std::atomic<uint64_t> unfused{0};      ///< groups whose members ran one by one
   std::atomic<uint64_t> bytes_saved{0};  ///< results never written
+  std::atomic<uint64_t> by_hand{0};      ///< ops that hand-written kernels ran
 };
 Stats& stats();
 

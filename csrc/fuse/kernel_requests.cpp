@@ -3,12 +3,13 @@
 
 namespace lazyeng::fuse {
 
-void KernelRequests::ask(PlanRef plan, const Variant& variant, std::vector<std::string> ops) {
+void KernelRequests::ask(KernelRequest request) {
   bool nobody;
   {
     std::lock_guard lock(mutex_);
     if (stopped_) return;
-    waiting_.push_back({++last_id_, std::move(plan), variant, std::move(ops)});
+    request.id = ++last_id_;
+    waiting_.push_back(std::move(request));
     nobody = !served_;
     news_.notify_one();
   }
@@ -28,7 +29,7 @@ std::optional<KernelRequest> KernelRequests::next() {
 
 c10::DeviceIndex KernelRequests::device_of(uint64_t id) const {
   std::lock_guard lock(mutex_);
-  return taken_.at(id).variant.device;
+  return taken_.at(id).device;
 }
 
 void KernelRequests::answer(uint64_t id, std::shared_ptr<const GroupKernels> kernels) {
@@ -40,7 +41,7 @@ void KernelRequests::answer(uint64_t id, std::shared_ptr<const GroupKernels> ker
     request = std::move(taken->second);
     taken_.erase(taken);
   }
-  request.plan->kernels->set(request.variant, std::move(kernels));
+  request.kernels->set(request.variant, std::move(kernels));
 }
 
 void KernelRequests::stop() {

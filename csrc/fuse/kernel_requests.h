@@ -16,11 +16,16 @@
 
 namespace lazyeng::fuse {
 
+struct DeviceCalls;
+
 struct KernelRequest {
   uint64_t id = 0;
-  PlanRef plan;
+  c10::DeviceIndex device = 0;
   Variant variant;
-  std::vector<std::string> ops;  ///< the name of each member's op
+  std::shared_ptr<PlanKernels> kernels;      ///< that the answer is for
+  PlanRef plan;                              ///< kernels are to be generated for it, or
+  std::shared_ptr<const DeviceCalls> calls;  ///< hand-written ones chosen for these
+  std::vector<std::string> ops;              ///< the name of each member's op
 };
 
 class KernelRequests {
@@ -28,7 +33,8 @@ class KernelRequests {
   /// Called, without a lock and perhaps more than once, when somebody asks and nobody serves.
   void set_announce(std::function<void()> announce) { announce_ = std::move(announce); }
 
-  void ask(PlanRef plan, const Variant& variant, std::vector<std::string> ops);
+  /// (The number is given here.)
+  void ask(KernelRequest request);
 
   /// Waits for a request; nothing once stop() was called.
   std::optional<KernelRequest> next();

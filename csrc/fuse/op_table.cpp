@@ -6,6 +6,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "csrc/fuse/chosen_ops.h"
 #include "csrc/fuse/result_type.h"
 
 namespace lazyeng::fuse {
@@ -220,6 +221,7 @@ bool allows_inexact(c10::Device device) {
 }
 
 bool may_join(const run::Node& node) {
+  if (begins_pair(node) || lists_of(node) != 0) return true;
   const OpRule* rule = rule_of(node.info);
   if (!rule || !is_reduction(rule->form) || allows_inexact(node.device)) return rule != nullptr;
   return !node.outputs.empty() && node.outputs[0] &&

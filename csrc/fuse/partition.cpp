@@ -1,10 +1,15 @@
 // csrc/fuse/partition.cpp: one pass over a window.
 #include "csrc/fuse/partition.h"
 
+#include <algorithm>
+
+#include "csrc/fuse/chosen_ops.h"
+
 namespace lazyeng::fuse {
 namespace {
 
 constexpr size_t kMaxMembers = 128;
+constexpr size_t kNowhere = ~size_t{0};
 
 run::StorageVar& var_of(const engine::Access& claim) {
   return static_cast<run::StorageVar&>(*claim.var);  // the recorder makes no other vars
@@ -14,6 +19,21 @@ run::StorageVar& var_of(const engine::Access& claim) {
 Mapping once_a_row(Mapping mapping, const Group& group) {
   if (!mapping.parameter) mapping.row = group.row;
   return mapping;
+}
+
+/// Whether the lists have memory in common only where they have the same tensor at one place.
+bool are_apart(const run::Node& node, int64_t length) {
+  std::vector<std::pair<const run::StorageVar*, size_t>> vars;
+  for (size_t i = 0; i < node.tensors.size(); ++i)
+    vars.emplace_back(&node.tensors[i].value->var(), i);
+  std::sort(vars.begin(), vars.end());
+  for (size_t k = 1; k < vars.size(); ++k) {
+    const size_t a = vars[k - 1].second, b = vars[k].second;
+    if (vars[k - 1].first == vars[k].first &&
+        (node.tensors[a].value != node.tensors[b].value || (b - a) % static_cast<size_t>(length)))
+      return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -93,14 +113,14 @@ bool Partition::fits(size_t open, const Candidate& candidate) {
   return true;
 }
 
-/// The open group that the node joins; an empty one if none fits; kOpen if it may not open one.
+/// The open group that the node joins; an empty one if none fits; kNowhere if it may not open one.
 size_t Partition::place_for(const Candidate& candidate) {
   size_t oldest = 0;
   for (size_t k = 0; k < kOpen; ++k) {
     if (open_[k].serial && fits(k, candidate)) return k;
     if (open_[k].used < open_[oldest].used) oldest = k;
   }
-  if (candidate.rows_only) return kOpen;
+  if (candidate.rows_only) return kNowhere;
   for (size_t k = 0; k < kOpen; ++k)
     if (!open_[k].serial) return k;
   close(oldest);
@@ -135,18 +155,89 @@ int16_t Partition::add_value(size_t open, run::Value& value, const Mapping& mapp
   return to.uses[var].last_value = static_cast<int16_t>(to.group->values.size() - 1);
 }
 
-void Partition::open_group(size_t open, const Candidate& candidate) {
+void Partition::open_group(size_t open) {
   Open& to = open_[open];
   to.serial = ++last_serial_;
   to.group = make_ref<Group>();
-  to.group->numel = candidate.iteration.numel;
   to.uses.clear();
   to.previous_value.clear();
 }
 
+/// Whether the node has all that it shares with the chain at the same places of its lists, as the
+/// same tensors.
+bool Partition::fits_lists(const run::Node& node, int64_t length) {
+  const Open& chain = open_[kLists];
+  const Group& group = *chain.group;
+  const run::Node& first = *group.members[0].node;
+  if (chain.length != length || group.members.size() >= kMaxMembers ||
+      first.settings != node.settings || first.device != node.device)
+    return false;
+  for (size_t i = 0; i < node.tensors.size(); ++i) {
+    const int slot = slot_in(kLists, node.tensors[i].value->var());
+    if (slot < 0) continue;
+    const VarUse& use = chain.uses[slot];
+    if (use.place != static_cast<int64_t>(i) % length ||
+        group.values[use.last_value].value != node.tensors[i].value.get())
+      return false;
+  }
+  return true;
+}
+
+/// The slot of a pair or of a chain that the node joins or opens; kNowhere if it does neither.
+size_t Partition::special_place(const run::Node& node) {
+  const bool ends_pair =
+      open_[kPair].serial && are_pair(*open_[kPair].group->members[0].node, node);
+  if (ends_pair) return kPair;
+  if (begins_pair(node)) {
+    if (open_[kPair].serial) close(kPair);  // (there is one at a time)
+    return kPair;
+  }
+  const int64_t length = lists_of(node);
+  if (length == 0 || !are_apart(node, length)) return kNowhere;
+  if (open_[kLists].serial && !fits_lists(node, length)) close(kLists);
+  return kLists;
+}
+
+/// Into the group in that slot, which the first node opens.
+void Partition::add_by_hand(size_t open, Ref<engine::Op> op) {
+  Open& to = open_[open];
+  if (!to.serial) open_group(open);
+  to.group->by_hand = true;
+  Mapping whole;
+  whole.parameter = true;  // (nothing else joins: how it is accessed does not matter)
+  Member member;
+  member.node = Ref<run::Node>::adopt(static_cast<run::Node*>(op.detach()));
+  for (const run::TensorArg& arg : member.node->tensors) {
+    member.operands.push_back(arg.value ? add_value(open, *arg.value, whole) : kNone);
+    if (arg.value && arg.written)
+      to.group->vars[to.group->values[member.operands.back()].var].written = true;
+  }
+  for (const run::ValueRef& output : member.node->outputs) {
+    member.results.push_back(output ? add_value(open, *output, whole) : kNone);
+    if (!output) continue;
+    GroupVar& var = to.group->vars[to.group->values[member.results.back()].var];
+    var.fresh = var.written = var.overwrites = true;
+  }
+  to.group->members.push_back(std::move(member));
+}
+
+/// Where the tensors of the chain's last node stand in their lists.
+void Partition::note_places(const run::Node& node, int64_t length) {
+  open_[kLists].length = length;
+  for (size_t i = 0; i < node.tensors.size(); ++i)
+    open_[kLists].uses[slot_in(kLists, node.tensors[i].value->var())].place =
+        static_cast<int64_t>(i) % length;
+  for (size_t i = 0; i < node.outputs.size(); ++i)
+    open_[kLists].uses[slot_in(kLists, node.outputs[i]->var())].place =
+        static_cast<int64_t>(i) % length;
+}
+
 void Partition::join(size_t open, const Candidate& candidate, Ref<engine::Op> op) {
   Open& to = open_[open];
-  if (!to.serial) open_group(open, candidate);
+  if (!to.serial) {
+    open_group(open);
+    to.group->numel = candidate.iteration.numel;
+  }
   to.used = ++clock_;
   Group& group = *to.group;
   const bool by_row = is_done_by_row(open, candidate);
@@ -201,21 +292,29 @@ Partition::Batch Partition::run(Batch nodes) {
   states_.clear();
   for (Ref<engine::Op>& op : nodes) {
     auto& node = static_cast<run::Node&>(*op);
+    const bool ends_pair =
+        open_[kPair].serial && are_pair(*open_[kPair].group->members[0].node, node);
     Candidate candidate;
-    const size_t place = describe(node, candidate) ? place_for(candidate) : kOpen;
-    for (size_t k = 0; k < kOpen; ++k)
+    size_t place = special_place(node);
+    const bool special = place != kNowhere;
+    if (!special && describe(node, candidate)) place = place_for(candidate);
+    for (size_t k = 0; k < kSlots; ++k)
       if (k != place && open_[k].serial && conflicts(k, node)) close(k);
-    if (place != kOpen)
+    if (special)
+      add_by_hand(place, std::move(op));
+    else if (place != kNowhere)
       join(place, candidate, std::move(op));
     else
       out_.push_back(std::move(op));
+    if (place == kLists) note_places(node, lists_of(node));
+    if (ends_pair) close(kPair);
   }
   for (;;) {  // the rest, oldest first: which comes first does not matter, but should not vary
-    size_t oldest = kOpen;
-    for (size_t k = 0; k < kOpen; ++k)
-      if (open_[k].serial && (oldest == kOpen || open_[k].serial < open_[oldest].serial))
+    size_t oldest = kNowhere;
+    for (size_t k = 0; k < kSlots; ++k)
+      if (open_[k].serial && (oldest == kNowhere || open_[k].serial < open_[oldest].serial))
         oldest = k;
-    if (oldest == kOpen) break;
+    if (oldest == kNowhere) break;
     close(oldest);
   }
   return std::move(out_);

@@ -31,12 +31,16 @@ class Partition {
 
  private:
   static constexpr size_t kOpen = 4;
+  /// Two more (csrc/fuse/chosen_ops.h): for a node that begins a pair, until the other one comes,
+  /// and for a chain over lists.
+  static constexpr size_t kPair = kOpen, kLists = kOpen + 1, kSlots = kOpen + 2;
 
   /// What only the building of a group needs to know of a var.
   struct VarUse {
     Mapping first;
     bool several = false;  ///< read in more than one way
     int16_t last_value = kNone;
+    int64_t place = 0;  ///< in its list, of a chain over lists
   };
 
   struct Open {
@@ -45,6 +49,7 @@ class Partition {
     uint64_t used = 0;                    ///< when a node joined it last
     std::vector<VarUse> uses;             ///< of each of the group's vars
     std::vector<int16_t> previous_value;  ///< of each value: the one before it on the same var
+    int64_t length = 0;                   ///< of the lists of a chain
   };
 
   struct VarState {
@@ -52,7 +57,7 @@ class Partition {
     struct {
       uint32_t serial = 0;
       uint16_t slot = 0;
-    } in[kOpen];
+    } in[kSlots];
   };
 
   VarState& state(run::StorageVar& var);
@@ -63,13 +68,17 @@ class Partition {
   bool may_run_twice(size_t open, const Candidate& candidate);
   bool fits(size_t open, run::StorageVar& var, const Mapping& mapping, bool writes);
   size_t place_for(const Candidate& candidate);
-  void open_group(size_t open, const Candidate& candidate);
   void join(size_t open, const Candidate& candidate, Ref<engine::Op> node);
+  void open_group(size_t open);
+  bool fits_lists(const run::Node& node, int64_t length);
+  size_t special_place(const run::Node& node);
+  void add_by_hand(size_t open, Ref<engine::Op> node);
+  void note_places(const run::Node& node, int64_t length);
   uint16_t add_var(size_t open, run::StorageVar& var, const Mapping& mapping);
   int16_t add_value(size_t open, run::Value& value, const Mapping& mapping);
   void close(size_t open);
 
-  std::array<Open, kOpen> open_;
+  std::array<Open, kSlots> open_;
   std::vector<VarState> states_;
   uint32_t last_serial_ = 0;
   uint64_t clock_ = 0;

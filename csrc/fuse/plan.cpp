@@ -6,24 +6,13 @@
 #include <unordered_map>
 
 #include "csrc/fuse/device_kernels.h"
+#include "csrc/fuse/key.h"
 #include "csrc/fuse/op_table.h"
 
 namespace lazyeng::fuse {
 namespace {
 
-using Key = std::vector<uint64_t>;
 constexpr size_t kMaxPlans = 1 << 12;
-
-struct HashKey {
-  size_t operator()(const Key& key) const {
-    uint64_t hash = key.size();
-    for (uint64_t word : key) {
-      hash = (hash ^ word) * 0x9E3779B97F4A7C15ull;
-      hash ^= hash >> 29;
-    }
-    return hash;
-  }
-};
 
 /// Of a number only its kind counts, unless it decides which step is taken.
 void add_number(const OpRule& rule, const c10::IValue& number, Key& key) {

@@ -157,12 +157,12 @@ void TritonKernel::release() noexcept {
 
 TritonKernel::~TritonKernel() { release(); }
 
-void TritonKernel::launch(uint32_t programs, void* stream, LaunchArguments& arguments) const {
+void TritonKernel::launch(const Grid& grid, void* stream, LaunchArguments& arguments) const {
   std::vector<void*> addresses = arguments.addresses();
   const Current current(*this);
-  driver_.check("cuLaunchKernel",
-                driver_.functions().cuLaunchKernel(function_, programs, 1, 1, threads_, 1, 1,
-                                                   shared_, stream, addresses.data(), nullptr));
+  driver_.check("cuLaunchKernel", driver_.functions().cuLaunchKernel(
+                                      function_, grid[0], grid[1], grid[2], threads_, 1, 1, shared_,
+                                      stream, addresses.data(), nullptr));
 }
 
 }  // namespace lazyeng::fuse

@@ -87,6 +87,9 @@ struct KernelImage {
   std::string_view cubin;  ///< read by the constructor of TritonKernel only
 };
 
+/// How many programs, along the axes of tl.program_id.
+using Grid = std::array<uint32_t, 3>;
+
 class TritonKernel {
  public:
   /// Loads the cubin on the device. Throws std::runtime_error (CudaError) if that cannot be done.
@@ -95,9 +98,9 @@ class TritonKernel {
   TritonKernel(const TritonKernel&) = delete;
   TritonKernel& operator=(const TritonKernel&) = delete;
 
-  /// Launches `programs` programs on the stream (a CUstream; null: the default one). Throws
+  /// Launches a grid of programs on the stream (a CUstream; null: the default one). Throws
   /// CudaError; errors of kernels that ran before may be among them.
-  void launch(uint32_t programs, void* stream, LaunchArguments& arguments) const;
+  void launch(const Grid& grid, void* stream, LaunchArguments& arguments) const;
 
  private:
   class Current;

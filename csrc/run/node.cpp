@@ -11,6 +11,7 @@
 #include "csrc/run/kernel_warnings.h"
 #include "csrc/run/launch_log.h"
 #include "csrc/run/openmp_team.h"
+#include "csrc/run/own_kernels.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
@@ -147,6 +148,7 @@ void Node::execute() {
   settings.apply();
   keep_overwritten_failures();
   check_plain_reads();
+  if (run_own_kernels(*this)) return check_plain_reads();
   const WarningsOf warnings(*this);
   torch::jit::Stack stack = real_arguments(*this);
   call_kernel(stack);

@@ -9,6 +9,7 @@
 ``compiler``     source -> cubin, in a process of its own (``worker``)
 ``disk_cache``   cubins that were compiled before
 ``background``   the thread that does all this while a group runs unfused
+``chosen``       hand-written kernels for single ops and pairs (it asks the same compiler)
 
 ``csrc/fuse/triton_launch`` loads and launches the cubin. Importing this package imports neither
 Triton nor a compiler.

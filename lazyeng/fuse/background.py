@@ -1,4 +1,4 @@
-"""The thread that makes kernels for groups on devices; a group runs unfused until they are there.
+"""The thread that makes kernels for devices; torch's own run until they are there.
 
 Engine threads ask (``csrc/fuse/kernel_requests``); the first time that one does, the thread begins.
 """
@@ -13,6 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lazyeng import _C
+from lazyeng.fuse.chosen.calls import Calls, calls_from
+from lazyeng.fuse.chosen.requests import hand_written, is_passed
+from lazyeng.fuse.chosen.table import choose
 from lazyeng.fuse.compiler import (
     Compiled,
     CompileError,
@@ -29,7 +32,7 @@ from lazyeng.fuse.source import source_of
 
 
 class CompileWarning(UserWarning):
-    """A group cannot be compiled; it runs unfused, with the same results."""
+    """A kernel cannot be compiled; torch's own run, with the same results."""
 
 
 class KernelMaker:
@@ -99,6 +102,9 @@ class Service:
                 raise CompileError("Triton is not installed (pip install lazyeng[gpu])")
             if not arch:
                 raise CompileError("the driver does not say what the device is")
+            if "calls" in data:
+                _C.answer_kernel_request(number, *self._chosen(calls_from(data), arch))
+                return
             kernels = self._kernels(program_from(data), arch, ops, aligned)
             _C.answer_kernel_request(number, *kernels)
         except Exception as error:  # whatever it is, the group runs unfused
@@ -118,8 +124,29 @@ class Service:
             made = self._maker.make(request)
             arguments = [_described(a, program, launches) for a in launch.kernel.arguments]
             kernels.append((request.key(), made.name, made.shared, made.num_warps, made.cubin,
-                            launch.programs, arguments))  # fmt: skip
+                            (launch.programs, 1, 1), arguments))  # fmt: skip
         return partial_bytes(program, launches), kernels
+
+    def _chosen(self, calls: Calls, arch: int) -> tuple[Any, ...]:
+        """Hand-written kernels for the calls; () if torch's own are to run."""
+        launches = choose(calls)
+        if launches is None:
+            return ()
+        kernels = []
+        for launch in launches.kernels:
+            request = hand_written(launch, arch)
+            made = self._maker.make(request)
+            operands = [
+                (o.kind, o.type, o.index, o.number) for o in launch.operands if is_passed(o)
+            ]
+            grid = (*launch.grid, 1, 1)[:3]
+            kernels.append((request.key(), made.name, made.shared, made.num_warps, made.cubin,
+                            grid, operands))  # fmt: skip
+        tables = [
+            (table.piece, [(c.places, c.moves, c.call, c.index) for c in table.columns])
+            for table in launches.tables
+        ]
+        return launches.scratch, kernels, tables
 
     def _report(self, error: Exception) -> None:
         """Once for each thing that is said, however many groups it is said of."""
@@ -129,7 +156,7 @@ class Service:
         self._reported.add(said)
         with contextlib.suppress(CompileWarning):  # filters may turn it into an exception
             warnings.warn(
-                f"lazyeng: a fused group cannot be compiled and runs op by op: {said}",
+                f"lazyeng: a kernel cannot be compiled, its ops run one by one: {said}",
                 CompileWarning,
                 stacklevel=2,
             )

@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from lazyeng.fuse.source import Source
 
 WORKER = Path(__file__).with_name("worker.py")
 SECONDS = 120  # for a request; most take half of one
-FORMAT = 2  # of what is kept; another number is another key
+FORMAT = 3  # of what is kept; another number is another key
 
 
 class CompileError(Exception):
@@ -29,15 +29,17 @@ class CompileError(Exception):
 @dataclass(frozen=True, slots=True)
 class Request:
     """One kernel to compile. ``divisible_by_16``: arguments that are, of pointers their address;
-    loads and stores can be wide then."""
+    loads and stores can be wide then. ``constants``: also names of Triton's types ("tl.float32").
+    ``options`` of Triton's compiler."""
 
     text: str
     kernel: str
     signature: dict[str, str]
-    constants: dict[str, int]
+    constants: dict[str, Any]
     divisible_by_16: tuple[str, ...]
     arch: int
     num_warps: int
+    options: dict[str, bool | int] = field(default_factory=dict)
 
     def key(self) -> str:
         """Of all that decides the cubin, also the version of Triton."""
@@ -78,8 +80,10 @@ def request_for(
 ) -> Request:
     """A request for one of the kernels of a source; ``arch`` is 80, 90, ..."""
     signature = {argument.name: argument.type for argument in launch.kernel.arguments}
+    # Products are not merged into sums: each op rounds, as in eager.
     return Request(source.text, launch.kernel.name, signature, launch.constants,
-                   tuple(sorted(divisible_by_16)), arch, launch.num_warps)  # fmt: skip
+                   tuple(sorted(divisible_by_16)), arch, launch.num_warps,
+                   {"enable_fp_fusion": False})  # fmt: skip
 
 
 def compile_kernels(requests: Sequence[Request]) -> list[Compiled]:

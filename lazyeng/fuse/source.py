@@ -48,6 +48,11 @@ def source_of(program: Program, ops: Sequence[str]) -> Source:
     return Source(_header(text) + text, group, finish)
 
 
+def with_functions(kernels: str) -> str:
+    """A source with these kernels, and what they use of functions.py."""
+    return _header(kernels) + kernels
+
+
 def _function(kernel: Kernel, lines: Sequence[str]) -> str:
     constants = (f"{name}: tl.constexpr" for name in kernel.constants)
     names = ", ".join([*(a.name for a in kernel.arguments), *constants])

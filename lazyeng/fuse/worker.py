@@ -45,9 +45,9 @@ def compile_kernel(request: dict[str, Any], folder: str) -> dict[str, Any]:
         (names.index(name),): [["tt.divisibility", 16]] for name in request["divisible_by_16"]
     }
     signature = request["signature"] | dict.fromkeys(request["constants"], "constexpr")
-    source: Any = ASTSource(kernel, signature, request["constants"], attributes)
-    # Products are not merged into sums: each op rounds, as in eager.
-    options = {"num_warps": request["num_warps"], "enable_fp_fusion": False}
+    constants = {name: constant(value) for name, value in request["constants"].items()}
+    source: Any = ASTSource(kernel, signature, constants, attributes)
+    options = {"num_warps": request["num_warps"], **request["options"]}
     compiled = triton.compile(source, GPUTarget("cuda", request["arch"], 32), options)
     metadata: Any = compiled.metadata
     asm: Any = compiled.asm
@@ -58,6 +58,17 @@ def compile_kernel(request: dict[str, Any], folder: str) -> dict[str, Any]:
         "cubin": base64.b64encode(asm["cubin"]).decode(),
         "ptx": asm["ptx"],
     }
+
+
+def constant(value: Any) -> Any:
+    """A constant of a kernel from what stands for it: "tl.float32" is Triton's type."""
+    import triton.language as tl
+
+    if isinstance(value, list | tuple):
+        return tuple(constant(element) for element in value)
+    if isinstance(value, str) and value.startswith("tl."):
+        return getattr(tl, value.removeprefix("tl."))
+    return value
 
 
 def load(text: str, folder: str) -> dict[str, Any]:

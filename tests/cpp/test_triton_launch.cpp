@@ -92,10 +92,10 @@ void arguments_take_the_bytes_of_their_types() {
   const size_t sizes[] = {8, 4, 8, 4, 8, 2, 2, 8, 8};
   fake.reset("", 0);
   fake.sizes(sizes, std::size(sizes));
-  kernel.launch(33, reinterpret_cast<void*>(0x77), arguments);
+  kernel.launch({33, 2, 1}, reinterpret_cast<void*>(0x77), arguments);
   same(std::string(fake.calls()),
        std::string("cuCtxPushCurrent 0x10\n"
-                   "cuLaunchKernel 0x30 (33 1 1) (128 1 1) 512 0x77 \n"
+                   "cuLaunchKernel 0x30 (33 2 1) (128 1 1) 512 0x77 \n"
                    "  8877665544332211\n"
                    "  feffffff\n"
                    "  0000000000010000\n"
@@ -115,13 +115,13 @@ void errors_say_what_the_driver_says() {
   const TritonKernel kernel(driver, 0, image());
   LaunchArguments arguments;
   fake.reset("cuLaunchKernel", 700);
-  same(error_of([&] { kernel.launch(1, nullptr, arguments); }),
+  same(error_of([&] { kernel.launch({1, 1, 1}, nullptr, arguments); }),
        std::string("[cuLaunchKernel] failed, got CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal "
                    "memory access was encountered"),
        "error");
   check(std::strstr(fake.calls(), "cuCtxPopCurrent"), "the thread's context is as before");
   fake.reset("cuLaunchKernel", 12345);
-  same(error_of([&] { kernel.launch(1, nullptr, arguments); }),
+  same(error_of([&] { kernel.launch({1, 1, 1}, nullptr, arguments); }),
        std::string("[cuLaunchKernel] failed, got an unknown error (12345): no description"),
        "error");
 }

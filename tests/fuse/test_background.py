@@ -109,7 +109,7 @@ def test_failures_are_told_once(cache, monkeypatch):
         assert core.answers == [(1,), (2,), (3,)]
         if not strict:
             assert [w.category for w in caught] == [CompileWarning] * 2
-            assert "compiled and runs op by op: no" in str(caught[0].message)
+            assert "compiled, its ops run one by one: no" in str(caught[0].message)
             assert "the driver does not say" in str(caught[1].message)
 
 
@@ -120,8 +120,8 @@ def test_what_the_core_is_told(cache, monkeypatch):
     Service(KernelMaker(cache, Compiler())).run()
     ((number, partial_bytes, kernels),) = core.answers
     assert (number, partial_bytes) == (7, [40 * 4])
-    (_, _, _, _, _, programs, arguments), (_, _, _, _, _, finishing, last) = kernels
-    assert (programs, finishing) == (40, 1)
+    (_, _, _, _, _, grid, arguments), (_, _, _, _, _, finishing, last) = kernels
+    assert (grid, finishing) == ((40, 1, 1), (1, 1, 1))
     assert sorted(kind for kind, *_ in arguments) == ["number", "parameter", "partial", "tensor"]
     assert ("number", "i32", 0, 40_000) in arguments
     assert ("number", "fp32", 0, 40_000.0) in last and ("number", "i32", 0, 40) in last

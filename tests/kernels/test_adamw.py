@@ -134,4 +134,5 @@ def test_compiles(arch, tmp_path, monkeypatch):
     params = [torch.ones(2000, dtype=torch.bfloat16), torch.ones(3)]
     with compiling(arch, tmp_path, monkeypatch) as compiled:
         kernels.adamw_step(params, params, *states(params, True), step=1, amsgrad=True)
-    assert compiled == kernels_of(kernels)
+    # (The other one is launched for torch's own op: tests/fuse/test_chosen.py.)
+    assert compiled == kernels_of(kernels) - {"adamw_counted_kernel"}

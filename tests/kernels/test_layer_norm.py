@@ -115,4 +115,4 @@ def test_compiles(arch, tmp_path, monkeypatch):
         _, mean, rstd = kernels.layer_norm_forward(x, (100,), weight, weight)
         kernels.layer_norm_backward(x, x, (100,), mean, rstd, weight)
         kernels.layer_norm_backward_weight(x, x, (100,), mean, rstd)
-    assert compiled == kernels_of(kernels)
+    assert compiled == kernels_of(kernels) | {"column_sums_kernel"}

@@ -16,6 +16,7 @@ from lazyeng.triton_kernels import (
     dropout,
     layer_norm,
     linear_act,
+    nll_loss,
     rms_norm,
     sgd,
     softmax,
@@ -35,6 +36,7 @@ def ops(x):
     _, mean, rstd = layer_norm.layer_norm_forward(x, n)
     labels = LABELS.to(x.device)
     rows = cross_entropy.cross_entropy_forward(x, labels, w, -100, 0.1)
+    loss, total = nll_loss.nll_loss_forward(x, labels, w, 1, -100)
     return {
         softmax.softmax_forward: (x, True),
         softmax.softmax_backward: (x, x, False),
@@ -46,6 +48,9 @@ def ops(x):
         rms_norm.rms_norm_backward_weight: (x, x, n, rstd),
         cross_entropy.cross_entropy_forward: (x, labels, w, -100, 0.1),
         cross_entropy.cross_entropy_backward: (x[0, 0], x, labels, None, rows, -100, 0.0),
+        nll_loss.nll_loss_forward: (x, labels, w, 1, -100),
+        nll_loss.nll_loss_backward: (loss, x, labels, w, 1, -100, total),
+        nll_loss.nll_log_softmax_backward: (loss, x, labels, w, 1, -100, total),
         linear_act.linear_act_forward: (x, x, w[:3], "gelu", True),
         linear_act.act_backward: (x, x, "silu"),
         dropout.dropout_forward: (x, 0.5, 1, 2),
@@ -128,14 +133,16 @@ def test_scalars_reach_kernels_in_double_precision():
     """Which the interpreter cannot show: there a Python float stays one."""
     doubles = {
         kernel.__name__: {p.name for p in kernel.params if p.annotation_type == "fp64"}
-        for kernel in (adamw.adamw_kernel, sgd.sgd_kernel, layer_norm.layer_norm_kernel,
-                       rms_norm.rms_norm_kernel, cross_entropy.cross_entropy_kernel,
+        for kernel in (adamw.adamw_kernel, adamw.adamw_counted_kernel, sgd.sgd_kernel,
+                       layer_norm.layer_norm_kernel, rms_norm.rms_norm_kernel,
+                       cross_entropy.cross_entropy_kernel,
                        cross_entropy.cross_entropy_backward_kernel, dropout.dropout_kernel)
     }  # fmt: skip
     assert doubles == {
         "adamw_kernel": {"decay", "one_minus_beta1", "beta2", "one_minus_beta2", "step_size",
                          "correction", "eps"},
-        "sgd_kernel": {"lr", "momentum", "one_minus_dampening", "weight_decay"},
+        "adamw_counted_kernel": {"lr", "beta1", "beta2", "weight_decay", "eps"},
+        "sgd_kernel": {"lr", "momentum", "dampening", "weight_decay"},
         "layer_norm_kernel": {"eps"}, "rms_norm_kernel": {"eps"}, "dropout_kernel": {"keep"},
         "cross_entropy_kernel": {"smoothing"}, "cross_entropy_backward_kernel": {"smoothing"},
     }  # fmt: skip
@@ -156,9 +163,12 @@ def test_float64_and_sizes_of_one_compile(tmp_path, monkeypatch):
         rows = cross_entropy.cross_entropy_forward(x, label, x[0], 1, 0.5)
         cross_entropy.cross_entropy_backward(rows[0], x, label, x.repeat(1, 2)[0], rows, 1, 0.5)
         dropout.dropout_forward(x, 0.5, 1, 1)
+        loss, total = nll_loss.nll_loss_forward(x, label, x[0], 1, 1)
+        nll_loss.nll_loss_backward(loss, x, label, x[0], 1, 1, total)
+        nll_loss.nll_log_softmax_backward(loss, x, label, x[0], 1, 1, total)
         half = x.half()
         linear_act.linear_act_forward(half, half, half[0], "silu", True)
         linear_act.act_backward(half, half, "relu")
         adamw.adamw_step([x], [x.clone()], [x.clone()], [x.clone()], step=1)
         sgd.sgd_step([x], [x.clone()], [None], lr=1.0, momentum=1.0)
-    assert len(compiled) == 15
+    assert len(compiled) == 19

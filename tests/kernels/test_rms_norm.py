@@ -101,4 +101,4 @@ def test_compiles(arch, tmp_path, monkeypatch):
         _, rstd = kernels.rms_norm_forward(x, (100,), weight)
         kernels.rms_norm_backward(x, x, (100,), rstd, weight)
         kernels.rms_norm_backward_weight(x, x, (100,), rstd)
-    assert compiled == kernels_of(kernels)
+    assert compiled == kernels_of(kernels) | {"column_sums_kernel"}

@@ -585,7 +585,7 @@ void run_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   // What it returns: an argument, a view of one, or new tensors.
   torch::jit::Stack results;
   std::vector<at::Tensor> made;
-  bool only_views = true;
+  bool only_views = !schema.returns().empty();
   for (size_t r = 0; r < schema.returns().size(); ++r) {
     const c10::Argument& ret = schema.returns()[r];
     const int aliased = aliased_argument(schema, ret);

@@ -30,7 +30,7 @@ struct Function {
 };
 
 /// Returns 0 if the kernel ran.
-using Interpreter = int (*)(const char* source, const char* name, unsigned programs,
+using Interpreter = int (*)(const char* source, const char* name, const unsigned* grid,
                             const uint64_t* arguments);
 Interpreter interpreter = nullptr;
 
@@ -40,14 +40,14 @@ int device_of(void* context) { return static_cast<int>(reinterpret_cast<intptr_t
 
 struct Call {
   const Function* function;
-  unsigned programs;
+  unsigned grid[3];
   std::vector<uint64_t> arguments;
 };
 
 void run(void* context) {
   const std::unique_ptr<Call> call(static_cast<Call*>(context));
-  if (interpreter(call->function->module->source.c_str(), call->function->name.c_str(),
-                  call->programs, call->arguments.data()) != 0)
+  if (interpreter(call->function->module->source.c_str(), call->function->name.c_str(), call->grid,
+                  call->arguments.data()) != 0)
     throw std::runtime_error("the kernel failed");
 }
 
@@ -93,12 +93,12 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
   return kSuccess;
 }
 int cuFuncSetAttribute(void*, int, int) { return kSuccess; }
-int cuLaunchKernel(void* function, unsigned programs, unsigned, unsigned, unsigned, unsigned,
-                   unsigned, unsigned, void* stream, void** arguments, void**) {
+int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned, unsigned, unsigned,
+                   unsigned, void* stream, void** arguments, void**) {
   if (stream) return kLaunchFailed;  // (the default stream is all there is)
   auto call = std::make_unique<Call>();
   call->function = static_cast<Function*>(function);
-  call->programs = programs;
+  call->grid[0] = x, call->grid[1] = y, call->grid[2] = z;
   for (int i = 0; i < call->function->module->arguments; ++i) {
     uint64_t bytes;
     std::memcpy(&bytes, arguments[i], sizeof bytes);

@@ -12,13 +12,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from triton.runtime import interpreter
 
 from lazyeng import _C
-from lazyeng.fuse import background
+from lazyeng.fuse import background, worker
 from lazyeng.fuse.compiler import Compiled, Request
 from tests.fuse import interpreted
 
@@ -32,6 +33,7 @@ NUMBERS = {
 }  # fmt: skip
 
 ran: list[str] = []  # the source of each kernel that has run
+names: list[str] = []  # its name
 compiled: list[Request] = []
 _failing = False
 _interpreter_lock = threading.Lock()  # (Triton's has one grid at a time)
@@ -67,17 +69,23 @@ def fail_next() -> None:
     _failing = True
 
 
-def _run(source: bytes, name: bytes, programs: int, arguments) -> int:
+def _run(source: bytes, name: bytes, grid, arguments) -> int:
     if _failing:
         return 1
     try:
         request = json.loads(source)
         kernel = _load(request["text"])[name.decode()]
-        types = request["signature"].values()
-        values = [_argument(type, arguments[i]) for i, type in enumerate(types)]
+        signature = request["signature"].items()
+        values = {n: _argument(type, arguments[i]) for i, (n, type) in enumerate(signature)}
+        constants = {n: worker.constant(value) for n, value in request["constants"].items()}
         with _interpreter_lock:
-            kernel[(programs,)](*values, **request["constants"])
+            interpreter.interpreter_builder.options = replace(
+                interpreter.interpreter_builder.options,
+                debug=bool(request["options"].get("debug")),
+            )
+            kernel[tuple(grid[:3])](**values, **constants)
         ran.append(request["text"])
+        names.append(name.decode())
     except BaseException:
         traceback.print_exc()
         return 1
@@ -85,7 +93,11 @@ def _run(source: bytes, name: bytes, programs: int, arguments) -> int:
 
 
 _callback = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint, ctypes.POINTER(ctypes.c_uint64)
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.POINTER(ctypes.c_uint),
+    ctypes.POINTER(ctypes.c_uint64),
 )(_run)
 
 
