@@ -115,17 +115,23 @@ bool depends_on_width(const Program& program) {
   });
 }
 
+/// On one core of about 3 GHz.
+double microseconds_per_element(const Program& program) {
+  constexpr double kStep = 0.2e-3, kLink = 0.04e-3;
+  double sum = 0;
+  for (const Step& step : program.steps)
+    sum += step.chain ? kLink * static_cast<double>(step.links.size()) : kStep;
+  return sum + kStep * static_cast<double>(program.reductions.size());
+}
+
 /// Whether it takes all cores (csrc/run/width.h). Only sums over all elements depend on that.
 bool Group::is_wide(const Program& program) const {
-  constexpr double kMicrosecondsPerElement = 0.2e-3;  // of each member
-  constexpr double kMicrosecondsPerRow = 0.03;        // of each fold, beside that
+  constexpr double kMicrosecondsPerRow = 0.03;  // of each fold, beside its elements
   if (depends_on_width(program))
     return static_cast<uint64_t>(numel) * sizeof(float) >= run::kWideBytes;
   const auto rows = static_cast<double>(row ? numel / row : 0);
   const auto folds = std::count_if(program.steps.begin(), program.steps.end(), folds_rows);
-  return static_cast<double>(numel) * static_cast<double>(members.size()) *
-                 kMicrosecondsPerElement +
-             rows * static_cast<double>(folds) * kMicrosecondsPerRow >=
+  return static_cast<double>(numel) * microseconds_per_element(program) + rows * static_cast<double>(folds) * kMicrosecondsPerRow >=
          run::kWorthAllCores;
 }
 
