@@ -87,6 +87,9 @@ def flush() -> None:
 def wait_for_all() -> None:
     """Waits for everything recorded so far; raises no failure."""
 
+def set_collectives_at_the_call(on: bool) -> None:
+    """Whether the calling thread's collectives are called at the call instead of recorded."""
+
 def wait_for_plain_writes() -> None:
     """Waits for recorded writes to plain tensors and for draws from generators; raises no failure."""
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import torch
 import torch.autograd.graph
 
 from lazyeng import _C, errors
+from lazyeng.wrapping import wrap
 
 
 def install() -> None:
@@ -22,12 +24,23 @@ def install() -> None:
     def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         before = _C.set_backward_from_lazy(any(_C.is_lazy(output) for output in t_outputs))
         try:
-            return original(t_outputs, *args, **kwargs)
+            grads = original(t_outputs, *args, **kwargs)
         except BaseException as error:
             errors.hide_in_deferred(error)  # (it may come from a thread of autograd's own)
             raise
         finally:
             _C.set_backward_from_lazy(before)
+        return _as_inputs(grads, args[3]) if isinstance(grads, tuple) and len(args) > 3 else grads
 
     torch.autograd.graph._engine_run_backward = run_backward
     setattr(torch.autograd, "_engine_run_backward", run_backward)  # noqa: B010 (imported there)
+
+
+def _as_inputs(grads: tuple[Any, ...], inputs: Any) -> tuple[Any, ...]:
+    """What a backward function has made of plain tensors alone becomes lazy as its input is."""
+    if len(inputs) != len(grads):
+        return grads
+    return tuple(
+        wrap(grad) if type(grad) is torch.Tensor and _C.is_lazy(x) else grad
+        for grad, x in zip(grads, inputs, strict=True)
+    )

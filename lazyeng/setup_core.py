@@ -9,11 +9,13 @@ import torch
 from lazyeng import (
     _C,
     backward,
+    compiled,
     custom_ops,
     device,
     plain_data,
     plain_reads,
     process,
+    process_groups,
     sharing,
 )
 from lazyeng.config import MODES, STACKS, Config
@@ -41,8 +43,10 @@ def start(config: Config) -> None:
     plain_reads.install()
     plain_data.install()
     backward.install()
+    compiled.install()
     custom_ops.install()
     sharing.install()
+    process_groups.install()
     process.install()
     _C.start_engine()
 

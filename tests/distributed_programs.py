@@ -1,13 +1,17 @@
 """What test_distributed.py runs in two processes: eager against lazy, with the gloo backend.
 
-Usage: python -m tests.distributed_programs RANK FILE; FILE is where the processes meet.
+Usage: python -m tests.distributed_programs NAME RANK FILE; FILE is where the processes meet. NAME:
+a function of ROLES.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import sys
+import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -48,6 +52,63 @@ def collectives(side: Side) -> Any:
     objects: list[Any] = [None] * PROCESSES
     dist.all_gather_object(objects, {"rank": rank, "x": x * 2})
     return [reduced, tripled * 2, parts, sent, whole, half, received + 1, objects]
+
+
+def more_collectives(side: Side) -> Any:
+    rank = dist.get_rank()
+    x = side(torch.arange(6.0) + rank)
+    least, product, half, swapped = x.clone(), x + 1, side(torch.zeros(3)), side(torch.zeros(6))
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    dist.all_reduce(product, dist.ReduceOp.PRODUCT)
+    dist.reduce_scatter_tensor(half, x * 2)
+    dist.all_to_all_single(swapped, x * 3)
+    uneven = side(torch.zeros(4 if rank == 0 else 8))
+    dist.all_to_all_single(uneven, x, [2, 2] if rank == 0 else [4, 4], [2, 4])
+    exchanged = [side(torch.zeros(3)) for _ in range(PROCESSES)]
+    dist.all_to_all(exchanged, [x[:3] * 7, x[3:] * 7])
+    kept, gathered = x * 11, [side(torch.zeros(6)) for _ in range(PROCESSES)]
+    dist.reduce(kept, 1)
+    dist.gather(x, gathered if rank == 1 else None, 1)
+    mine = side(torch.zeros(6))
+    dist.scatter(mine, [x * 2, x * 5] if rank == 0 else None, 0)
+    numbers = side(torch.arange(4)) * (rank + 2)
+    dist.all_reduce(numbers)
+    turned = side(torch.ones(2, dtype=torch.complex64)) * (1 + 2j)
+    dist.all_reduce(turned)
+    strided = (x * 2).reshape(2, 3).t()
+    dist.all_reduce(strided)
+    if rank == 0:
+        kept = kept * 0  # (what it is there is the backend's business)
+    results = [least, product, half, swapped, uneven, exchanged, kept, gathered, mine]
+    return [*results, numbers, turned, strided]
+
+
+def crossing(side: Side) -> Any:
+    """What ends in another order than it begins; each process has the other's order."""
+    rank = dist.get_rank()
+    first, second = side(torch.zeros(3)), side(torch.zeros(2))
+    total = side(torch.ones(2)) * (rank + 1)
+    if rank == 0:
+        late = dist.irecv(first, 1)
+        dist.all_reduce(total)
+        sent = dist.isend(total * 2, 1)
+        assert late is not None
+        late.wait()
+    else:
+        dist.all_reduce(total)
+        late = dist.irecv(second, 0)
+        assert late is not None
+        late.wait()
+        sent = dist.isend(torch.cat([total, second[:1] * 5]), 0)
+    assert sent is not None
+    sent.wait()
+    # Both send first.
+    other = side(torch.zeros(100_000))
+    works = [dist.isend(side(torch.ones(100_000)) * rank, 1 - rank), dist.irecv(other, 1 - rank)]
+    for work in works:
+        assert work is not None
+        work.wait()
+    return [first + 1, second + 1, total, other]
 
 
 def functional(side: Side) -> Any:
@@ -116,6 +177,8 @@ def fully_sharded(side: Side) -> Any:
 
 PROGRAMS: dict[str, Program] = {
     "collectives": collectives,
+    "more_collectives": more_collectives,
+    "crossing": crossing,
     "functional": functional,
     "ddp": partial(data_parallel, lambda step: step % 2 == 1, find_unused_parameters=True),
     "ddp_static": partial(data_parallel, lambda step: True, static_graph=True),
@@ -146,18 +209,203 @@ def check_that_collectives_are_recorded() -> None:
         raise AssertionError("no failure")
 
 
-def main(rank: int, meeting: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=PROCESSES, timeout=PATIENCE
-    )
+def check_that_calls_return_at_once() -> None:
+    """Also those that write their arguments; in program order with what is recorded around them."""
+    rank = dist.get_rank()
+    with lazyeng.lazy("deferred"):
+        x = torch.arange(4.0) + rank
+        total, root, whole, half = x * 2, x * (rank + 5), x.repeat(2), x[:2] * 1
+        parts = [x * 0 for _ in range(PROCESSES)]
+        got = x * 1
+        dist.all_reduce(total)
+        dist.broadcast(root, 1)
+        dist.all_gather_into_tensor(whole, total)
+        dist.reduce_scatter_tensor(half, total)
+        dist.all_gather(parts, total)
+        dist.all_to_all_single(got, total + rank)
+        works = [dist.isend(total, 1 - rank), dist.irecv(x, 1 - rank)]
+        total += 1  # after all of these
+        lazies = [x, total, root, whole, half, got, *parts]
+        assert not any(y.is_ready() for y in lazies)
+        assert all(type(y) is lazyeng.LazyTensor for y in lazies)
+    expected = torch.tensor([2.0, 6.0, 10.0, 14.0])
+    assert total.tolist() == (expected + 1).tolist()
+    assert root.tolist() == ((torch.arange(4.0) + 1) * 6).tolist()
+    assert whole.tolist() == [*expected.tolist(), *expected.tolist()]
+    assert half.tolist() == (expected * 2).chunk(2)[rank].tolist()
+    assert [part.tolist() for part in parts] == [expected.tolist()] * PROCESSES
+    assert got.tolist() == torch.cat([expected.chunk(2)[rank] + i for i in range(2)]).tolist()
+    assert x.tolist() == expected.tolist()
+    for work in works:
+        assert work is not None
+        assert work.wait()
+
+
+def check_works() -> None:
+    """What a Work says of a collective that is recorded and not run, and after it."""
+    with lazyeng.lazy("deferred"):
+        x = torch.ones(3) * 2
+        work = dist.all_reduce(x, async_op=True)
+        assert work is not None
+        assert work.wait()
+        assert not x.is_ready()
+        future = work.get_future()
+        (value,) = future.wait()
+        assert type(value) is lazyeng.LazyTensor
+        doubled = future.then(lambda done: done.value()[0] * 2).wait()
+        (result,) = work.result()
+        assert not x.is_ready()
+        assert not doubled.is_ready()
+        limit = time.monotonic() + 30
+        while not work.is_completed():  # asking is enough
+            assert time.monotonic() < limit
+        assert work.is_success()
+    assert doubled.tolist() == [8.0] * 3
+    assert value.tolist() == result.tolist() == x.tolist() == [4.0] * 3
+    received = lazyeng.wrap(torch.zeros(2))
+    if dist.get_rank() == 0:
+        dist.send(lazyeng.wrap(torch.ones(2)) * 3, 1)
+    else:
+        assert dist.recv(received) == 0  # from whom
+        assert received.tolist() == [3.0, 3.0]
+
+
+def check_plain_tensors() -> None:
+    """Those that a block writes are complete at its end; a Work that is waited for is, too."""
+    x, y = torch.ones(3), torch.ones(3)
+    with lazyeng.lazy("deferred"):
+        dist.all_reduce(x)
+        z = x * 2
+        work = dist.all_reduce(y, async_op=True)
+        assert not z.is_ready()
+        assert work is not None
+        work.wait()
+        assert y.data_ptr()
+        dist.all_reduce(y)
+    assert y.tolist() == [4.0] * 3
+    assert x.tolist() == [2.0] * 3
+    # Outside of a block nothing is recorded, but it may not overtake what is.
+    for mode in ("deferred", "async"):
+        with lazyeng.lazy(mode):
+            total = torch.ones(3) * 2
+            dist.all_reduce(total)
+        dist.all_reduce(x)
+        assert x.tolist() == [4.0 if mode == "deferred" else 8.0] * 3
+        assert total.tolist() == [4.0] * 3
+        with lazyeng.lazy(mode):
+            dist.all_reduce(total)
+        dist.barrier()
+        assert total.tolist() == [8.0] * 3
+
+
+def check_refusals() -> None:
+    """What the backend refuses at the call, it refuses there; the message is eager's."""
+    calls: list[Callable[[Callable[..., Tensor]], Any]] = [
+        lambda zeros: dist.all_gather([zeros(3), zeros(4)], zeros(3)),
+        lambda zeros: dist.all_gather([zeros(3)], zeros(3)),
+        lambda zeros: dist.all_gather_into_tensor(zeros(7), zeros(3)),
+        lambda zeros: dist.all_gather_into_tensor(zeros(6).double(), zeros(3)),
+        lambda zeros: dist.broadcast(zeros(3), 5),
+        lambda zeros: dist.all_reduce(zeros(3).short()),
+        lambda zeros: dist.gather(zeros(3), [zeros(3), zeros(4)] if dist.get_rank() == 0 else None),
+    ]
+    for i, call in enumerate(calls):
+        errors = []
+        for zeros in (torch.zeros, lambda *sizes: lazyeng.wrap(torch.zeros(*sizes))):
+            if i == len(calls) - 1 and dist.get_rank() != 0:
+                continue
+            try:
+                call(zeros)
+            except Exception as error:
+                assert not isinstance(error, lazyeng.LazyError), error
+                errors.append((type(error), str(error)))
+            else:
+                raise AssertionError(f"call {i} was not refused")
+        assert len({*errors}) <= 1, errors
+
+
+def check_failures() -> None:
+    """A collective whose input has failed is not begun; nor is what would take its place."""
+    x = lazyeng.wrap(torch.ones(3))
+    with lazyeng.lazy("deferred"):
+        bad = x[torch.tensor([7])] * 2
+        dist.all_reduce(bad)
+        other = x * 2
+        dist.all_reduce(other)
+        independent = x * 5
+    assert independent.tolist() == [5.0] * 3
+    for y in (other, bad):
+        try:
+            y.tolist()
+        except IndexError as error:
+            assert isinstance(error, lazyeng.LazyError)
+        else:
+            raise AssertionError("no failure")
+    # It has been told: the program goes on, as in eager.
+    again = x * 3
+    dist.all_reduce(again)
+    assert again.tolist() == [6.0] * 3
+
+
+def train_and_compare(rank: int, meeting: str) -> None:
+    join(rank, meeting)
     for name, program in PROGRAMS.items():
         for way in WAYS:
             print(name, way, flush=True)  # the last line before a failure says where
             check(program, way)
-    check_that_collectives_are_recorded()
+    leave_with_something_recorded()
+
+
+def look_at_calls(rank: int, meeting: str) -> None:
+    join(rank, meeting)
+    for check_one in (
+        check_that_collectives_are_recorded, check_that_calls_return_at_once, check_works,
+        check_plain_tensors, check_refusals, check_failures,
+    ):  # fmt: skip
+        print(check_one.__name__, flush=True)
+        check_one()
+    leave_with_something_recorded()
+
+
+def leave_with_something_recorded() -> None:
+    with lazyeng.lazy("deferred"):
+        x = torch.ones(2) * 2
+        dist.all_reduce(x)
     dist.destroy_process_group()
+    assert x.tolist() == [4.0, 4.0]
+
+
+def lose_the_peer(rank: int, meeting: str) -> None:
+    """The failure is raised where the result is read; the process ends as any other."""
+    join(rank, meeting)
+    x = lazyeng.wrap(torch.ones(3))
+    dist.all_reduce(x)
+    assert x.tolist() == [2.0] * 3
+    if rank == 1:
+        os._exit(0)
+    y, z = x * 2, x * 3
+    dist.all_reduce(y)
+    dist.all_reduce(z)
+    try:
+        y.tolist()
+    except RuntimeError as error:
+        assert isinstance(error, lazyeng.LazyError), error
+    else:
+        raise AssertionError("no failure")
+    print("told", flush=True)
+    warnings.simplefilter("ignore")  # of z, that nobody read
+
+
+def join(rank: int, meeting: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=PROCESSES, timeout=PATIENCE
+    )
+
+
+ROLES = {role.__name__: role for role in (train_and_compare, look_at_calls, lose_the_peer)}
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    warnings.filterwarnings("ignore", message=".* is deprecated", category=FutureWarning)
+    ROLES[sys.argv[1]](int(sys.argv[2]), sys.argv[3])

@@ -465,3 +465,22 @@ def test_gradients_with_a_kernel_and_a_decomposition(function, way):
     (found,) = compare(program, way)
     torch.manual_seed(0)
     assert torch.equal(found, program(lambda x: x)[0])
+
+
+def test_backward_functions_may_compute_with_plain_tensors():
+    """What kernels of plain tensors make is plain, also in a backward pass of lazy ones."""
+
+    class ThroughNumpy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            plain = torch.from_numpy(grad.numpy() * 2)
+            return (plain * 3 + torch.ones(3)).exp().log()
+
+    x = wrap(torch.ones(3)).requires_grad_()
+    ThroughNumpy.apply(x * 2).sum().backward()
+    assert x.grad is not None
+    assert torch.allclose(unwrap(x.grad), torch.full((3,), 14.0))

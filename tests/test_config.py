@@ -224,6 +224,24 @@ def test_what_was_copied_to_the_device_may_change():
     assert [int(c[-1, -1]) for c in copies] == list(range(2, 22))
 
 
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+def test_what_was_copied_into_a_lazy_tensor_may_change(mode):
+    """Outside of blocks; what the copy waits for may last."""
+    program = """
+import torch, lazyeng
+plain, x = torch.ones(8), lazyeng.wrap(torch.ones(1500, 1500))
+for _ in range(3):
+    y = (x @ x @ x @ x)[0, :8]
+    y.copy_(plain)
+    plain.add_(1)
+    moved = plain.to("lazyeng")
+    plain.add_(1)
+    assert (y + 1).tolist() == moved.tolist() == (plain - 1).tolist()
+"""
+    environment = {**os.environ, "LAZYENG_MODE": mode}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
+
+
 @pytest.mark.parametrize(
     "draw",
     [

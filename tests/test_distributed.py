@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 import torch.distributed
 
-from .distributed_programs import PROCESSES
+from .distributed_programs import PROCESSES, look_at_calls, lose_the_peer, train_and_compare
 
 ROOT = Path(__file__).parent.parent
 
-
-@pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
     reason="this build of torch has no gloo",
 )
-@pytest.mark.limit(120)
-def test_processes(tmp_path):
-    """All programs in one pair of processes: most of the time is that of importing torch twice."""
-    command = [sys.executable, "-m", "tests.distributed_programs"]
+
+
+def run_pair(role, tmp_path, limit):
+    """What the processes print; they have to end by themselves, with status 0."""
+    command = [sys.executable, "-m", "tests.distributed_programs", role.__name__]
     processes = [
         subprocess.Popen(
             [*command, str(rank), str(tmp_path / "meeting")],
@@ -28,8 +28,26 @@ def test_processes(tmp_path):
         for rank in range(PROCESSES)
     ]  # fmt: skip
     try:
-        texts = [process.communicate(timeout=100)[0] for process in processes]
+        texts = [process.communicate(timeout=limit)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [0] * PROCESSES, "\n".join(texts)
+    return texts
+
+
+@pytest.mark.limit(120)
+def test_programs(tmp_path):
+    """All programs in one pair of processes: most of the time is that of importing torch twice."""
+    run_pair(train_and_compare, tmp_path, limit=110)
+
+
+@pytest.mark.limit(120)
+def test_calls(tmp_path):
+    run_pair(look_at_calls, tmp_path, limit=110)
+
+
+@pytest.mark.limit(60)
+def test_a_peer_that_dies(tmp_path):
+    """Long before the patience of the process group is at its end."""
+    assert "told" in run_pair(lose_the_peer, tmp_path, limit=40)[0]

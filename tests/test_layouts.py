@@ -3,6 +3,7 @@
 import itertools
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -73,3 +74,53 @@ def test_an_index_is_not_promoted(mode):
         lazyeng.set_sync_debug_mode("off")
     expected = (lazyeng.unwrap(x) * 2).gather(0, lazyeng.unwrap(index))
     assert torch.equal(lazyeng.unwrap(result), expected)
+
+
+def numpy_memory(side):
+    """A resize beyond memory that cannot grow is refused at the call."""
+    x = side(torch.from_numpy(np.ones(3, dtype="float32")))
+    x.resize_(2)
+    with pytest.raises(RuntimeError) as caught:
+        x.resize_(10)
+    if type(x) is lazyeng.LazyTensor:  # (eager has changed the shape by then)
+        assert x.tolist() == [1.0, 1.0]
+    return str(caught.value)
+
+
+def nested_tensors(side):
+    parts = [side(torch.arange(3.0)), side(torch.arange(5.0)) * 2]
+    made = [torch.nested.nested_tensor(parts), torch.nested.as_nested_tensor(parts)]
+    return [
+        (repr(n), repr(n * 2), n.to_padded_tensor(0.0).tolist(), n.unbind()[1].tolist())
+        for n in made
+    ]
+
+
+def sparse_products(side):
+    mask = torch.eye(3).to_sparse_csr().requires_grad_()
+    a, b = side(torch.ones(3, 2)).requires_grad_(), side(torch.ones(2, 3)).requires_grad_()
+    torch.sparse.sampled_addmm(mask, a, b * 2).to_dense().sum().backward()
+    return a.grad.tolist(), b.grad.tolist(), str(mask.grad)
+
+
+def clones_on_write(side):
+    x = side(torch.ones(3))
+    y = torch._lazy_clone(x)
+    x.add_(1)
+    z = torch._lazy_clone(y)
+    z.mul_(5)
+    return x.tolist(), y.tolist(), z.tolist()
+
+
+@pytest.mark.parametrize(
+    "program", [numpy_memory, nested_tensors, sparse_products, clones_on_write]
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning", "ignore:The PyTorch API of nested")
+def test_memory_and_layouts_of_other_kinds(program):
+    expected = program(lambda x: x)
+    assert program(lazyeng.wrap) == expected
+    if program is numpy_memory:  # (a product has memory of its own)
+        return
+    with lazyeng.lazy("deferred"):
+        found = program(lambda x: x * 1)
+    assert found == expected

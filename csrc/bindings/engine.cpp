@@ -5,6 +5,7 @@
 #include "csrc/fuse/op_table.h"
 #include "csrc/fuse/plan.h"
 #include "csrc/record/accelerator.h"
+#include "csrc/record/collectives.h"
 #include "csrc/record/fork.h"
 #include "csrc/record/forward_stacks.h"
 #include "csrc/record/gate.h"
@@ -26,6 +27,13 @@ PyObject* wait_for_all(PyObject*, PyObject*) {
     current_recorder()->wait_for_all();
     Py_RETURN_NONE;
   });
+}
+
+PyObject* set_collectives_at_the_call(PyObject*, PyObject* on) {
+  const int truth = PyObject_IsTrue(on);
+  if (truth < 0) return nullptr;
+  record::set_collectives_at_the_call(truth != 0);
+  Py_RETURN_NONE;
 }
 
 PyObject* flush(PyObject*, PyObject*) {
@@ -208,6 +216,7 @@ PyObject* set_fusion_log(PyObject*, PyObject* on) {
 
 PyMethodDef engine_methods[] = {
     {"wait_for_all", wait_for_all, METH_NOARGS, nullptr},
+    {"set_collectives_at_the_call", set_collectives_at_the_call, METH_O, nullptr},
     {"flush", flush, METH_NOARGS, nullptr},
     {"wait_for_generators", wait_for_generators, METH_NOARGS, nullptr},
     {"set_limits", set_limits, METH_VARARGS, nullptr},

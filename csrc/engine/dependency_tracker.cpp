@@ -66,22 +66,34 @@ FailurePtr DependencyTracker::failed_input(const Op& op) {
   // own can be granted (V2). What the last one published happened before our grant, by the lock
   // under which it was granted and by ungranted_.
   for (const Access& access : op.accesses_)
-    if (!access.overwrites && access.var->failed_.load(std::memory_order_relaxed))
+    if (!access.overwrites && access.var && access.var->failed_.load(std::memory_order_relaxed))
       return access.var->failure_;
   return nullptr;
 }
 
 void DependencyTracker::complete(Op& op, const FailurePtr& failure, ReadyList& ready) {
+  for (Access& access : op.accesses_)
+    if (access.var) complete(access, op, failure, ready);
+}
+
+void DependencyTracker::complete_early(Op& op, const Var& var, ReadyList& ready) {
   for (Access& access : op.accesses_) {
-    Access* granted = retire(access, access.write ? op.failure_of(*access.var, failure) : failure);
-    while (granted) {
-      Op* waiting = granted->op;
-      granted = granted->next;  // read before the count drops: the op may be gone after that
-      // One left means that it is ours, and nobody else has business with the count any more.
-      if (waiting->ungranted_.load(std::memory_order_acquire) == 1 ||
-          waiting->ungranted_.fetch_sub(1, std::memory_order_acq_rel) == 1)
-        ready.push_back(waiting);
-    }
+    if (access.var.get() != &var) continue;
+    complete(access, op, nullptr, ready);
+    access.var = nullptr;
+  }
+}
+
+void DependencyTracker::complete(Access& access, const Op& op, const FailurePtr& failure,
+                                 ReadyList& ready) {
+  Access* granted = retire(access, access.write ? op.failure_of(*access.var, failure) : failure);
+  while (granted) {
+    Op* waiting = granted->op;
+    granted = granted->next;  // read before the count drops: the op may be gone after that
+    // One left means that it is ours, and nobody else has business with the count any more.
+    if (waiting->ungranted_.load(std::memory_order_acquire) == 1 ||
+        waiting->ungranted_.fetch_sub(1, std::memory_order_acq_rel) == 1)
+      ready.push_back(waiting);
   }
 }
 

@@ -38,6 +38,9 @@ class DependencyTracker {
   /// its accesses. Adds to `ready` the ops whose turn has come. The op is not touched any more.
   static void complete(Op& op, const FailurePtr& failure, ReadyList& ready);
 
+  /// The same for one of its vars, whose version is ready; the op has other claims left.
+  static void complete_early(Op& op, const Var& var, ReadyList& ready);
+
   /// The wait for all ops pushed so far: close, then ask whether it is complete.
   uint64_t close_epoch();
   bool is_complete(uint64_t epoch);
@@ -45,6 +48,7 @@ class DependencyTracker {
  private:
   static void append(Op& op, ReadyList& ready);
   static bool append(Access& access);
+  static void complete(Access& access, const Op& op, const FailurePtr& failure, ReadyList& ready);
   static Access* retire(Access& access, const FailurePtr& failure);
   static void publish(Var& var, const FailurePtr& failure, FailurePtr& forgotten);
   static Access* grant_next(Var& var);

@@ -55,7 +55,7 @@ class NaiveEngine final : public TrackedEngine {
     while (!ready.empty() && !hold(ready)) {
       Op* const op = ready.pop_front();
       // It appends to the list: a chain of completions is a loop, no recursion.
-      while (!execute(*op, ready)) {
+      while (execute(*op, ready) != Outcome::done) {
       }
       retire(op);
     }

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "csrc/engine/access_list.h"
@@ -17,7 +18,13 @@ namespace lazyeng::engine {
 class Epoch;
 
 /// Where an op runs. Each further queue (of a device) is a thread of its own that keeps order.
-enum class QueueId : uint16_t { cpu = 0, python = 1, first_device = 2 };
+enum class QueueId : uint16_t {
+  cpu = 0,
+  python = 1,
+  collectives = 2,  ///< begins what others end: in order, and soon done
+  waits = 3,        ///< waits for others: a thread for each op that does
+  first_device = 4,
+};
 
 class Op : public RefCounted {
  public:
@@ -50,7 +57,7 @@ class Op : public RefCounted {
   void drop_claims() noexcept { accesses_.clear(); }
 
   /// Whether the last run() has asked to be called once more.
-  bool asks_again() const noexcept { return again_ == Again::asked; }
+  bool asks_again() const noexcept { return again_ == Again::asked || moves_to_; }
 
   QueueId queue = QueueId::cpu;
   int16_t priority = 0;  ///< higher runs first among ready ops of one queue
@@ -71,6 +78,14 @@ class Op : public RefCounted {
     if (again_ != Again::no) return false;
     again_ = Again::asked;
     return true;
+  }
+
+  /// To be called from run(), which then returns null: the engine runs the op once more, on
+  /// another queue, to do the rest. A claim on `released`, if it is not null, ends now: others may
+  /// have the var meanwhile. Once; the rest may not ask to be run alone.
+  void go_on(QueueId queue, const Var* released) noexcept {
+    moves_to_ = queue;
+    released_ = released;
   }
 
  private:
@@ -97,6 +112,9 @@ class Op : public RefCounted {
   AccessList accesses_;  // stable once pushed: vars link into it; emptied on completion
   Turn turn_ = Turn::queue;
   Again again_ = Again::no;
+  std::optional<QueueId> moves_to_;  // run() has asked to go on there
+  bool has_moved_ = false;
+  const Var* released_ = nullptr;
   bool merged_ = true;  // no var is named twice in accesses_
   std::atomic<uint32_t> ungranted_{0};
   uint64_t order_ = 0;        // priority, then push order: the smaller runs first

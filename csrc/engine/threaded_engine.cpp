@@ -79,8 +79,11 @@ class ThreadedEngine final : public TrackedEngine {
 
   // Queue ids beyond share the threads of the device queues before them.
   static constexpr unsigned kMaxPools = 256;
+  /// Ops that can wait side by side. (More wait for each other.)
+  static constexpr unsigned kMaxWaits = 256;
 
   static unsigned slot_of(QueueId queue) noexcept;
+  unsigned threads_of(QueueId queue) const noexcept;
   WorkerPool& pool_of(QueueId queue);
   WorkerPool& make_pool(QueueId queue);
   Op* perform(Op* op, WorkerPool& pool);
@@ -99,6 +102,11 @@ unsigned ThreadedEngine::slot_of(QueueId queue) noexcept {
   constexpr unsigned kFirst = unsigned(QueueId::first_device);
   const unsigned id = unsigned(queue);
   return id < kMaxPools ? id : kFirst + (id - kFirst) % (kMaxPools - kFirst);
+}
+
+unsigned ThreadedEngine::threads_of(QueueId queue) const noexcept {
+  if (queue == QueueId::cpu) return num_workers_.load();
+  return queue == QueueId::waits ? kMaxWaits : 1;
 }
 
 WorkerPool& ThreadedEngine::pool_of(QueueId queue) {
@@ -124,8 +132,8 @@ WorkerPool& ThreadedEngine::make_pool(QueueId queue) {
       {},
   };
   if (is_cpu) hooks.watch = [this] { return watch_ && watch_(); };
-  owned_[slot] = std::make_unique<WorkerPool>(QueueId(slot), is_cpu ? num_workers_.load() : 1,
-                                              !is_cpu, std::move(hooks));
+  owned_[slot] =
+      std::make_unique<WorkerPool>(QueueId(slot), threads_of(queue), !is_cpu, std::move(hooks));
   if (running_) owned_[slot]->start(/*now=*/false);
   pools_[slot].store(owned_[slot].get(), std::memory_order_release);
   return *owned_[slot];
@@ -141,16 +149,18 @@ void ThreadedEngine::push(std::span<Ref<Op>> ops) {
 
 Op* ThreadedEngine::perform(Op* op, WorkerPool& pool) {
   ReadyList ready;
-  if (!execute(*op, ready)) {
+  const Outcome outcome = execute(*op, ready);
+  if (outcome == Outcome::again) {
     pool.enqueue_last(op);
     return nullptr;
   }
+  if (outcome == Outcome::moved) ready.push_back(op);
   Op* next = nullptr;
   if (!ready.empty()) {
     next = keep_one(ready, pool);
     if (!ready.empty()) dispatch(ready);
   }
-  retire(op);
+  if (outcome == Outcome::done) retire(op);
   return next;
 }
 

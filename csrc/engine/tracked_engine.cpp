@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <thread>
+#include <utility>
 
 namespace lazyeng::engine {
 
@@ -31,25 +32,39 @@ void TrackedEngine::push(std::span<Ref<Op>> ops) {
   if (!ready.empty()) dispatch(ready);
 }
 
-bool TrackedEngine::execute(Op& op, ReadyList& ready) noexcept {
+void TrackedEngine::move(Op& op, ReadyList& ready) noexcept {
+  op.queue = *std::exchange(op.moves_to_, std::nullopt);
+  op.has_moved_ = true;
+  if (const Var* const released = std::exchange(op.released_, nullptr))
+    DependencyTracker::complete_early(op, *released, ready);
+  settle(ready);
+}
+
+TrackedEngine::Outcome TrackedEngine::execute(Op& op, ReadyList& ready) noexcept {
   FailurePtr failure = op.handles_failures ? nullptr : DependencyTracker::failed_input(op);
   if (failure) {
     skipped_.fetch_add(op.weight, std::memory_order_relaxed);
     if (FailurePtr carried = op.skip(failure)) failure = std::move(carried);
+  } else if (op.has_moved_) {
+    failure = op.run();
   } else if (op.again_ == Op::Again::no) {
     executed_.fetch_add(op.weight, std::memory_order_relaxed);
     failure = op.run();
     if (op.again_ == Op::Again::asked) {
       want_alone_.fetch_add(1, std::memory_order_relaxed);
-      return false;
+      return Outcome::again;
     }
   } else {
     failure = run_alone(op);
   }
+  if (op.moves_to_) {
+    move(op, ready);
+    return Outcome::moved;
+  }
   op.finish(failure);
   DependencyTracker::complete(op, failure, ready);
   settle(ready);
-  return true;
+  return Outcome::done;
 }
 
 // Ops that run now need nothing of this one, so they come to an end; except a kernel in Python that
@@ -123,8 +138,8 @@ WaitResult TrackedEngine::push_and_run(Ref<Op> op, const Interrupt& interrupt,
   if (turn->wait(interrupt, guest()) == WaitResult::interrupted && turn->abandon())
     return WaitResult::interrupted;
   if (Guest* const self = guest()) self->leave();  // the op may take long
-  while (!execute(*mine, ready)) {
-  }
+  while (execute(*mine, ready) != Outcome::done)
+    if (!ready.empty()) dispatch(std::exchange(ready, {}));
   if (!ready.empty()) dispatch(ready);
   retire(mine);
   return WaitResult::done;

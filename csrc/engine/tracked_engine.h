@@ -27,9 +27,13 @@ class TrackedEngine : public Engine {
   // An op that is ready goes through these two, in this order, on one thread. In between, the
   // thread sees to the ops that have become ready, so that they do not wait for destructors.
 
-  /// Runs or skips the op and completes it. Adds to `ready` what may run now. False if the op is to
-  /// be executed once more, behind what else is ready: then nothing else has happened.
-  bool execute(Op& op, ReadyList& ready) noexcept;
+  enum class Outcome : uint8_t {
+    done,
+    again,  ///< to be executed once more, behind what else is ready
+    moved,  ///< to be executed once more, on what is its queue now
+  };
+  /// Runs or skips the op and completes it. Adds to `ready` what may run now (not the op itself).
+  Outcome execute(Op& op, ReadyList& ready) noexcept;
   /// Releases what the op was admitted with, its vars, and the engine's reference.
   void retire(Op* op) noexcept;
 
@@ -38,6 +42,7 @@ class TrackedEngine : public Engine {
 
  private:
   FailurePtr run_alone(Op& op) noexcept;
+  void move(Op& op, ReadyList& ready) noexcept;
 
   /// Takes out of `ready` what needs no queue: marks (completed here), turns of waiting callers.
   void settle(ReadyList& ready);

@@ -23,6 +23,10 @@ void name_thread(QueueId queue, unsigned index) {
     name += "cpu-" + std::to_string(index);
   else if (queue == QueueId::python)
     name += "python";
+  else if (queue == QueueId::collectives)
+    name += "coll";
+  else if (queue == QueueId::waits)
+    name += "wait-" + std::to_string(index);
   else
     name += "dev-" + std::to_string(unsigned(queue) - unsigned(QueueId::first_device));
   pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
@@ -41,7 +45,7 @@ void WorkerPool::enqueue(ReadyList ops) {
     std::lock_guard lock(mutex_);
     while (!ops.empty()) ready_.push(ops.pop_front());
     ready_changed();
-    if (open_.load(std::memory_order_relaxed) && running_ == 0) start_threads();
+    if (open_.load(std::memory_order_relaxed) && (running_ == 0 || grows())) start_threads();
     woken = wake_for_work();
   }
   unpark(woken);
@@ -67,14 +71,26 @@ void WorkerPool::start(bool now) {
 }
 
 void WorkerPool::start_threads() {
-  while (workers_.size() < threads_) {
+  if (!grows()) {
+    while (running_ < threads_) start_thread();
+    return;
+  }
+  // As many as there are ops that nobody else will take at once.
+  while (running_ < threads_ && ready_.size() > idle_.size() + on_their_way_) {
+    Worker& worker = start_thread();
+    worker.on_its_way = true;
+    ++on_their_way_;
+  }
+}
+
+WorkerPool::Worker& WorkerPool::start_thread() {
+  if (workers_.size() == running_) {
     workers_.push_back(std::make_unique<Worker>());
-    workers_.back()->index = static_cast<unsigned>(workers_.size() - 1);
+    workers_.back()->index = running_;
   }
-  for (; running_ < threads_; ++running_) {
-    Worker& worker = *workers_[running_];
-    worker.thread = std::thread([this, &worker] { work(worker); });
-  }
+  Worker& worker = *workers_[running_++];
+  worker.thread = std::thread([this, &worker] { work(worker); });
+  return worker;
 }
 
 void WorkerPool::stop() {

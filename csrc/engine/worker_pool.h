@@ -101,6 +101,9 @@ class WorkerPool {
   };
 
   void start_threads();
+  Worker& start_thread();
+  /// Threads are started as ops come, so that none waits for another. (The ops may wait long.)
+  bool grows() const noexcept { return queue_ == QueueId::waits; }
   void work(Worker& self);
   Op* next_op(Worker& self);
   bool take(Worker& self, Op*& op);

@@ -77,6 +77,14 @@ void read_tensors(Call& call, Reader& reader, const c10::IValue& input, const ru
   } else if (input.isNone()) {
     reader.tensor(at::Tensor(), {});
     call.args.emplace_back();
+  } else if (info.kind == run::ArgKind::tensor_lists) {
+    std::vector<int64_t> lengths;
+    for (const c10::IValue& list : input.toListRef()) {
+      const std::vector<at::Tensor> tensors = list.toTensorVector();
+      read_list(reader, tensors, info);
+      lengths.push_back(static_cast<int64_t>(tensors.size()));
+    }
+    call.args.emplace_back(lengths);
   } else if (input.isTensorList()) {
     const std::vector<at::Tensor> list = input.toTensorVector();
     read_list(reader, list, info);
@@ -116,8 +124,9 @@ Call read_call(const run::OpInfo& info, torch::jit::Stack* stack) {
   Reader reader(call);
   for (size_t i = 0; i < count; ++i) {
     const run::ArgInfo& arg = info.args[i];
-    const bool list =
-        arg.kind == run::ArgKind::tensor_list || arg.kind == run::ArgKind::optional_tensor_list;
+    const bool list = arg.kind == run::ArgKind::tensor_list ||
+                      arg.kind == run::ArgKind::tensor_lists ||
+                      arg.kind == run::ArgKind::optional_tensor_list;
     if (list && inputs[i].isNone())
       call.args.emplace_back();
     else if (list || arg.kind == run::ArgKind::tensor)

@@ -22,6 +22,7 @@ struct Call {
   bool run_now = false;       ///< an argument cannot be recorded (sparse, quantized, symbolic)
   bool writes_plain = false;  ///< a written argument is a plain tensor
   bool to_lazyeng = false;    ///< the device that it names is "lazyeng"
+  Ref<run::Collective> collective;  ///< of an op that returns a Work
   int64_t begin = run::trace_time();
 };
 

@@ -1,26 +1,31 @@
 // csrc/record/collectives.cpp: torch.distributed's operations on lazy tensors.
 //
-// Functional collectives that make new tensors are recorded as any op; the run includes the wait
-// for the backend (csrc/run/collective.h), and one var that all of them write keeps them in program
-// order, which has to be the same in all processes.
+// A collective is recorded as any op (csrc/run/collective.h has its run). Of those that return a
+// Work the schemas do not say what is written (csrc/run/op_info.cpp does), and the caller gets a
+// Work of ours (recorded_work.h).
 //
-// The others: a backend (gloo, NCCL) reads and writes memory on threads of its own until the caller
-// waits for the Work that it is given, and the schemas do not say what is written. So they are
-// called once everything recorded is complete, with tensors over the real memory. From then on the
-// rules are eager's: nobody touches that memory before the Work ends.
+// Called at the call, once everything recorded is complete, and with tensors over the real memory:
+// in mode sync; what a backend may refuse (collective_shapes.h); barriers, and what else waits for
+// other processes; collectives that write plain tensors outside of blocks. From then on the rules
+// are eager's: nobody touches that memory before the Work ends. So are those that have no lazy
+// tensor, which must not overtake what is recorded.
 #include "csrc/record/collectives.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <unordered_map>
 
+#include "csrc/record/collective_shapes.h"
+#include "csrc/record/gate.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
+#include "csrc/record/recorded_work.h"
 #include "csrc/record/recorder.h"
-#include "csrc/run/collective.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/ignored_warnings.h"
+#include "csrc/run/plain_storage.h"
 
 namespace lazyeng::record {
 namespace {
@@ -80,12 +85,45 @@ void call_collective(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   {
     const run::RealDispatch below;
     op.callBoxed(&arguments.stack());
-    // `all_reduce_` and its like: wait_tensor of a lazy tensor does nothing.
-    if (info_of(op).writes && is_of(op.operator_name(), "_c10d_functional::"))
-      run::wait_for_collective(arguments.stack());
   }
   for (const c10::IValue& result : arguments.stack())
     stack->push_back(arguments.lazy_again(result));
+}
+
+thread_local bool at_the_call = false;
+
+/// Null: it cannot be recorded.
+std::optional<Call> recordable_call(const run::OpInfo& info, const torch::jit::Stack& arguments) {
+  if (info.collective != run::Collectivity::work || at_the_call ||
+      thread_mode().mode == Mode::sync || !is_accepted(info, arguments))
+    return std::nullopt;
+  torch::jit::Stack stack = arguments;
+  Call call = read_call(info, &stack);
+  if (call.run_now || (call.writes_plain && !thread_mode().inside())) return std::nullopt;
+  return call;
+}
+
+/// The caller waits by itself, later: other than with async_op=False.
+bool is_asynchronous(const run::OpInfo& info, const torch::jit::Stack& arguments) {
+  const std::vector<c10::Argument>& schema = info.handle.schema().arguments();
+  for (size_t i = 0; i < schema.size(); ++i)
+    if (schema[i].name() == "async_op") return arguments[i].toBool();
+  return true;
+}
+
+void record_collective(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const Gate::Inside inside;
+  const run::OpInfo& info = info_of(op);
+  const torch::jit::Stack arguments(stack->end() - static_cast<ptrdiff_t>(info.args.size()),
+                                    stack->end());
+  std::optional<Call> call = recordable_call(info, arguments);
+  if (!call) return call_collective(op, stack);
+  torch::jit::drop(*stack, info.args.size());
+  call->collective = make_ref<run::Collective>(info, order_of_collectives());
+  const auto work = c10::make_intrusive<RecordedWork>(*call, is_asynchronous(info, arguments));
+  static const Plan nothing_new;
+  current_recorder()->record_plan(*call, nothing_new, stack);
+  stack->emplace_back(c10::intrusive_ptr<c10d::Work>(work));
 }
 
 /// A lazy tensor is waited for where it is read.
@@ -93,11 +131,31 @@ void already_waits(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (!lazy_impl(stack->back().toTensor())) call_collective(op, stack);
 }
 
-bool is_recorded(const c10::OperatorHandle& op) { return info_of(op).collective; }
+/// Whether the engine knows the memory of a plain tensor in there.
+bool is_known(const c10::IValue& value) {
+  if (value.isTensor())
+    return recordable(value.toTensor()) && run::plain_storages().find(value.toTensor());
+  if (!value.isList()) return false;
+  const c10::ArrayRef<c10::IValue> items = value.toListRef();
+  return std::any_of(items.begin(), items.end(), is_known);
+}
+
+/// Plain tensors outside of blocks. The backend begins this one at once: in the other processes
+/// what was recorded before may have begun first. And it writes memory without a trace, so that a
+/// pending read could not tell.
+void call_in_order(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                   torch::jit::Stack* stack) {
+  if (!keys.has_backend(c10::BackendComponent::PrivateUse1Bit) && !run::RealDispatch::active()) {
+    const auto begin = stack->end() - static_cast<ptrdiff_t>(op.schema().arguments().size());
+    if (order_of_collectives()->awaited()) current_recorder()->wait_for(*order_of_collectives());
+    if (std::any_of(begin, stack->end(), is_known)) current_recorder()->wait_for_all();
+  }
+  op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+}
 
 /// Ops that c10d has kernels for our key for, for backends that are registered under its name: ours
 /// replace them; the dispatcher warns of that.
-void take_over(torch::Library& library, std::string_view name_space) {
+void take_over(torch::Library& library, torch::Library& in_order, std::string_view name_space) {
   const run::IgnoredWarnings silent;
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (!is_of(name, name_space)) continue;
@@ -105,6 +163,9 @@ void take_over(torch::Library& library, std::string_view name_space) {
     if (!op || !op->hasSchema()) continue;
     if (std::optional<torch::CppFunction> kernel = collective_kernel(*op))
       library.impl(without_namespace(name).c_str(), std::move(*kernel));
+    if (info_of(*op).collective == run::Collectivity::none && !is_of(name, "c10d::")) continue;
+    in_order.impl(without_namespace(name).c_str(),
+                  torch::CppFunction::makeFromBoxedFunction<&call_in_order>());
   }
 }
 
@@ -115,7 +176,8 @@ std::optional<torch::CppFunction> collective_kernel(const c10::OperatorHandle& o
   if (is_of(name, "_c10d_functional::wait_tensor") ||
       is_of(name, "_c10d_functional::_wrap_tensor_autograd"))
     return torch::CppFunction::makeFromBoxedFunction<&already_waits>();
-  if (is_of(name, "c10d::") || (is_of(name, "_c10d_functional::") && !is_recorded(op)))
+  if (is_of(name, "c10d::")) return torch::CppFunction::makeFromBoxedFunction<&record_collective>();
+  if (is_of(name, "_c10d_functional::") && info_of(op).collective == run::Collectivity::none)
     return torch::CppFunction::makeFromBoxedFunction<&call_collective>();
   return std::nullopt;
 }
@@ -126,13 +188,16 @@ const run::StorageVarRef& order_of_collectives() {
   return *var;
 }
 
+void set_collectives_at_the_call(bool on) { at_the_call = on; }
+
 void register_collectives() {
-  constexpr auto kKey = c10::DispatchKey::PrivateUse1;
-  static torch::Library plain(torch::Library::IMPL, "c10d", kKey, __FILE__, __LINE__);
-  static torch::Library functional(torch::Library::IMPL, "_c10d_functional", kKey, __FILE__,
-                                   __LINE__);
-  take_over(plain, "c10d::");
-  take_over(functional, "_c10d_functional::");
+  for (const char* name_space : {"c10d", "_c10d_functional"}) {
+    const auto library = [&](c10::DispatchKey key) {
+      return new torch::Library(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
+    };
+    take_over(*library(c10::DispatchKey::PrivateUse1), *library(c10::DispatchKey::ADInplaceOrView),
+              std::string(name_space) + "::");
+  }
 }
 
 }  // namespace lazyeng::record

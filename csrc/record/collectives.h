@@ -16,6 +16,9 @@ void register_collectives();
 /// recorded as others are.
 std::optional<torch::CppFunction> collective_kernel(const c10::OperatorHandle& op);
 
+/// Whether the calling thread's collectives are not recorded: a backend joins them to one call.
+void set_collectives_at_the_call(bool on);
+
 /// The var that all recorded collectives write.
 const run::StorageVarRef& order_of_collectives();
 

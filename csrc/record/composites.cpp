@@ -3,6 +3,7 @@
 #include "csrc/record/composites.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/clone.h>
 #include <ATen/ops/to_compositeimplicitautograd_dispatch.h>
 #include <torch/library.h>
 
@@ -13,6 +14,7 @@
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/thread_mode.h"
+#include "csrc/run/ignored_warnings.h"
 #include "csrc/run/plain_storage.h"
 
 namespace lazyeng::record {
@@ -149,6 +151,10 @@ void record_whole(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   current_recorder()->record(*info, stack);
 }
 
+/// A copy that shares memory until one of the two is written: the engine has writes in order, and
+/// so may copy at once.
+at::Tensor lazy_clone(const at::Tensor& self) { return self.clone(); }
+
 template <size_t N, class Function>
 void add(torch::Library& library, const std::array<const char*, N>& names, Function function) {
   for (const char* name : names) library.impl(name, function());
@@ -189,6 +195,8 @@ void register_opaque_composites() {
   add(autograd, kFillFactory, fills);
   add(backend, kFillFactory, fills);
   add(backend, kStartFromFactory, whole);
+  const run::IgnoredWarnings silent;  // it replaces the kernel that records
+  backend.impl("_lazy_clone", &lazy_clone);
   add(autograd, kStartFromFactory, [] { return torch::CppFunction::makeFallthrough(); });
 }
 

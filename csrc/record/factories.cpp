@@ -7,6 +7,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/TensorOptions.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
@@ -22,10 +23,18 @@ thread_local bool backward_from_lazy = false;
 
 thread_local bool lazy_factories = false;
 
+/// Within a kernel of plain tensors, which fills what it makes at once. (In a block the kernels of
+/// plain tensors are ours.)
+bool in_plain_kernel() {
+  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  return keys.excluded_.has(c10::DispatchKey::ADInplaceOrView) &&
+         !keys.included_.has(c10::DispatchKey::PrivateUse1);
+}
+
 bool in_backward_of_lazy() {
   const int task = torch::autograd::get_current_graph_task_id();
   return task != -1 && (backward_from_lazy || task == lazy_graph_task) &&
-         !run::RealDispatch::active();
+         !run::RealDispatch::active() && !in_plain_kernel();
 }
 
 bool becomes_lazy(std::optional<at::Layout> layout, std::optional<at::Device> device) {

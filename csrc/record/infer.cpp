@@ -166,8 +166,8 @@ class ResultReader {
       plan_.outputs.push_back({Kind::undefined, 0, nullptr, 0});
       return true;
     }
-    if (tensor.layout() != c10::kStrided || tensor.is_quantized() || !tensor.has_storage() ||
-        tensor.key_set().has(c10::DispatchKey::Python))
+    if (tensor.layout() != c10::kStrided || tensor.is_quantized() || tensor.is_nested() ||
+        !tensor.has_storage() || tensor.key_set().has(c10::DispatchKey::Python))
       return false;
     OutputPlan output{Kind::fresh, 0, geometry_on(tensor, device_.value_or(tensor.device())), 0};
     for (size_t i = 0; i < inputs_.size(); ++i)

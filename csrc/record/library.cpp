@@ -139,6 +139,12 @@ constexpr std::array<c10::DispatchKey, 4> kOtherLayouts = {
     c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::SparseCsrPrivateUse1,
     c10::DispatchKey::QuantizedPrivateUse1, c10::DispatchKey::NestedTensorPrivateUse1};
 
+/// One of these outranks a fallback; the second is that of structured ops.
+bool has_kernel_for_all_backends(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
 /// An op with a kernel for all backends would be run by that, and not by the kernel of the layout.
 void register_other_layouts(const std::vector<c10::OperatorName>& names) {
   for (c10::DispatchKey key : kOtherLayouts) {
@@ -147,8 +153,7 @@ void register_other_layouts(const std::vector<c10::OperatorName>& names) {
     for (const c10::OperatorName& name : names) {
       const auto op = c10::Dispatcher::singleton().findOp(name);
       if (op && name.name.rfind("aten::", 0) == 0 && op->hasSchema() &&
-          handles_tensors(op->schema()) &&
-          op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
+          handles_tensors(op->schema()) && has_kernel_for_all_backends(*op) &&
           !op->hasKernelForDispatchKey(key))
         registered().libraries.back()->impl(
             without_namespace(name).c_str(),

@@ -28,7 +28,7 @@ void claim_checked(run::Node& node, const run::Value& value) {
     if (sibling.get() != &value.var()) write(node, sibling, false);
 }
 
-void claim(run::Node& node, const run::StorageVarRef& ordered) {
+void claim(run::Node& node, const run::StorageVarRef& generator) {
   for (const run::TensorArg& arg : node.tensors) {
     const run::ValueRef& value = arg.value;
     if (!value) continue;
@@ -41,7 +41,10 @@ void claim(run::Node& node, const run::StorageVarRef& ordered) {
     else
       node.add_read(value->var_ref());
   }
-  if (ordered) write(node, ordered, true);
+  if (generator) write(node, generator, true);
+  if (!node.collective) return;
+  write(node, node.collective->order(), true);
+  if (node.collective->done()) write(node, node.collective->done(), true);
 }
 
 /// copy_(self, src), and _to_copy(self, device=...), whose device may be that of self.
@@ -72,9 +75,6 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   node->block = thread_mode().block;
   node->writes_plain = call.writes_plain;
   node->settings = run::ThreadSettings::of_this_thread();
-  const run::StorageVarRef ordered = call.info.random       ? generator_var(call)
-                                     : call.info.collective ? order_of_collectives()
-                                                            : nullptr;
   node->host_copy = host_copy_of(call);
   node->device = device_of(call);
   node->waits_for_device = thread_mode().mode == Mode::sync;
@@ -93,9 +93,17 @@ Ref<run::Node> build_node(Call& call, bool discover) {
     if (arg.value && !(discover && arg.written)) arg.raw = at::Tensor();
   if (!call.info.aten) node->queue = engine::QueueId::python;
   if (node->host_copy) node->queue = node->host_copy.queue();
-  claim(*node, ordered);
-  for (const at::Tensor& tensor : call.written)
-    if (tensor.defined()) run::note_own_write(tensor);
+  if (call.info.collective != run::Collectivity::none) {
+    node->queue = engine::QueueId::collectives;
+    node->collective = call.collective
+                           ? call.collective
+                           : make_ref<run::Collective>(call.info, order_of_collectives());
+  }
+  claim(*node, call.info.random ? generator_var(call) : nullptr);
+  // (Writes of collectives move no version counter, in eager neither.)
+  if (!node->collective)
+    for (const at::Tensor& tensor : call.written)
+      if (tensor.defined()) run::note_own_write(tensor);
   return node;
 }
 

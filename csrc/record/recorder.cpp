@@ -39,6 +39,14 @@ bool rewrites_plain(const Call& call, const Plan& plan) {
   return false;
 }
 
+/// Memory that the program gave may be of a kind that cannot grow, which eager says at the call.
+bool grows_given_memory(const Call& call, const Plan& plan) {
+  return std::any_of(plan.rewrites.begin(), plan.rewrites.end(), [&](const Plan::Rewrite& rewrite) {
+    const run::StorageVar& var = call.tensors[rewrite.tensor].value->var();
+    return var.exposed() && rewrite.after->extent_bytes() > var.nbytes();
+  });
+}
+
 bool is_mask(const run::GeometryRef& look) {
   return look && (look->dtype() == c10::kBool || look->dtype() == c10::kByte);
 }
@@ -104,14 +112,29 @@ bool is_counter(const run::Node& node) {
   return read;
 }
 
+/// lazy.copy_(plain)
+bool copies_plain(const Call& call) {
+  return call.info.crosses_devices && call.info.writes && call.tensors.size() == 2 &&
+         !call.tensors[0].raw.defined() && call.tensors[1].value && call.tensors[1].raw.defined();
+}
+
 /// `plain.to("lazyeng")` has read `plain` when it returns, as copies to other devices have: the
-/// program may change it then. Not with non_blocking=True.
+/// program may change it then. So has `lazy.copy_(plain)`. Not with non_blocking=True.
 bool brings_to_device(const Call& call) {
-  if (!call.to_lazyeng || call.tensors.size() != 1 || !call.tensors[0].raw.defined()) return false;
-  if (thread_mode().inside() || thread_mode().mode != Mode::async) return false;
+  const bool to_lazyeng =
+      call.to_lazyeng && call.tensors.size() == 1 && call.tensors[0].raw.defined();
+  if ((!to_lazyeng && !copies_plain(call)) || thread_mode().inside()) return false;
   return std::none_of(call.args.begin(), call.args.end(), [](const c10::IValue& argument) {
     return argument.isBool() && argument.toBool();
   });
+}
+
+/// In mode deferred nothing runs: what it reads is a copy that nobody else has.
+void take_copy(run::TensorArg& source) {
+  if (run::plain_storages().is_guarded(source.raw)) return;
+  const run::RealDispatch below;
+  source.raw = source.raw.clone();
+  source.value = nullptr;
 }
 
 /// x.item()
@@ -183,7 +206,8 @@ void Recorder::record(Call call, torch::jit::Stack* results) {
     if (!plan) return run_now(call, keyed ? &key : nullptr, results);
     if (keyed) plans_.insert(key, call, plan);
   }
-  if (plan->run_now || rewrites_plain(call, *plan)) return run_now(call, nullptr, results);
+  if (plan->run_now || rewrites_plain(call, *plan) || grows_given_memory(call, *plan))
+    return run_now(call, nullptr, results);
   record_plan(call, *plan, results);
 }
 
@@ -210,7 +234,9 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
     trace_record(call, nullptr);
     return;
   }
-  const bool at_once = brings_to_device(call);
+  const bool reads_now = brings_to_device(call);
+  const bool at_once = reads_now && thread_mode().mode == Mode::async;
+  if (reads_now && !at_once) take_copy(call.tensors.back());
   Ref<run::Node> node = build_node(call, false);
   c10::SmallVector<run::ValueRef, 2> values = add_outputs(*node, call, plan);
   add_rewrites(*node, plan);

@@ -36,6 +36,9 @@ class Recorder {
   /// Records a call that was read already; the results in the order of the schema.
   void record(Call call, torch::jit::Stack* results);
 
+  /// Records a call that has a plan.
+  void record_plan(Call& call, const Plan& plan, torch::jit::Stack* results);
+
   /// Records a call whose plan is known already, past the dispatcher (direct.h); false: nothing is
   /// recorded. `result` is left undefined by ops that return what they write. GIL.
   bool record_direct(Call& call, bool view, at::Tensor& result);
@@ -82,7 +85,6 @@ class Recorder {
   size_t window_size() const { return window_size_.load(std::memory_order_relaxed); }
 
  private:
-  void record_plan(Call& call, const Plan& plan, torch::jit::Stack* results);
   void run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack* results);
   void schedule(run::Node& node);
   void append(run::Node& node);

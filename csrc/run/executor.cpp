@@ -78,6 +78,13 @@ c10::IValue next_optional_list(RealTensors& tensors, int64_t length) {
   return list;
 }
 
+c10::IValue next_lists(RealTensors& tensors, const c10::IValue& lengths) {
+  c10::List<c10::List<at::Tensor>> lists;
+  for (const int64_t length : lengths.toIntVector())
+    lists.push_back(next_list(tensors, length).toTensorList());
+  return lists;
+}
+
 bool aliases_an_input(const Node& node, const at::Tensor& tensor) {
   for (const TensorArg& arg : node.tensors)
     if (arg.value && arg.value->var().engine_face().is_alias_of(tensor.storage())) return true;
@@ -142,6 +149,9 @@ torch::jit::Stack real_arguments(Node& node) {
       }
       case ArgKind::tensor_list:
         stack.push_back(arg.isNone() ? arg : next_list(tensors, arg.toInt()));
+        break;
+      case ArgKind::tensor_lists:
+        stack.push_back(arg.isNone() ? arg : next_lists(tensors, arg));
         break;
       case ArgKind::optional_tensor_list:
         stack.push_back(arg.isNone() ? arg : next_optional_list(tensors, arg.toInt()));

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <sstream>
 
-#include "csrc/run/collective.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/kernel_warnings.h"
 #include "csrc/run/launch_log.h"
@@ -54,11 +53,17 @@ const char* dtype_name(c10::ScalarType dtype) {
   }
 }
 
+/// A collective that gives this process nothing.
+bool sends(const Node& node) {
+  return node.collective && std::none_of(node.tensors.begin(), node.tensors.end(),
+                                         [](const TensorArg& arg) { return arg.written; });
+}
+
 bool nobody_holds(const Node& node) {
   if (node.discover) return true;
   for (const ValueRef& value : node.outputs)
     if (value && (value->use_count() > 1 || value->var_ref()->use_count() > 2)) return false;
-  return !node.outputs.empty();
+  return !node.outputs.empty() || sends(node);
 }
 
 }  // namespace
@@ -146,13 +151,23 @@ void Node::call_kernel_here(torch::jit::Stack& stack) const {
 
 void Node::execute() {
   settings.apply();
+  const WarningsOf warnings(*this);
+  if (collective && collective->has_begun()) return end(collective->end());
+  begin();
+}
+
+void Node::begin() {
   keep_overwritten_failures();
   check_plain_reads();
   if (run_own_kernels(*this)) return check_plain_reads();
-  const WarningsOf warnings(*this);
   torch::jit::Stack stack = real_arguments(*this);
   call_kernel(stack);
-  if (info.collective) wait_for_collective(stack);
+  if (!collective) return end(std::move(stack));
+  collective->begin(std::move(stack));
+  go_on(engine::QueueId::waits, collective->order().get());
+}
+
+void Node::end(torch::jit::Stack stack) {
   follow_resizes();
   check_plain_reads();  // once more: it may have been changed while the kernel read it
   if (discover)
@@ -164,6 +179,7 @@ void Node::execute() {
 /// An op that lacks memory runs again when the others have let go of theirs. Not one that writes
 /// its arguments: it may have begun to.
 bool Node::retry_for_memory() noexcept {
+  if (collective && collective->has_begun()) return false;
   return std::none_of(tensors.begin(), tensors.end(),
                       [](const TensorArg& arg) { return arg.written; }) &&
          run_again_alone();
@@ -182,6 +198,8 @@ engine::FailurePtr Node::run() noexcept {
 }
 
 engine::FailurePtr Node::run_once() noexcept {
+  if (collective && !discover)
+    if (const engine::FailurePtr why = collective->kept_back()) return skip(why);
   try {
     if (discover) {
       RealDispatch below;
@@ -205,6 +223,7 @@ engine::FailurePtr Node::run_once() noexcept {
 
 engine::FailurePtr Node::skip(const engine::FailurePtr& cause) noexcept {
   if (discover) found.poisoned = cause;
+  if (collective) collective->not_begun(static_cast<const OpFailure&>(*cause));
   return std::make_shared<OpFailure>(std::static_pointer_cast<const OpFailure>(cause), label());
 }
 

@@ -11,6 +11,7 @@
 
 #include "csrc/engine/block_pool.h"
 #include "csrc/engine/op.h"
+#include "csrc/run/collective.h"
 #include "csrc/run/failure.h"
 #include "csrc/run/host_copy.h"
 #include "csrc/run/op_info.h"
@@ -87,6 +88,8 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   bool waits_for_device = false;
   /// What it is of that kind; it then runs on a queue of such copies.
   HostCopy host_copy;
+  /// Of ops of torch.distributed, which begin on one queue, in order, and end on another.
+  Ref<Collective> collective;
   /// A written argument is a plain tensor, which cannot carry a failure.
   bool writes_plain = false;
 
@@ -106,6 +109,8 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
 
  private:
   void execute();
+  void begin();
+  void end(torch::jit::Stack stack);
   void call_kernel(torch::jit::Stack& stack) const;
   void call_kernel_here(torch::jit::Stack& stack) const;
   void follow_resizes() const;

@@ -159,6 +159,29 @@ Work work_of(const c10::OperatorHandle& op, const std::string& base) {
   return op.hasTag(at::Tag::pointwise) && !random ? Work::elements : Work::other;
 }
 
+/// Functional collectives that write an argument which their schema does not mark.
+constexpr std::array<string_view, 3> kPointToPoint = {"isend", "irecv", "batch_p2p_ops"};
+
+bool is_work(const c10::Argument& result) {
+  return result.type()->str() == "__torch__.torch.classes.c10d.Work";
+}
+
+Collectivity collectivity_of(const c10::FunctionSchema& schema, const std::string& short_name) {
+  const std::string& name = schema.name();
+  if (name.rfind("c10d::", 0) == 0)
+    return !schema.returns().empty() && is_work(schema.returns().back()) ? Collectivity::work
+                                                                         : Collectivity::none;
+  const bool functional =
+      name.rfind("_c10d_functional::", 0) == 0 && !contains(kPointToPoint, short_name);
+  return functional || name == "_dtensor::shard_dim_alltoall" ? Collectivity::functional
+                                                              : Collectivity::none;
+}
+
+/// The schemas of c10d do not mark what is written: the first argument, if the name ends so.
+bool is_written_by_backend(const std::string& name, size_t index) {
+  return index == 0 && name.rfind("c10d::", 0) == 0 && name.back() == '_';
+}
+
 ArgKind kind_of(const c10::Argument& argument) {
   c10::TypePtr type = argument.real_type();
   if (type->kind() == c10::TypeKind::OptionalType)
@@ -182,6 +205,9 @@ ArgKind kind_of(const c10::Argument& argument) {
   if (optional) element = element->castRaw<c10::OptionalType>()->getElementType();
   if (element->kind() == c10::TypeKind::TensorType)
     return optional ? ArgKind::optional_tensor_list : ArgKind::tensor_list;
+  if (element->kind() == c10::TypeKind::ListType &&
+      element->castRaw<c10::ListType>()->getElementType()->kind() == c10::TypeKind::TensorType)
+    return ArgKind::tensor_lists;
   return element->kind() == c10::TypeKind::NumberType ? ArgKind::scalar : ArgKind::other;
 }
 
@@ -193,7 +219,8 @@ ReturnInfo read_return(const c10::FunctionSchema& schema, size_t index) {
   const c10::Argument& result = schema.returns()[index];
   ReturnInfo info;
   const ArgKind kind = kind_of(result);
-  info.tensor = kind == ArgKind::tensor || kind == ArgKind::tensor_list;
+  info.tensor =
+      kind == ArgKind::tensor || kind == ArgKind::tensor_list || kind == ArgKind::tensor_lists;
   info.list = kind == ArgKind::tensor_list;
   info.optional = result.real_type()->kind() == c10::TypeKind::OptionalType;
   if (result.alias_info() == nullptr) return info;
@@ -228,20 +255,25 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
     const string_view argument_name = argument.name();
     info.write |= contains(kUpdatesStatistics, base) &&
                   (argument_name == "running_mean" || argument_name == "running_var");
-    info.overwritten = info.write && (argument.is_out() || contains(kOverwriting, base));
+    info.write |= is_written_by_backend(base, args.size());
+    info.overwritten =
+        info.write && (argument.is_out() || contains(kOverwriting, base) ||
+                       (!argument.alias_info() && argument_name.rfind("output", 0) == 0));
     writes |= info.write;
     trusts_contents |= !info.write && contains(kRowNumbers, argument.name());
     takes_generator |= info.kind == ArgKind::generator;
     args.push_back(info);
   }
+  collective = collectivity_of(schema, short_name);
   for (size_t i = 0; i < schema.returns().size(); ++i) {
+    if (collective == Collectivity::work && is_work(schema.returns()[i])) continue;
     returns.push_back(read_return(schema, i));
+    if (collective == Collectivity::work) returns.back().written_arg = 0;
     returns_plain |= !returns.back().tensor;
     reports_info |= schema.returns()[i].name() == "info";
   }
   random = op.hasTag(at::Tag::nondeterministic_seeded);
   work = work_of(op, base);
-  collective = base.rfind("_c10d_functional::", 0) == 0 && !writes;
   indexes = base == "aten::index" || base == "aten::_unsafe_index";
   data_dependent =
       !indexes && (op.hasTag(at::Tag::dynamic_output_shape) ||
@@ -257,7 +289,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
   if (name == "aten::select.int") offset_view = OffsetView::select;
   if (name == "aten::slice.Tensor") offset_view = OffsetView::slice;
   crosses_devices = contains(kCrossesDevices, base);
-  checks_values = returns.empty() && !writes;
+  checks_values = schema.returns().empty() && !writes;
   wrong_meta = contains(kWrongMeta, base);
   made_of_ops = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
                 !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&

@@ -12,6 +12,7 @@ namespace lazyeng::run {
 enum class ArgKind : uint8_t {
   tensor,                ///< Tensor, Tensor?
   tensor_list,           ///< Tensor[]
+  tensor_lists,          ///< Tensor[][]
   optional_tensor_list,  ///< Tensor?[]
   generator,
   device,
@@ -44,6 +45,13 @@ enum class Work : uint8_t {
   product,   ///< of matrices
 };
 
+/// An op of torch.distributed: a backend goes on with it on threads, or streams, of its own.
+enum class Collectivity : uint8_t {
+  none,
+  functional,  ///< its results are waited for one by one (_c10d_functional::wait_tensor)
+  work,        ///< it returns a Work besides, which is waited for; ReturnInfo leaves that out
+};
+
 /// Views that csrc/record/offset_views.h knows.
 enum class OffsetView : uint8_t { none, select, slice };
 
@@ -63,8 +71,7 @@ struct OpInfo {
   bool aten = false;
   bool writes = false;  ///< some argument is written
   bool random = false;  ///< draws from a generator
-  /// Of torch.distributed, makes new tensors: the backend writes them until they are waited for.
-  bool collective = false;
+  Collectivity collective = Collectivity::none;
   bool takes_generator = false;
   bool data_dependent = false;    ///< shapes or results depend on values
   bool indexes = false;           ///< data dependent only if an index is a mask

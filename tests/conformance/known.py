@@ -7,8 +7,6 @@ docs/conformance.md is generated from these tables: `python -m tests.conformance
 # reports entries that turned out equal, so that the table does not outlive its reasons.
 
 KNOWN: dict[str, str] = {
-    "op:sparse.sampled_addmm": "its backward makes a sparse gradient inside a composite function that "
-    "looks at the memory of a lazy one",
     "out:_batch_norm_with_update": "eager refuses this call too; its message prints the arguments, "
     "and a LazyTensor prints as one",
 }

@@ -1,0 +1,194 @@
+"""torch.compile and lazy tensors: a compiled function takes them, in blocks and outside."""
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import lazyeng
+from lazyeng import LazyError, LazyTensor, lazy, unwrap, wrap
+
+HAS_COMPILER = shutil.which("g++") is not None
+BACKENDS = [
+    "eager",
+    "aot_eager",
+    pytest.param(
+        "inductor", marks=pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
+    ),
+]
+
+pytestmark = [
+    pytest.mark.limit(300),
+    pytest.mark.skipif(sys.platform != "linux", reason="compiles with g++"),
+]
+
+
+@pytest.fixture(autouse=True, params=BACKENDS)
+def backend(request):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield request.param
+    torch._dynamo.reset()
+
+
+def rows(x, w):
+    return (torch.relu(x @ w) * 2).sum(1)
+
+
+@pytest.mark.parametrize("block", [contextlib.nullcontext, lazy, lambda: lazy("deferred")])
+def test_a_compiled_function_takes_lazy_and_plain_tensors(backend, block):
+    x, w = torch.randn(8, 6), torch.randn(6, 5)
+    compiled, expected = torch.compile(rows, backend=backend, fullgraph=True), rows(x, w)
+    with block():
+        results = [compiled(wrap(x) * 1, w), compiled(x, wrap(w)), compiled(x * 1, w * 1)]
+        plain = compiled(x, w)
+        kinds = [type(y) for y in (*results, plain)]
+    lazily = LazyTensor if block is not contextlib.nullcontext else torch.Tensor
+    assert kinds == [LazyTensor, LazyTensor, lazily, lazily]
+    for y in (*results, plain):
+        torch.testing.assert_close(unwrap(y), expected)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1  # compiled once for all
+
+
+def test_compiled_outside_and_called_in_a_block(backend):
+    x, w = torch.randn(8, 6), torch.randn(6, 5)
+    compiled = torch.compile(rows, backend=backend)
+    torch.testing.assert_close(compiled(x, w), rows(x, w))
+    with lazy():
+        y = compiled(x * 2, w) + 1
+    torch.testing.assert_close(unwrap(y), rows(x * 2, w) + 1)
+
+
+def model():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 3))
+
+
+def train(side, block, backend):
+    """Losses, parameters and buffers; each step reads nothing."""
+    torch.manual_seed(0)
+    net = side(model())
+    compiled = torch.compile(net, backend=backend)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    with block():
+        for _ in range(3):
+            loss = compiled(side(torch.randn(8, 6))).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+    return [unwrap(x.detach()) for x in (*losses, *net.parameters(), *net.buffers())]
+
+
+WAYS = {
+    "wrapped": (wrap, contextlib.nullcontext),
+    "block": (lambda module: module, lazy),
+    "deferred": (lambda module: module, lambda: lazy("deferred")),
+    "wrapped, in a block": (wrap, lazy),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_training_a_compiled_module(backend, way):
+    expected = train(lambda module: module, contextlib.nullcontext, backend)
+    torch._dynamo.reset()
+    found = train(*WAYS[way], backend)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_gradients_of_lazy_arguments_are_lazy(backend):
+    w = wrap(torch.ones(3)).requires_grad_()
+    held = wrap(torch.full((3,), 2.0)).requires_grad_()
+    compiled = torch.compile(lambda a, b: (a * b * held).cos(), backend=backend)
+    compiled(w * 2, torch.ones(3)).sum().backward()
+    a, b = torch.ones(3).requires_grad_(), torch.full((3,), 2.0).requires_grad_()
+    (a * 2 * b).cos().sum().backward()
+    for lazily, eagerly in ((w, a), (held, b)):
+        torch.testing.assert_close(unwrap(lazily.grad), eagerly.grad)
+
+
+def test_writes_of_a_compiled_function_are_seen(backend):
+    """What is recorded before reads the values of before, and what comes after the new ones."""
+
+    def advance(counter, x):
+        counter.add_(1)
+        return counter * x
+
+    compiled = torch.compile(advance, backend=backend)
+    with lazy("deferred"):
+        counter, plain = wrap(torch.zeros(3)), torch.zeros(3)
+        before = (counter + 0, plain + 0)
+        found = [compiled(counter, torch.ones(3)), compiled(plain, torch.ones(3))]
+        after = (counter + 0, plain + 0)
+    assert [y.tolist() for y in before] == [[0.0] * 3] * 2
+    assert [y.tolist() for y in (*found, *after)] == [[1.0] * 3] * 4
+
+
+def test_exceptions_keep_their_type(backend):
+    invert = torch.compile(lambda a: torch.linalg.inv(a) * 2, backend=backend)
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        invert(wrap(torch.zeros(2, 2)))
+    double = torch.compile(lambda a: a * 2, backend=backend)
+    failed = wrap(torch.ones(3))[torch.tensor([9])]
+    with pytest.raises(IndexError, match="index 9 is out of bounds") as caught:
+        double(failed)
+    assert isinstance(caught.value, LazyError)
+
+
+def test_graph_breaks(backend):
+    def broken(x):
+        y = x * 2
+        torch._dynamo.graph_break()
+        return (y + 1).sum().item() + y
+
+    with lazy():
+        y = torch.compile(broken, backend=backend)(torch.ones(3) * 2)
+    assert y.tolist() == [19.0] * 3
+
+
+def test_backward_within_a_compiled_function(backend):
+    def step(p, x):
+        loss = (p * x).sum()
+        loss.backward()
+        return loss
+
+    for side in (lambda x: x, wrap):
+        p = side(torch.ones(3)).requires_grad_()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loss = torch.compile(step, backend=backend)(p, torch.ones(3))
+        assert not any("lazyeng" in str(warning.message) for warning in caught)
+        assert (float(loss), p.grad.tolist()) == (3.0, [1.0] * 3)
+
+
+def test_cond(backend):
+    """It compiles its branches, with a backend of its own."""
+    if backend != "eager":
+        pytest.skip("once is enough")
+    x = wrap(torch.ones(2))
+    for number, expected in ((3, 2.0), (1, 0.0)):
+        for operand in (x, torch.ones(2)):
+            taken = torch.cond(
+                wrap(torch.tensor(number)) > 2, lambda a: a + 1, lambda a: a - 1, (operand,)
+            )
+            assert taken.tolist() == [expected] * 2
+        with lazy("deferred"):
+            predicate = torch.tensor(number) > 2
+            taken = torch.cond(predicate, lambda a: a + 1, lambda a: a - 1, (torch.ones(2) * 1,))
+        assert taken.tolist() == [expected] * 2
+
+
+def test_import_of_lazyeng_leaves_the_compiler_alone(backend):
+    """It takes seconds to import."""
+    if backend != "eager":
+        pytest.skip("once is enough")
+    program = "import sys, lazyeng; sys.exit('torch._dynamo' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert lazyeng.__name__ == "lazyeng"
