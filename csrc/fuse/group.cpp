@@ -131,7 +131,8 @@ bool Group::is_wide(const Program& program) const {
     return static_cast<uint64_t>(numel) * sizeof(float) >= run::kWideBytes;
   const auto rows = static_cast<double>(row ? numel / row : 0);
   const auto folds = std::count_if(program.steps.begin(), program.steps.end(), folds_rows);
-  return static_cast<double>(numel) * microseconds_per_element(program) + rows * static_cast<double>(folds) * kMicrosecondsPerRow >=
+  return static_cast<double>(numel) * microseconds_per_element(program) +
+             rows * static_cast<double>(folds) * kMicrosecondsPerRow >=
          run::kWorthAllCores;
 }
 
