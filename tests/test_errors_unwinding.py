@@ -538,12 +538,16 @@ def test_tracer_of_others_stays():
 
     sys.settrace(tracer)
     try:
-        with pytest.raises(LazyError):
+        with pytest.raises(LazyError) as caught:
             through_torch(read)
         assert sys.gettrace() is tracer
+        before = len(seen)
+        through_torch(lambda: None)
+        assert len(seen) > before  # it still hears of lines
     finally:
         sys.settrace(None)
     assert "exception" in seen
+    assert not internal(caught.value.__traceback__)
 
 
 def test_tracer_set_while_one_is_handled_wins():

@@ -7,17 +7,23 @@
 // interpreter drops the tuple of its arguments, right after that: it is called for exceptions only,
 // and the code that handles them runs at full speed.
 //
+// Where somebody traces already (a debugger, coverage), a second function stands in front of
+// theirs: it looks at exceptions and passes every event on.
+//
 // Invariants:
-// - `c_traceobj` stays null: sys.gettrace() is None.
-// - It is installed in a thread only while an exception that the thread raised is watched, and only
-//   where there was no trace function: a debugger's, or that of coverage, stays. One that is set
-//   meanwhile takes our place.
+// - `c_traceobj` stays what it was: sys.gettrace() tells of others' functions only.
+// - A function of ours is installed in a thread only while an exception that the thread raised is
+//   watched. One that somebody sets meanwhile takes its place.
 // - `use_tracing` is never set because of it, unless somebody profiles (sys.setprofile), who has
 // set
 //   it anyway. When that ends first, our next call ends the watch.
+// - `others` has a thread exactly as long as `pass_on` is, or was, installed there for the watches
+//   that it has.
 #include <Python.h>
 
 #if PY_VERSION_HEX < 0x030C0000
+
+#include <unordered_map>
 
 #include "csrc/stacks/unwind.h"
 #include "csrc/stacks/unwind_hook.h"
@@ -25,10 +31,34 @@
 namespace lazyeng::stacks {
 namespace {
 
+/// By thread, the function that `pass_on` stands in front of. Never destroyed, as `watches`.
+std::unordered_map<uint64_t, Py_tracefunc>& others() {
+  static auto* functions = new std::unordered_map<uint64_t, Py_tracefunc>;
+  return *functions;
+}
+
+int pass_on(PyObject* object, PyFrameObject* frame, int what, PyObject* arguments) {
+  const uint64_t id = PyThreadState_GetID(PyThreadState_Get());
+  const auto found = others().find(id);
+  if (found == others().end()) return 0;
+  const Py_tracefunc other = found->second;
+  if (what == PyTrace_EXCEPTION)
+    note_raised(frame, PyTuple_GET_ITEM(arguments, 1), PyTuple_GET_ITEM(arguments, 2));
+  return other(object, frame, what, arguments);
+}
+
 int on_event(PyObject*, PyFrameObject* frame, int what, PyObject* arguments);
 
+bool is_ours(Py_tracefunc function) { return function == on_event || function == pass_on; }
+
 void install(PyThreadState* thread) {
-  if (!thread->c_tracefunc) thread->c_tracefunc = on_event;
+  if (is_ours(thread->c_tracefunc)) return;
+  if (!thread->c_tracefunc) {
+    thread->c_tracefunc = on_event;
+  } else {
+    others()[PyThreadState_GetID(thread)] = thread->c_tracefunc;
+    thread->c_tracefunc = pass_on;
+  }
 }
 
 void install_again(PyObject*) {
@@ -70,15 +100,18 @@ bool arm_unwind_hook() {
   PyThreadState* thread = PyThreadState_Get();
   if (thread->tracing) return false;  // in a trace function: nothing here would be heard of
   install(thread);
-  return thread->c_tracefunc == on_event;
+  return true;
 }
 
-bool unwind_hook_is_armed() { return PyThreadState_Get()->c_tracefunc == on_event; }
+bool unwind_hook_is_armed() { return is_ours(PyThreadState_Get()->c_tracefunc); }
 
 void disarm_unwind_hook(uint64_t id, bool) {
   PyThreadState* thread = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
   while (thread && PyThreadState_GetID(thread) != id) thread = PyThreadState_Next(thread);
-  if (thread && thread->c_tracefunc == on_event) thread->c_tracefunc = nullptr;
+  const auto found = others().find(id);
+  const Py_tracefunc other = found == others().end() ? nullptr : found->second;
+  if (thread && is_ours(thread->c_tracefunc)) thread->c_tracefunc = other;
+  if (other) others().erase(found);
 }
 
 }  // namespace lazyeng::stacks
