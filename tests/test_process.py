@@ -523,3 +523,17 @@ def test_import_starts_no_python_thread():
         import threading
         print(threading.active_count())
     """, "1")  # fmt: skip
+
+
+def test_daemon_threads_that_wait_at_exit():
+    """The interpreter ends them where they come back from a wait: nothing of ours may mind."""
+    for _ in range(3):
+        check("""
+            import threading
+            def reads():
+                x = wrap(torch.ones(8))
+                while True: (x + 1).sum().item()
+            for _ in range(8): threading.Thread(target=reads, daemon=True).start()
+            time.sleep(0.2)
+            print("end")
+        """, "end")  # fmt: skip

@@ -75,6 +75,8 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   node->block = thread_mode().block;
   node->writes_plain = call.writes_plain;
   node->settings = run::ThreadSettings::of_this_thread();
+  // Before the arguments move into the node: a generator may be one of them.
+  const run::StorageVarRef generator = call.info.random ? generator_var(call) : nullptr;
   node->host_copy = host_copy_of(call);
   node->device = device_of(call);
   node->waits_for_device = thread_mode().mode == Mode::sync;
@@ -99,7 +101,7 @@ Ref<run::Node> build_node(Call& call, bool discover) {
                            ? call.collective
                            : make_ref<run::Collective>(call.info, order_of_collectives());
   }
-  claim(*node, call.info.random ? generator_var(call) : nullptr);
+  claim(*node, generator);
   // (Writes of collectives move no version counter, in eager neither.)
   if (!node->collective)
     for (const at::Tensor& tensor : call.written)

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <Python.h>
+#include <cxxabi.h>
+#include <unistd.h>
 
 #include <utility>
 
@@ -48,8 +50,16 @@ inline PyRef imported(const char* module, const char* name) {
 class NoGil {
  public:
   NoGil() : saved_(PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
+  /// A daemon thread that comes back when the interpreter is ending is ended by it, here, by
+  /// unwinding its stack, which would run into code that must not throw: it stays where it is until
+  /// the process is gone, as threads do from Python 3.14 on.
   ~NoGil() {
-    if (saved_) PyEval_RestoreThread(saved_);
+    if (!saved_) return;
+    try {
+      PyEval_RestoreThread(saved_);
+    } catch (abi::__forced_unwind&) {
+      for (;;) pause();
+    }
   }
   NoGil(const NoGil&) = delete;
   NoGil& operator=(const NoGil&) = delete;

@@ -202,4 +202,10 @@ def start() -> None:
             target=Service(KernelMaker()).run, name="lazyeng-compiler", daemon=True
         )
         _thread.start()
-        atexit.register(_C.stop_kernel_requests)
+        atexit.register(_stop, _thread)
+
+
+def _stop(thread: threading.Thread) -> None:
+    """Lets the thread end if it waits. One that compiles is left to the end of the process."""
+    _C.stop_kernel_requests()
+    thread.join(timeout=0.5)
