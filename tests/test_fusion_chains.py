@@ -83,9 +83,9 @@ def test_every_pair_of_steps(dtype):
 
 
 def run_alone(body, **env):
-    script = "import os, time, torch, lazyeng\n" + textwrap.dedent(body)
+    prelude = "import time, torch, lazyeng\nfrom tests.thread_names import count_threads\n"
     done = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", prelude + textwrap.dedent(body)],
         capture_output=True, text=True, timeout=120, env=os.environ | env,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -113,11 +113,7 @@ def test_large_groups_run_on_all_threads():
     """The sign for it is the team of the engine's thread, which nothing else has made."""
     assert run_alone("""
         torch.set_num_threads(2)
-        def name(thread):
-            try: return open(f"/proc/self/task/{thread}/comm").read()
-            except OSError: return ""  # it has ended since it was listed
-        def team():
-            return sum(name(t).startswith("lazyeng-cpu") for t in os.listdir("/proc/self/task"))
+        def team(): return count_threads("lazyeng-cpu")
         x, most = torch.ones(1 << 22), 0
         end = time.monotonic() + 60
         while most < 2 and time.monotonic() < end:

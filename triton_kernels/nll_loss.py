@@ -148,17 +148,8 @@ def nll_loss_backward(
     total_weight: torch.Tensor,
 ) -> torch.Tensor:
     """dx [rows, C]; dy [rows], or [] if the forward reduced."""
-    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if x.numel():
-        n_rows, n_cols = x.shape
-        block = _launch.block_of(n_cols, _launch.LOOP_BLOCK)
-        _launch.launch(
-            nll_loss_backward_kernel, (n_rows, triton.cdiv(n_cols, block)), dy.contiguous(),
-            target.contiguous(), _contiguous(weight), total_weight, dx, n_cols, ignore_index,
-            HAS_WEIGHT=weight is not None, REDUCTION=reduction, COMPUTE=_launch.compute_type(x),
-            BLOCK_SIZE=block, elements=block,
-        )  # fmt: skip
-    return dx
+    return _backward(nll_loss_backward_kernel, (), dy, x, target, weight, reduction, ignore_index,
+                     total_weight)  # fmt: skip
 
 
 @_launch.recorded(lambda dy, x, *_: torch.empty_like(x, memory_format=torch.contiguous_format))
@@ -172,17 +163,23 @@ def nll_log_softmax_backward(
     total_weight: torch.Tensor,
 ) -> torch.Tensor:
     """dz for x = log_softmax(z), else as `nll_loss_backward`."""
-    dz = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return _backward(nll_log_softmax_backward_kernel, (x.contiguous(),), dy, x, target, weight,
+                     reduction, ignore_index, total_weight)  # fmt: skip
+
+
+def _backward(kernel, also_read, dy, x, target, weight, reduction, ignore_index, total_weight):
+    """What the kernel makes, of x's shape."""
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.numel():
         n_rows, n_cols = x.shape
         block = _launch.block_of(n_cols, _launch.LOOP_BLOCK)
         _launch.launch(
-            nll_log_softmax_backward_kernel, (n_rows, triton.cdiv(n_cols, block)), dy.contiguous(),
-            target.contiguous(), _contiguous(weight), total_weight, x.contiguous(), dz, n_cols,
-            ignore_index, HAS_WEIGHT=weight is not None, REDUCTION=reduction,
-            COMPUTE=_launch.compute_type(x), BLOCK_SIZE=block, elements=block,
+            kernel, (n_rows, triton.cdiv(n_cols, block)), dy.contiguous(), target.contiguous(),
+            _contiguous(weight), total_weight, *also_read, dx, n_cols, ignore_index,
+            HAS_WEIGHT=weight is not None, REDUCTION=reduction, COMPUTE=_launch.compute_type(x),
+            BLOCK_SIZE=block, elements=block,
         )  # fmt: skip
-    return dz
+    return dx
 
 
 def _contiguous(weight: torch.Tensor | None) -> torch.Tensor | None:
