@@ -415,6 +415,14 @@ at::Tensor host_twin(const at::Tensor& tensor) {
   return typed;
 }
 
+/// As `host_twin`, for a stream's thread: it lets go of its tensors, and of one that has an object
+/// of Python it could only with the GIL, which the thread that waits for the stream may hold.
+at::Tensor queued_twin(const at::Tensor& tensor) {
+  if (on_device(tensor) || !tensor.defined()) return host_twin(tensor);
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), false));
+}
+
 /// The same layout without memory.
 at::Tensor meta_twin(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
@@ -608,7 +616,7 @@ void run_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (!only_views) {
     torch::jit::Stack hosts;
     for (const c10::IValue& arg : args)
-      hosts.push_back(with_device(map_tensors(arg, host_twin), c10::kCPU));
+      hosts.push_back(with_device(map_tensors(arg, queued_twin), c10::kCPU));
     std::vector<at::Tensor> twins;
     for (const at::Tensor& tensor : made) twins.push_back(host_twin(tensor));
     launch(stream_of(device), [op, hosts, twins, schema]() mutable {
@@ -656,8 +664,8 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   const int device = (up ? self : source).device().index();
   check(device);
   const auto is_pinned = [](const at::Tensor& t) { return pinned_memory().has(t.data_ptr()); };
-  const at::Tensor to = host_twin(self);
-  at::Tensor from = host_twin(source);
+  const at::Tensor to = queued_twin(self);
+  at::Tensor from = queued_twin(source);
   const bool later = non_blocking && (up && from_device ? true : is_pinned(up ? from : to));
   const BelowEverything below;
   if (up && !from_device && !later) from = from.clone();
