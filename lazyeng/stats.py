@@ -24,8 +24,8 @@ def engine_stats() -> dict[str, int]:
         ``hand_written``: ops that ran as kernels of the table in docs/triton.md, on GPUs;
         ``launches``: kernels started, one for each group and each op that ran alone;
         ``on_one_core``: ops run on one core although their kernels may take all;
-        ``crowded``: how often threads of large kernels stood in line for the cores, so that they
-        do not spin for a while;
+        ``crowded``: how often threads of large kernels stood in line for cores that other programs
+        keep busy, so that they do not spin for a while;
         ``plans``: calls unlike all before (in op, shapes, options), which take longer to record;
         ``syncs``: places where the program waited; ``fallbacks``: ops run at the call because they
         cannot be recorded;

@@ -163,19 +163,37 @@ def test_helpers_sleep_only_in_a_program_that_never_waits():
     """, "[2] [1] [2]")  # fmt: skip
 
 
-def test_helpers_that_stand_in_line_sleep():
-    """Here both threads of a team have one core; the sign for sleep is again the idle team of two."""
-    check("""
-        torch.set_num_threads(2)
+CROWDS = {
+    "one core for both threads": """
+        cores = {min(os.sched_getaffinity(0))}
+        import contextlib
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(int(thread), cores)
+        """,
+    "other programs": """
+        import atexit, subprocess
+        busy = "import time; end = time.time() + 50\\nwhile time.time() < end: pass"
+        for _ in os.sched_getaffinity(0):
+            atexit.register(subprocess.Popen([sys.executable, "-c", busy]).kill)
+        """,
+}
+
+
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_helpers_that_stand_in_line_sleep(crowd):
+    """The sign for sleep is again the idle team of two."""
+    # (By then OpenMP has counted the cores, and the engine has its threads.)
+    start = "torch.set_num_threads(2); (wrap(torch.ones(2)) + 1).sum().item()"
+    check(start + textwrap.dedent(CROWDS[crowd]) + textwrap.dedent("""
         def idle_team(): return count_threads("lazyeng-openmp")
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # (OpenMP has counted them by now)
         w = wrap(torch.ones(200, 200))
         end, crowded = time.monotonic() + 30, False
         while not crowded and time.monotonic() < end:
             (w @ w).relu().sum().item()  # reads in each step: helpers may spin
             crowded = lazyeng.engine_stats()["crowded"] > 0 and idle_team() == 2
         print(crowded)
-    """, "True")  # fmt: skip
+    """), "True")  # fmt: skip
 
 
 def test_fork_before_first_use():

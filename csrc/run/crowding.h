@@ -1,9 +1,11 @@
-// csrc/run/crowding.h: whether threads of a team stand in line for the cores.
+// csrc/run/crowding.h: whether threads of a team stand in line behind other programs.
 //
-// Other programs want the cores too, or two threads of one team share a core: the kernel's
-// scheduler may leave both there, as long as each looks busy. Then a helper that spins takes the
-// time slice of the very thread that it waits for, and each kernel lasts some slices: a step of 6
-// ms took 1.3 s beside two busy processes. Helpers that sleep pass the core on at once.
+// A helper that spins on a core that others want too takes the time slice of the very thread that
+// it waits for, and each kernel lasts some slices: a step of 6 ms took 1.3 s beside two busy
+// processes. Helpers that sleep pass the core on at once.
+//
+// The program's own threads make a line too: who records is the third beside a kernel on two cores.
+// Helpers that slept for that made an LSTM three times as slow. So there must be others.
 //
 // Sleeping helpers cost wake-ups, so they spin again after a while, to see whether they can: a
 // while that doubles each time that they cannot.
@@ -34,11 +36,13 @@ class Crowding {
     return now >= due_;
   }
 
-  /// Until when helpers had better sleep; a time in the past: they may spin.
-  Clock::time_point look(Clock::time_point now, const Times& times) {
+  /// Until when helpers had better sleep; a time in the past: they may spin. `others(now)` tells
+  /// how many cores other programs keep busy, if it knows; it is asked only where there is a line.
+  template <class Others>
+  Clock::time_point look(Clock::time_point now, const Times& times, Others&& others) {
     if (now < until_) return until_;
     due_ = now + kLookEvery;
-    if (times.on_core + times.in_line < kEnough || times.in_line * kOf < times.on_core) {
+    if (!is_line(times) || others(now).value_or(0) < kBusy) {
       if (now > until_ + kForgets * while_) while_ = kShort;
       return until_;
     }
@@ -50,8 +54,13 @@ class Crowding {
 
  private:
   /// In line for a third of the time that is spent on a core, or more.
-  static constexpr uint64_t kOf = 3;
+  static bool is_line(const Times& times) {
+    return times.on_core + times.in_line >= kEnough && times.in_line * 3 >= times.on_core;
+  }
+
   static constexpr uint64_t kEnough = 5'000'000;
+  /// Cores. What a quiet machine does besides is less.
+  static constexpr double kBusy = 0.3;
   static constexpr std::chrono::milliseconds kShort{150};
   static constexpr std::chrono::milliseconds kLong{4800};
   static constexpr int kForgets = 4;

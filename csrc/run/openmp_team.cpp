@@ -4,10 +4,12 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
+#include <limits>
 #include <utility>
 
 namespace lazyeng::run {
@@ -70,6 +72,7 @@ Crowding::Times times_of_this_thread() {
 
 struct SharedTimes {
   std::atomic<uint64_t> on_core{0}, in_line{0};
+  std::atomic<int> threads{0};
 };
 
 /// Adds what the calling thread has had since it did so last.
@@ -79,7 +82,14 @@ void add_times_of_this_thread(void* sums) {
   auto& to = *static_cast<SharedTimes*>(sums);
   to.on_core += now.on_core - last.on_core;
   to.in_line += now.in_line - last.in_line;
+  ++to.threads;
   last = now;
+}
+
+int allowed_cores() {
+  cpu_set_t mask;
+  if (sched_getaffinity(0, sizeof(mask), &mask) != 0) return std::numeric_limits<int>::max();
+  return CPU_COUNT(&mask);
 }
 
 void end_team() { open_mp().pause(OpenMp::kSoft, open_mp().this_device()); }
@@ -148,7 +158,12 @@ void OpenMpHelpers::look_for_cores() {
   SharedTimes times;
   in_team(add_times_of_this_thread, &times);
   const Clock::time_point before = crowded_until_.load(std::memory_order_relaxed);
-  const Clock::time_point until = crowding_.look(now, {times.on_core, times.in_line});
+  const auto others = [&](Clock::time_point when) -> std::optional<double> {
+    // A team that is larger than the set of cores it may use is as good as another program.
+    const int missing = times.threads - allowed_cores();
+    return missing > 0 ? missing : others_.cores(when);
+  };
+  const Clock::time_point until = crowding_.look(now, {times.on_core, times.in_line}, others);
   if (until == before) return;
   crowded_until_.store(until, std::memory_order_relaxed);
   times_crowded_.fetch_add(1, std::memory_order_relaxed);

@@ -26,6 +26,7 @@
 #include <thread>
 
 #include "csrc/run/crowding.h"
+#include "csrc/run/other_programs.h"
 
 namespace lazyeng::run {
 
@@ -83,6 +84,7 @@ class OpenMpHelpers {
   std::atomic<Clock::time_point> last_wait_{Clock::time_point::min()};
   std::atomic<bool> recorded_{false};  // since the thread looked last
   Crowding crowding_;                  // of who runs on all cores
+  OtherPrograms others_;               // likewise
   std::atomic<Clock::time_point> crowded_until_{Clock::time_point::min()};
   std::atomic<uint64_t> times_crowded_{0};
   bool ended_for_fork_ = false;  // the forking thread's team is; between stop() and start()

@@ -1,5 +1,9 @@
-// tests/cpp/test_crowding.cpp: when helpers that stand in line shall sleep (run/crowding.h).
+// tests/cpp/test_crowding.cpp: when helpers that stand in line shall sleep (run/crowding.h), and
+// how many cores others keep busy (run/other_programs.h).
+#include <thread>
+
 #include "csrc/run/crowding.h"
+#include "csrc/run/other_programs.h"
 #include "tests/cpp/check.h"
 
 namespace lazyeng::test {
@@ -18,8 +22,9 @@ struct Machine {
   Crowding crowding;
 
   /// For how many milliseconds helpers shall sleep after a look at these times.
-  int64_t look(const Crowding::Times& times) {
-    const Clock::time_point until = crowding.look(now, times);
+  int64_t look(const Crowding::Times& times, std::optional<double> others = 1.0) {
+    const Clock::time_point until =
+        crowding.look(now, times, [&](Clock::time_point) { return others; });
     return until < now ? 0 : std::chrono::duration_cast<milliseconds>(until - now).count();
   }
 };
@@ -44,6 +49,13 @@ void helpers_spin_while_they_find_cores() {
 void a_moment_in_line_says_nothing() {
   Machine machine;
   same(machine.look({1'000'000, 2'000'000}), 0, "sleep");
+}
+
+void a_line_of_its_own_threads_is_none() {
+  Machine machine;
+  same(machine.look(kInLine, 0.05), 0, "sleep, on a quiet machine");
+  same(machine.look(kInLine, std::nullopt), 0, "sleep, where nobody knows");
+  check(machine.look(kInLine, 1.0) > 0, "they sleep for others");
 }
 
 void in_line_they_sleep_for_longer_and_longer() {
@@ -81,6 +93,45 @@ void a_free_machine_is_forgiven() {
   check(later < second, "as if for the first time");
 }
 
+// ---- other programs
+
+constexpr const char* kProcStat =
+    "cpu  1000 20 300 40000 50 6 7 80 900 10\n"
+    "cpu0 100 2 30 4000 5 6 7 8 90 1\n"
+    "cpu1 900 18 270 36000 45 0 0 72 810 9\n"
+    "cpu12 1 0 0 5 0 0 0 0 0 0\n"
+    "intr 12345 0 0\n";
+
+void sums_what_the_cores_do() {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  CPU_SET(0, &mask);
+  constexpr uint64_t kTick = 10'000'000;
+  same(run::busy_nanoseconds(kProcStat, mask, 100), 145 * kTick, "user, nice, system, irqs");
+  CPU_SET(12, &mask);
+  same(run::busy_nanoseconds(kProcStat, mask, 100), 146 * kTick, "two cores");
+  same(run::busy_nanoseconds("", mask, 100), uint64_t{0}, "no text");
+  same(run::busy_nanoseconds("cpu0 7", mask, 100), 7 * kTick, "no end");
+}
+
+void own_work_is_not_that_of_others() {
+  run::OtherPrograms others;
+  const Clock::time_point start = Clock::now();
+  check(!others.cores(start), "nothing at first");
+  check(!others.cores(start + milliseconds(1)), "nor at once");
+  Clock::time_point now = start;
+  double least = 100;
+  for (int i = 0; i < 8; ++i) {  // (others may run for a while)
+    const Clock::time_point until = now + milliseconds(250);
+    while (now < until) now = Clock::now();
+    const std::optional<double> cores = others.cores(now);
+    check(cores.has_value(), "an answer");
+    least = std::min(least, *cores);
+  }
+  check(least < std::thread::hardware_concurrency() - 0.5, "this thread's core is not counted");
+  check(least > -0.5, "about right");
+}
+
 }  // namespace
 }  // namespace lazyeng::test
 
@@ -91,7 +142,10 @@ int main(int argc, char** argv) {
       {{"looks now and then", looks_now_and_then},
        {"helpers spin while they find cores", helpers_spin_while_they_find_cores},
        {"a moment in line says nothing", a_moment_in_line_says_nothing},
+       {"a line of its own threads is none", a_line_of_its_own_threads_is_none},
        {"in line they sleep for longer and longer", in_line_they_sleep_for_longer_and_longer},
        {"what they have asleep changes nothing", what_they_have_asleep_changes_nothing},
-       {"a free machine is forgiven", a_free_machine_is_forgiven}});
+       {"a free machine is forgiven", a_free_machine_is_forgiven},
+       {"sums what the cores do", sums_what_the_cores_do},
+       {"own work is not that of others", own_work_is_not_that_of_others}});
 }
