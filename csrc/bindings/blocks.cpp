@@ -6,6 +6,7 @@
 #include "csrc/record/recorder.h"
 #include "csrc/record/sync_debug.h"
 #include "csrc/run/kernel_warnings.h"
+#include "csrc/run/plain_values.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::bindings {
@@ -26,6 +27,7 @@ PyObject* leave_block(PyObject*, PyObject* block) {
   const unsigned long long number = PyLong_AsUnsignedLongLong(block);
   if (PyErr_Occurred()) return nullptr;
   record::leave_block(number);
+  if (!record::thread_mode().inside()) run::plain_values().drop_unused();
   Py_RETURN_NONE;
 }
 

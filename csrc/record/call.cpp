@@ -8,6 +8,7 @@
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/plain_storage.h"
+#include "csrc/run/plain_values.h"
 
 namespace lazyeng::record {
 namespace {
@@ -49,8 +50,8 @@ class Reader {
       arg.raw = tensor.clone();
       look = run::geometry_of(arg.raw);
     } else {
-      look = run::geometry_of(tensor);
-      arg.value = make_ref<run::Value>(run::plain_storages().var_of(tensor), look);
+      arg.value = run::plain_values().value_of(tensor);
+      look = arg.value->geometry_ref();
       arg.raw = tensor;
       call_.writes_plain |= written;
     }

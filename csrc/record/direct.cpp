@@ -19,6 +19,7 @@
 #include "csrc/record/node_builder.h"
 #include "csrc/record/offset_views.h"
 #include "csrc/record/recorder.h"
+#include "csrc/run/plain_values.h"
 #include "csrc/run/python_error.h"
 
 namespace lazyeng::record {
@@ -46,6 +47,15 @@ bool ordinary_keys(const c10::TensorImpl& impl) {
   static const c10::DispatchKeySet cpu = keys(c10::DispatchKey::AutocastCPU);
   static const c10::DispatchKeySet cuda = keys(c10::DispatchKey::AutocastCUDA);
   return impl.key_set() == cpu || impl.key_set() == cuda;
+}
+
+/// Of a tensor in the CPU's memory that is neither conjugate, negative, an inference tensor nor of
+/// a mode's.
+c10::DispatchKeySet plain_keys() {
+  static const c10::DispatchKeySet keys({c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView,
+                                         c10::DispatchKey::AutogradCPU,
+                                         c10::DispatchKey::AutocastCPU});
+  return keys;
 }
 
 /// Autograd has no business with the tensor in this call.
@@ -125,6 +135,8 @@ class Binder {
   bool argument(const Parameter& parameter, const run::ArgInfo& info, PyObject* object) {
     if (Py_TYPE(object) == python_class())
       return parameter.take <= Take::tensor_or_number && tensor(info, THPVariable_Unpack(object));
+    if (THPVariable_CheckExact(object))  // torch's own class, or its Parameter
+      return parameter.take <= Take::tensor_or_number && plain(info, THPVariable_Unpack(object));
     switch (parameter.take) {
       case Take::integers:
         if (PyTuple_CheckExact(object) || PyList_CheckExact(object))
@@ -154,6 +166,19 @@ class Binder {
     arg.overwritten = info.overwritten;
     if (info.write) call_.written.push_back(tensor);
     call_.looks.push_back(lazy->value()->geometry_ref());
+    call_.args.emplace_back();
+    return true;
+  }
+
+  /// (Outside lazy() plain numbers are copied, and nobody is in a hurry.)
+  bool plain(const run::ArgInfo& info, const at::Tensor& tensor) {
+    if (info.write || op_.view || !thread_mode().inside() ||
+        tensor.unsafeGetTensorImpl()->key_set() != plain_keys() || !recordable(tensor) ||
+        !without_grad(tensor, false))
+      return false;
+    run::TensorArg& arg = call_.tensors.emplace_back();
+    arg.value = run::plain_values().value_of(tensor);
+    call_.looks.push_back(arg.value->geometry_ref());
     call_.args.emplace_back();
     return true;
   }

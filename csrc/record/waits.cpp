@@ -8,6 +8,7 @@
 #include "csrc/run/launch_log.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/plain_storage.h"
+#include "csrc/run/plain_values.h"
 #include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
 
@@ -109,6 +110,7 @@ void Recorder::wait_for_all() {
   });
   for (const c10::Device device : run::busy_devices()) wait_for_launched(device);
   run::plain_storages().release_complete();
+  run::plain_values().drop_unused();
   run::deliver_warnings();
   waits.report();
 }

@@ -11,14 +11,6 @@
 namespace lazyeng::run {
 namespace {
 
-/// VariableVersion is one intrusive pointer and offers no way to ask whether two are the same one.
-const void* identity(const c10::VariableVersion& counter) {
-  static_assert(sizeof(c10::VariableVersion) == sizeof(void*));
-  const void* pointer = nullptr;
-  std::memcpy(&pointer, &counter, sizeof pointer);
-  return pointer;
-}
-
 /// The counters that some var tracks.
 struct Table {
   std::mutex mutex;
@@ -68,6 +60,13 @@ bool count_own_write(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+const void* identity(const c10::VariableVersion& counter) {
+  static_assert(sizeof(c10::VariableVersion) == sizeof(void*));
+  const void* pointer = nullptr;
+  std::memcpy(&pointer, &counter, sizeof pointer);
+  return pointer;
+}
 
 StorageVar::~StorageVar() {
   if (siblings) siblings->remove(this);

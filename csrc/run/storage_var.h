@@ -24,6 +24,10 @@
 
 namespace lazyeng::run {
 
+/// Equal for two tensors exactly if they share a counter. (VariableVersion is one intrusive pointer
+/// and offers no way to ask.)
+const void* identity(const c10::VariableVersion& counter);
+
 /// The version counter of a plain tensor, and how many of its bumps are writes recorded by lazyeng.
 /// Tensors share counters (views, detach), also lazy ones with plain ones, and may leave the
 /// storage that they had when they were seen (set_, `.data =`): so writes are counted per counter,
