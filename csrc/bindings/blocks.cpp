@@ -27,7 +27,7 @@ PyObject* leave_block(PyObject*, PyObject* block) {
   const unsigned long long number = PyLong_AsUnsignedLongLong(block);
   if (PyErr_Occurred()) return nullptr;
   record::leave_block(number);
-  if (!record::thread_mode().inside()) run::plain_values().drop_unused();
+  if (!record::thread_mode().inside()) run::plain_values().drop_all();
   Py_RETURN_NONE;
 }
 

@@ -11,6 +11,7 @@
 #include "csrc/run/launch_log.h"
 #include "csrc/run/own_writes.h"
 #include "csrc/run/plain_storage.h"
+#include "csrc/run/plain_values.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::bindings {
@@ -41,9 +42,7 @@ PyObject* wrap_tensor(PyObject*, PyObject* object) {
                      "lazyeng: expected a strided tensor on cpu or cuda, got one of layout ",
                      tensor.layout(), " on ", tensor.device(),
                      tensor.is_quantized() ? ", quantized" : "");
-    auto value =
-        make_ref<run::Value>(run::plain_storages().var_of(tensor), run::geometry_of(tensor));
-    return record::python_object(record::make_lazy(std::move(value)));
+    return record::python_object(record::make_lazy(run::new_value_of(tensor)));
   });
 }
 

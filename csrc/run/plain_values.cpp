@@ -14,7 +14,7 @@ namespace lazyeng::run {
 namespace {
 
 /// A larger tensor is worth more than what it costs to look up.
-constexpr size_t kMostBytes = 1 << 20;
+constexpr size_t kMostBytes = 1 << 18;
 
 /// As PlainStorages::var_of would find it: the storage is where it was when the var was made (or
 /// a recorded write may move it just now), and nobody has claimed a copy of it since. And a failure
@@ -99,26 +99,37 @@ void PlainValues::keep(const at::Tensor& plain, const ValueRef& value) {
 
 ValueRef PlainValues::value_of(const at::Tensor& plain) {
   if (ValueRef known = find(plain)) return known;
-  auto value = make_ref<Value>(plain_storages().var_of(plain), geometry_of(plain));
+  ValueRef value = new_value_of(plain);
   if (may_be_kept(plain) && !value->var().failure()) keep(plain, value);
   return value;
 }
 
-void PlainValues::drop_unused() {
+template <class Condition>
+void PlainValues::drop_if(const Condition& condition) {
   std::vector<Entry> dropped;  // until after the lock
   dropped.reserve(kEntries);
   const std::lock_guard<engine::SpinLock> lock(mutex_);
   if (used_ == 0) return;
   for (Entry& entry : entries_) {
-    if (!is_unused(entry)) continue;
+    if (!condition(entry)) continue;
     dropped.push_back(std::exchange(entry, {}));
     --used_;
   }
 }
 
+void PlainValues::drop_unused() { drop_if(&is_unused); }
+
+void PlainValues::drop_all() {
+  drop_if([](const Entry& entry) { return static_cast<bool>(entry.value); });
+}
+
 PlainValues& plain_values() {
   static PlainValues* const instance = new PlainValues;  // engine threads may outlive statics
   return *instance;
+}
+
+ValueRef new_value_of(const at::Tensor& plain) {
+  return make_ref<Value>(plain_storages().var_of(plain), geometry_of(plain));
 }
 
 }  // namespace lazyeng::run

@@ -4,9 +4,10 @@
 // them, and making them anew took a third of what recording such a call takes. So values seen of
 // late are kept here, a few, each for as long as the plain tensor still looks as it did.
 //
-// Nothing shall live longer for it: a var holds the memory, so what the program has dropped is let
-// go of as others come, and at each wait for everything. Kept is only memory of torch's own
-// allocator for the CPU (no file, no numpy array), and not much of it.
+// A var holds the memory, and nothing shall live much longer for it. So values are kept inside
+// lazy() only, until the outermost block ends; what the program has dropped meanwhile is let go of
+// as others come, and at each wait for everything. Kept is only memory of torch's own allocator for
+// the CPU (no file, no numpy array), and not much of it.
 #pragma once
 
 #include <array>
@@ -18,11 +19,13 @@ namespace lazyeng::run {
 
 class PlainValues {
  public:
-  /// The value of a plain strided tensor whose memory the engine can reach. Any thread.
+  /// The value of a plain strided tensor whose memory the engine can reach: the one of before, if
+  /// there is one. Inside lazy(). Any thread.
   ValueRef value_of(const at::Tensor& plain);
 
   /// Lets go of what only this table holds.
   void drop_unused();
+  void drop_all();
 
  private:
   struct Entry {
@@ -43,6 +46,8 @@ class PlainValues {
   ValueRef find(const at::Tensor& plain);
   void keep(const at::Tensor& plain, const ValueRef& value);
   void forget(const c10::TensorImpl* tensor);
+  template <class Condition>
+  void drop_if(const Condition& condition);
 
   engine::SpinLock mutex_;
   std::array<Entry, kEntries> entries_;
@@ -51,5 +56,8 @@ class PlainValues {
 };
 
 PlainValues& plain_values();
+
+/// A value of the plain tensor that nobody else has.
+ValueRef new_value_of(const at::Tensor& plain);
 
 }  // namespace lazyeng::run
