@@ -8,7 +8,7 @@ from .conformance import generic, generic_report
 from .conformance.known import GENERIC, KNOWN, METADATA_ONLY
 from .conformance.report import row, unexpected
 from .conformance.runner import Plan, names_of, run
-from .conformance.suites import SUITES
+from .conformance.variants import SUITES
 
 JOBS = min(2, os.cpu_count() or 1)
 
@@ -18,6 +18,7 @@ SAMPLES = [
     (Plan("op", "async", "block", limit=1), 2),
     (Plan("op", "deferred", "wrap", limit=2), 1),
     (Plan("op", "sync", "wrap", limit=1), 2),
+    (Plan("no_grad", "async", "wrap", limit=1), 2),
     (Plan("module", "async", "wrap", limit=2), 1),
     (Plan("module", "deferred", "block", limit=1), 1),
     (Plan("optim", "async", "wrap", limit=3), 1),
@@ -26,6 +27,25 @@ SAMPLES = [
     (Plan("inplace", "async", "wrap", limit=1), 1),
     (Plan("out", "async", "wrap", limit=1), 1),
     (Plan("error", "async", "wrap", limit=3), 1),
+    (Plan("op", "async", "wrap", limit=1, dtype="bfloat16"), 3),
+    (Plan("op", "deferred", "block", limit=1, dtype="int64"), 3),
+    (Plan("op", "async", "wrap", limit=1, dtype="complex64", fusion="on"), 3),
+    (Plan("dtype", "async", "block", limit=2), 4),
+    (Plan("inplace_forms", "async", "wrap", limit=4), 3),
+    (Plan("out_forms", "async", "wrap", limit=7), 3),
+]
+
+# Entries in which a full run once found a difference: all samples.
+FOUND = [
+    (Plan("op", "async", dtype="complex64"), ["linalg.lu_solve"]),
+    (Plan("op", "async", dtype="int64"), ["tensor_split"]),
+    (Plan("op", "async", "block"), ["native_batch_norm"]),
+    (Plan("error", "async"), ["cat"]),
+    (Plan("error", "async", "block"), ["kthvalue", "masked_select", "gather", "take", "cat"]),
+    (Plan("error", "deferred"), ["multinomial"]),
+    (Plan("dtype", "deferred"), ["grid_sampler_3d", "linalg.ldl_solve"]),
+    (Plan("inplace_forms", "async"), ["addmm", "cumsum", "cumprod", "renorm"]),
+    (Plan("out_forms", "async"), ["lu_unpack", "sort", "slice_scatter", "unbind_copy"]),
 ]
 
 
@@ -42,6 +62,15 @@ def names():
 )
 def test_sample(plan, every, names):
     results = run(plan, names[plan.suite][::every], JOBS, lambda result: None)
+    wrong = unexpected(results)
+    assert not wrong, "\n".join(row(result) for result in wrong)
+
+
+@pytest.mark.limit(300)
+@pytest.mark.parametrize("plan, names", FOUND, ids=lambda p: getattr(p, "suite", None))
+def test_what_a_full_run_has_found(plan, names):
+    results = run(plan, names, 1, lambda result: None)
+    assert {r["name"] for r in results} == set(names) and all(r["samples"] for r in results)
     wrong = unexpected(results)
     assert not wrong, "\n".join(row(result) for result in wrong)
 

@@ -44,15 +44,21 @@ constexpr std::array<const char*, 5> kStartFromFactory = {
 /// Their error prints a tensor.
 constexpr std::array<const char*, 2> kPrint = {"meshgrid", "meshgrid.indexing"};
 
+/// Their kernel, not autograd's, refuses results that require grad; the engine's tensors do not.
+constexpr std::array<const char*, 1> kRefuseGradInKernel = {"unbind_copy.int_out"};
+
 /// Their decomposition starts from a factory, is differentiable: what the factory makes is lazy.
 constexpr std::array<const char*, 1> kFillFactory = {"pad_sequence"};
 
 bool integral(const at::Tensor& tensor) { return c10::isIntegralType(tensor.scalar_type(), false); }
 
-/// Puts plain tensors in place of the lazy integer tensors.
+/// Puts plain tensors in place of the lazy integer tensors; not of those that the results are views
+/// of, which would then be plain.
 void read_integers(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const size_t count = op.schema().arguments().size();
+  const std::vector<c10::Argument>& arguments = op.schema().arguments();
+  const size_t count = arguments.size();
   for (size_t i = 0; i < count; ++i) {
+    if (arguments[i].alias_info()) continue;
     c10::IValue& argument = torch::jit::peek(*stack, i, count);
     if (!argument.isTensor() || !argument.toTensor().defined() || !integral(argument.toTensor()))
       continue;
@@ -132,6 +138,21 @@ at::Tensor to_device(const at::Tensor& self, at::Device device, at::ScalarType d
                                            memory_format);
 }
 
+/// In the words that torch has for all functions with out=.
+void refuse_grad(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const c10::FunctionSchema& schema = op.schema();
+  const size_t count = schema.arguments().size();
+  for (size_t i = 0; i < count && at::GradMode::is_enabled(); ++i) {
+    const c10::IValue& argument = torch::jit::peek(*stack, i, count);
+    if (!schema.arguments()[i].is_out() || !argument.isTensorList()) continue;
+    for (const at::Tensor& tensor : argument.toTensorVector())
+      TORCH_CHECK(!tensor.requires_grad(), schema.name().substr(schema.name().find("::") + 2),
+                  "(): functions with out=... arguments don't support automatic differentiation, "
+                  "but one of the arguments requires grad.");
+  }
+  op.callBoxedForDispatchKey(c10::DispatchKey::AutogradCPU, *stack);
+}
+
 void with_lazy_factories(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const LazyFactories scope;
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
@@ -189,6 +210,8 @@ void register_opaque_composites() {
     library->impl("to.dtype_layout", &to_layout);
     library->impl("to.device", &to_device);
   }
+  add(autograd, kRefuseGradInKernel,
+      [] { return torch::CppFunction::makeFromBoxedFunction<&refuse_grad>(); });
   const auto fills = [] {
     return torch::CppFunction::makeFromBoxedFunction<&with_lazy_factories>();
   };
