@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from .conformance import generic, generic_report
+from .conformance import generic, generic_report, log, report
 from .conformance.known import GENERIC, KNOWN, METADATA_ONLY
 from .conformance.report import row, unexpected
 from .conformance.runner import Plan, names_of, run
@@ -40,6 +40,8 @@ FOUND = [
     (Plan("op", "async", dtype="complex64"), ["linalg.lu_solve"]),
     (Plan("op", "async", dtype="int64"), ["tensor_split"]),
     (Plan("op", "async", "block"), ["native_batch_norm"]),
+    (Plan("no_grad", "async"), ["nn.functional.max_pool1d", "linalg.norm"]),
+    (Plan("no_grad", "async", "block"), ["nn.functional.max_pool1d"]),
     (Plan("error", "async"), ["cat"]),
     (Plan("error", "async", "block"), ["kthvalue", "masked_select", "gather", "take", "cat"]),
     (Plan("error", "deferred"), ["multinomial"]),
@@ -89,6 +91,29 @@ def test_exceptions_name_entries_that_exist(names):
 def test_at_most_twelve_operators_are_excepted():
     """At least 690 of 702 are equal; three have nothing to run on a CPU."""
     assert sum(key.startswith("op:") for key in KNOWN) <= 3
+
+
+def result(name, status="equal", suite="op", **changed):
+    plan = Plan(suite, "async", dtype="int64")
+    measured = {"samples": 2, "different": int(status != "equal"), "seconds": 0.5, "detail": ""}
+    return {"name": name, "status": status} | measured | plan.what | log.stamp() | changed
+
+
+def test_the_latest_of_the_logs_counts_and_parts_are_left_out(tmp_path):
+    paths = [str(tmp_path / name) for name in ("first", "second", "none")]
+    for found in (result("add"), result("mul", "different"), result("sub", "n/a", samples=0)):
+        log.append(paths[0], found)
+    log.append(paths[1], result("mul"))
+    log.append(paths[1], result("mul", mode="sync"))
+    with open(paths[1], "a") as file:
+        file.write('{"name": "cut o')
+    results = log.read(paths)
+    assert [r["name"] for r in results] == ["add", "mul", "sub", "mul"]
+    assert not report.unexpected(results)
+    assert [log.matches(r, Plan("op", "sync", dtype="int64")) for r in results] == [0, 0, 0, 1]
+    page = report.docs_page(results)
+    assert "| op | int64 | auto | async | wrap | 2 | 2 | 1 | 4 | 2 |" in page
+    assert "| sync |" not in page and "| entry |" not in page.partition("## Metadata")[0]
 
 
 TINY = """

@@ -2,6 +2,8 @@
 // us.
 #include "csrc/record/composites.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/to_compositeimplicitautograd_dispatch.h>
@@ -47,8 +49,14 @@ constexpr std::array<const char*, 2> kPrint = {"meshgrid", "meshgrid.indexing"};
 /// Their kernel, not autograd's, refuses results that require grad; the engine's tensors do not.
 constexpr std::array<const char*, 1> kRefuseGradInKernel = {"unbind_copy.int_out"};
 
+/// Their decomposition looks at the memory of its argument, if that is on the CPU and no gradient
+/// is asked for: the op is then recorded whole.
+constexpr std::array<const char*, 1> kReadMemoryWithoutGrad = {"max_pool1d"};
+
 /// Their decomposition starts from a factory, is differentiable: what the factory makes is lazy.
-constexpr std::array<const char*, 1> kFillFactory = {"pad_sequence"};
+/// (Norms of empty matrices are zeros.)
+constexpr std::array<const char*, 3> kFillFactory = {"pad_sequence", "linalg_matrix_norm",
+                                                     "linalg_matrix_norm.str_ord"};
 
 bool integral(const at::Tensor& tensor) { return c10::isIntegralType(tensor.scalar_type(), false); }
 
@@ -138,6 +146,14 @@ at::Tensor to_device(const at::Tensor& self, at::Device device, at::ScalarType d
                                            memory_format);
 }
 
+void decompose_for_grad(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const at::Tensor& self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  if ((at::GradMode::is_enabled() && self.requires_grad()) || self._fw_grad(0).defined())
+    return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  op.callBoxed(*stack);
+}
+
 /// In the words that torch has for all functions with out=.
 void refuse_grad(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
@@ -212,6 +228,9 @@ void register_opaque_composites() {
   }
   add(autograd, kRefuseGradInKernel,
       [] { return torch::CppFunction::makeFromBoxedFunction<&refuse_grad>(); });
+  add(backend, kReadMemoryWithoutGrad, whole);
+  add(autograd, kReadMemoryWithoutGrad,
+      [] { return torch::CppFunction::makeFromBoxedFunction<&decompose_for_grad>(); });
   const auto fills = [] {
     return torch::CppFunction::makeFromBoxedFunction<&with_lazy_factories>();
   };

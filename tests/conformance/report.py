@@ -113,7 +113,8 @@ unless it depends on values (`DEPENDS_ON_VALUES` in known.py); equal dtype, shap
 
 HOW_TO_RUN = """\
 A run of all this takes hours. Each result is logged as it comes, a run that was cut short goes on
-where it was, and the page is made from logs, of which the latest result of an entry counts:
+where it was, and the page is made from logs, of which the latest result of an entry counts (an
+entry that differed is run again once that is mended). What was run in part is left out:
 
 ```
 python -m tests.conformance --suite op --dtype bfloat16 int64 --mode async --log part.jsonl
@@ -127,7 +128,7 @@ def docs_page(results: list[dict[str, Any]]) -> str:
     lines = [INTRODUCTION, versions(results), ""]
     columns = ("entries", "dtype", "fusion", "mode", "inputs", *counts([]), "seconds")
     lines += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for what, group in sorted(groups(results).items(), key=lambda item: place(item[0])):
+    for what, group in sorted(complete(results).items(), key=lambda item: place(item[0])):
         if not counts(group)["of"]:
             continue
         suite, dtype, fusion, mode, how, limit = what
@@ -139,6 +140,15 @@ def docs_page(results: list[dict[str, Any]]) -> str:
     lines += ["", "## Metadata only", "", "Values are not compared.", ""]
     lines += table(METADATA_ONLY, "none")
     return "\n".join(lines) + "\n"
+
+
+def complete(results: list[dict[str, Any]]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    """Without what was run in part: some entries (`--op`), or cut short."""
+    found = groups(results)
+    entries: dict[str, int] = {}
+    for what, group in found.items():
+        entries[what[0]] = max(entries.get(what[0], 0), len(group))
+    return {what: group for what, group in found.items() if len(group) == entries[what[0]]}
 
 
 def versions(results: list[dict[str, Any]]) -> str:
