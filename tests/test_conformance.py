@@ -12,7 +12,7 @@ from .conformance.variants import SUITES
 
 JOBS = min(2, os.cpu_count() or 1)
 
-# What is run here, sized for three minutes on two cores together: (plan, one entry of so many).
+# What is run here, sized for a few minutes on two cores together: (plan, one entry of so many).
 SAMPLES = [
     (Plan("op", "async", "wrap", limit=2), 1),
     (Plan("op", "async", "block", limit=1), 2),
