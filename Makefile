@@ -4,6 +4,7 @@
 #   make test    all tests, C++ and Python
 #   make bench   the measurements of the README         make lint    format, lint, types, layers
 #   make tsan    C++ tests under ThreadSanitizer        make asan    under Address- and UBSanitizer
+#   make soak    all of lazyeng under AddressSanitizer: random programs for SOAK seconds (1800), tests
 #
 # Settings: PYTHON (3.11 to 3.13), VENV, TORCH (what pip installs), MAX_JOBS (compilers at once).
 PYTHON ?= python3
@@ -19,7 +20,7 @@ cpp_tests := BUILD="$${BUILD:-$(CURDIR)/build/cpp-tests}" sh tests/cpp/run.sh
 sources := $(shell find csrc triton_kernels -type f -not -name '*.pyc')
 cpp_files := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp')
 
-.PHONY: demo test cpp-test py-test bench lint format tsan asan build clean
+.PHONY: demo test cpp-test py-test bench lint format tsan asan soak build clean
 .DELETE_ON_ERROR:
 
 demo: build $(VENV)/test.stamp
@@ -35,6 +36,10 @@ py-test: build $(VENV)/test.stamp
 
 tsan asan:
 	$(cpp_tests) $@
+
+soak: $(VENV)/test.stamp
+	$(bin)/python tools/requirements.py build | $(pip) numpy -r /dev/stdin
+	PYTHON=$(CURDIR)/$(bin)/python sh tools/sanitize.sh address
 
 bench: build $(VENV)/test.stamp
 	for script in benchmarks/[a-z]*.py; do \

@@ -4,7 +4,8 @@
 #   pip install --no-build-isolation .   (the build must see the torch that will be used: the C++
 #                                         interface of torch differs in each minor version)
 #
-# MAX_JOBS=n compilers at once (default 2); LAZYENG_WERROR=1 turns warnings into errors.
+# MAX_JOBS=n compilers at once (default 2); LAZYENG_WERROR=1 turns warnings into errors;
+# LAZYENG_SANITIZE=address or thread compiles for that sanitizer (tools/sanitize.sh).
 import os
 import runpy
 import shlex
@@ -102,12 +103,18 @@ def extension():
     flags.append("-Wno-maybe-uninitialized")  # gcc 12 sees ghosts in c10::SmallVector, inlined here
     if os.environ.get("LAZYENG_WERROR") == "1":
         flags.append("-Werror")
+    sanitize = []
+    if name := os.environ.get("LAZYENG_SANITIZE"):
+        sanitize = [f"-fsanitize={name}"]
+        # (-g1: lines, and half the time of a build with -g.)
+        flags += [*sanitize, "-O1", "-g1", "-fno-omit-frame-pointer", "-D_GLIBCXX_ASSERTIONS"]
     flags += [f"-isystem{path}" for path in include_paths()]  # no warnings about torch's headers
     return CppExtension(
         "lazyeng._C",
         sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.cpp")),
         include_dirs=[str(ROOT)],
         extra_compile_args={"cxx": flags},
+        extra_link_args=sanitize,
     )
 
 

@@ -4,20 +4,21 @@ import os
 
 import pytest
 
-from .conformance import generic, generic_report
+from .conformance import generic, generic_report, log, report
 from .conformance.known import GENERIC, KNOWN, METADATA_ONLY
 from .conformance.report import row, unexpected
 from .conformance.runner import Plan, names_of, run
-from .conformance.suites import SUITES
+from .conformance.variants import SUITES
 
 JOBS = min(2, os.cpu_count() or 1)
 
-# What is run here, sized for three minutes on two cores together: (plan, one entry of so many).
+# What is run here, sized for a few minutes on two cores together: (plan, one entry of so many).
 SAMPLES = [
     (Plan("op", "async", "wrap", limit=2), 1),
     (Plan("op", "async", "block", limit=1), 2),
     (Plan("op", "deferred", "wrap", limit=2), 1),
     (Plan("op", "sync", "wrap", limit=1), 2),
+    (Plan("no_grad", "async", "wrap", limit=1), 2),
     (Plan("module", "async", "wrap", limit=2), 1),
     (Plan("module", "deferred", "block", limit=1), 1),
     (Plan("optim", "async", "wrap", limit=3), 1),
@@ -26,6 +27,27 @@ SAMPLES = [
     (Plan("inplace", "async", "wrap", limit=1), 1),
     (Plan("out", "async", "wrap", limit=1), 1),
     (Plan("error", "async", "wrap", limit=3), 1),
+    (Plan("op", "async", "wrap", limit=1, dtype="bfloat16"), 3),
+    (Plan("op", "deferred", "block", limit=1, dtype="int64"), 3),
+    (Plan("op", "async", "wrap", limit=1, dtype="complex64", fusion="on"), 3),
+    (Plan("dtype", "async", "block", limit=2), 4),
+    (Plan("inplace_forms", "async", "wrap", limit=4), 3),
+    (Plan("out_forms", "async", "wrap", limit=7), 3),
+]
+
+# Entries in which a full run once found a difference: all samples.
+FOUND = [
+    (Plan("op", "async", dtype="complex64"), ["linalg.lu_solve"]),
+    (Plan("op", "async", dtype="int64"), ["tensor_split"]),
+    (Plan("op", "async", "block"), ["native_batch_norm"]),
+    (Plan("no_grad", "async"), ["nn.functional.max_pool1d", "linalg.norm"]),
+    (Plan("no_grad", "async", "block"), ["nn.functional.max_pool1d"]),
+    (Plan("error", "async"), ["cat"]),
+    (Plan("error", "async", "block"), ["kthvalue", "masked_select", "gather", "take", "cat"]),
+    (Plan("error", "deferred"), ["multinomial"]),
+    (Plan("dtype", "deferred"), ["grid_sampler_3d", "linalg.ldl_solve"]),
+    (Plan("inplace_forms", "async"), ["addmm", "cumsum", "cumprod", "renorm"]),
+    (Plan("out_forms", "async"), ["lu_unpack", "sort", "slice_scatter", "unbind_copy"]),
 ]
 
 
@@ -46,6 +68,15 @@ def test_sample(plan, every, names):
     assert not wrong, "\n".join(row(result) for result in wrong)
 
 
+@pytest.mark.limit(300)
+@pytest.mark.parametrize("plan, names", FOUND, ids=lambda p: getattr(p, "suite", None))
+def test_what_a_full_run_has_found(plan, names):
+    results = run(plan, names, 1, lambda result: None)
+    assert {r["name"] for r in results} == set(names) and all(r["samples"] for r in results)
+    wrong = unexpected(results)
+    assert not wrong, "\n".join(row(result) for result in wrong)
+
+
 def test_the_data_bases_are_complete(names):
     """702 operators in torch 2.13; another torch has some more or fewer, but not half."""
     assert len(names["op"]) > 600 and len(names["module"]) > 100 and len(names["optim"]) >= 14
@@ -60,6 +91,29 @@ def test_exceptions_name_entries_that_exist(names):
 def test_at_most_twelve_operators_are_excepted():
     """At least 690 of 702 are equal; three have nothing to run on a CPU."""
     assert sum(key.startswith("op:") for key in KNOWN) <= 3
+
+
+def result(name, status="equal", suite="op", **changed):
+    plan = Plan(suite, "async", dtype="int64")
+    measured = {"samples": 2, "different": int(status != "equal"), "seconds": 0.5, "detail": ""}
+    return {"name": name, "status": status} | measured | plan.what | log.stamp() | changed
+
+
+def test_the_latest_of_the_logs_counts_and_parts_are_left_out(tmp_path):
+    paths = [str(tmp_path / name) for name in ("first", "second", "none")]
+    for found in (result("add"), result("mul", "different"), result("sub", "n/a", samples=0)):
+        log.append(paths[0], found)
+    log.append(paths[1], result("mul"))
+    log.append(paths[1], result("mul", mode="sync"))
+    with open(paths[1], "a") as file:
+        file.write('{"name": "cut o')
+    results = log.read(paths)
+    assert [r["name"] for r in results] == ["add", "mul", "sub", "mul"]
+    assert not report.unexpected(results)
+    assert [log.matches(r, Plan("op", "sync", dtype="int64")) for r in results] == [0, 0, 0, 1]
+    page = report.docs_page(results)
+    assert "| op | int64 | auto | async | wrap | 2 | 2 | 1 | 4 | 2 |" in page
+    assert "| sync |" not in page and "| entry |" not in page.partition("## Metadata")[0]
 
 
 TINY = """

@@ -2,6 +2,8 @@
 // us.
 #include "csrc/record/composites.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/to_compositeimplicitautograd_dispatch.h>
@@ -44,15 +46,27 @@ constexpr std::array<const char*, 5> kStartFromFactory = {
 /// Their error prints a tensor.
 constexpr std::array<const char*, 2> kPrint = {"meshgrid", "meshgrid.indexing"};
 
+/// Their kernel, not autograd's, refuses results that require grad; the engine's tensors do not.
+constexpr std::array<const char*, 1> kRefuseGradInKernel = {"unbind_copy.int_out"};
+
+/// Their decomposition looks at the memory of its argument, if that is on the CPU and no gradient
+/// is asked for: the op is then recorded whole.
+constexpr std::array<const char*, 1> kReadMemoryWithoutGrad = {"max_pool1d"};
+
 /// Their decomposition starts from a factory, is differentiable: what the factory makes is lazy.
-constexpr std::array<const char*, 1> kFillFactory = {"pad_sequence"};
+/// (Norms of empty matrices are zeros.)
+constexpr std::array<const char*, 3> kFillFactory = {"pad_sequence", "linalg_matrix_norm",
+                                                     "linalg_matrix_norm.str_ord"};
 
 bool integral(const at::Tensor& tensor) { return c10::isIntegralType(tensor.scalar_type(), false); }
 
-/// Puts plain tensors in place of the lazy integer tensors.
+/// Puts plain tensors in place of the lazy integer tensors; not of those that the results are views
+/// of, which would then be plain.
 void read_integers(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const size_t count = op.schema().arguments().size();
+  const std::vector<c10::Argument>& arguments = op.schema().arguments();
+  const size_t count = arguments.size();
   for (size_t i = 0; i < count; ++i) {
+    if (arguments[i].alias_info()) continue;
     c10::IValue& argument = torch::jit::peek(*stack, i, count);
     if (!argument.isTensor() || !argument.toTensor().defined() || !integral(argument.toTensor()))
       continue;
@@ -132,6 +146,29 @@ at::Tensor to_device(const at::Tensor& self, at::Device device, at::ScalarType d
                                            memory_format);
 }
 
+void decompose_for_grad(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const at::Tensor& self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  if ((at::GradMode::is_enabled() && self.requires_grad()) || self._fw_grad(0).defined())
+    return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  op.callBoxed(*stack);
+}
+
+/// In the words that torch has for all functions with out=.
+void refuse_grad(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const c10::FunctionSchema& schema = op.schema();
+  const size_t count = schema.arguments().size();
+  for (size_t i = 0; i < count && at::GradMode::is_enabled(); ++i) {
+    const c10::IValue& argument = torch::jit::peek(*stack, i, count);
+    if (!schema.arguments()[i].is_out() || !argument.isTensorList()) continue;
+    for (const at::Tensor& tensor : argument.toTensorVector())
+      TORCH_CHECK(!tensor.requires_grad(), schema.name().substr(schema.name().find("::") + 2),
+                  "(): functions with out=... arguments don't support automatic differentiation, "
+                  "but one of the arguments requires grad.");
+  }
+  op.callBoxedForDispatchKey(c10::DispatchKey::AutogradCPU, *stack);
+}
+
 void with_lazy_factories(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const LazyFactories scope;
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
@@ -189,6 +226,11 @@ void register_opaque_composites() {
     library->impl("to.dtype_layout", &to_layout);
     library->impl("to.device", &to_device);
   }
+  add(autograd, kRefuseGradInKernel,
+      [] { return torch::CppFunction::makeFromBoxedFunction<&refuse_grad>(); });
+  add(backend, kReadMemoryWithoutGrad, whole);
+  add(autograd, kReadMemoryWithoutGrad,
+      [] { return torch::CppFunction::makeFromBoxedFunction<&decompose_for_grad>(); });
   const auto fills = [] {
     return torch::CppFunction::makeFromBoxedFunction<&with_lazy_factories>();
   };

@@ -337,12 +337,17 @@ bool python_metas_have_run() {
 }
 
 /// In deferred mode nothing may run at the call, so a meta function is believed unheard; not about
-/// narrow dtypes, of which most of what is known to be wrong is said.
+/// narrow dtypes, of which most of what is known to be wrong is said, nor complex ones, or integers
+/// alone, which many kernels do not have.
 bool has_to_do(const Call& call) {
-  return thread_mode().mode == Mode::deferred &&
-         std::none_of(call.looks.begin(), call.looks.end(), [](const run::GeometryRef& look) {
-           return look && c10::isReducedFloatingType(look->dtype());
-         });
+  if (thread_mode().mode != Mode::deferred) return false;
+  bool floats = false;
+  for (const run::GeometryRef& look : call.looks) {
+    if (!look || look->data().wrapped_number || c10::isIntegralType(look->dtype(), true)) continue;
+    if (look->dtype() != c10::kFloat && look->dtype() != c10::kDouble) return false;
+    floats = true;
+  }
+  return floats;
 }
 
 bool meta_is_believed(const Call& call) {
@@ -394,8 +399,27 @@ bool may_refuse_dtype(const Call& call, const Plan& plan) {
          dtype != c10::kComplexFloat && dtype != c10::kComplexDouble;
 }
 
+/// Kernels refuse to write a tensor some of whose elements share memory; not all meta functions do.
+bool writes_overlapping(const Call& call) {
+  if (!call.info.writes || call.info.moves_metadata) return false;
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    if (!call.tensors[i].written || !call.looks[i]) continue;
+    const run::Geometry& look = *call.looks[i];
+    for (size_t d = 0; d < look.sizes().size(); ++d)
+      if (look.sizes()[d] > 1 && look.strides()[d] == 0) return true;
+  }
+  return false;
+}
+
+PlanRef plan_to_run_now() {
+  auto plan = make_ref<Plan>();
+  plan->run_now = true;
+  return plan;
+}
+
 PlanRef infer_any(const Call& call) {
   if (call.info.returns_plain || call.info.distrust_plans) return nullptr;
+  if (writes_overlapping(call)) return plan_to_run_now();
   Answer answer = Answer::none;
   if (call.info.structured_meta && !call.info.distrust_structured) {
     PlanRef plan = ask_meta(call, For::structured_meta, answer);
@@ -406,6 +430,7 @@ PlanRef infer_any(const Call& call) {
   if (call.info.aten && makes_tensors(call.info) &&
       (call.info.lacks_meta || !(meta_is_asked(call) && meta_is_believed(call))))
     return nullptr;
+  if (out_may_be_refused(call)) return nullptr;
   PlanRef plan = ask_meta(call, For::meta, answer);
   if (answer == Answer::none && call.info.aten) call.info.lacks_meta = true;
   return plan;

@@ -1,6 +1,8 @@
 // csrc/record/node_builder.cpp: reads and writes of a node, from the schema's alias annotations.
 #include "csrc/record/node_builder.h"
 
+#include <algorithm>
+
 #include "csrc/record/collectives.h"
 #include "csrc/record/generators.h"
 #include "csrc/record/thread_mode.h"
@@ -47,6 +49,13 @@ void claim(run::Node& node, const run::StorageVarRef& generator) {
   if (node.collective->done()) write(node, node.collective->done(), true);
 }
 
+/// Kernels that refuse inputs which overlap what they write compare storages.
+bool shares_written(const run::Node& node, const run::TensorArg& arg) {
+  return std::any_of(node.tensors.begin(), node.tensors.end(), [&](const run::TensorArg& other) {
+    return other.written && other.value && &other.value->var() == &arg.value->var();
+  });
+}
+
 /// copy_(self, src), and _to_copy(self, device=...), whose device may be that of self.
 run::HostCopy host_copy_of(const Call& call) {
   if (!call.info.crosses_devices || !call.looks[0]) return {};
@@ -90,9 +99,10 @@ Ref<run::Node> build_node(Call& call, bool discover) {
     node->tensors = std::move(call.tensors);
   }
   // Reads go through the engine face; a plain tensor itself is passed only to an op whose effect on
-  // its metadata is not known.
+  // its metadata is not known, with what else it gets of that tensor's memory.
   for (run::TensorArg& arg : node->tensors)
-    if (arg.value && !(discover && arg.written)) arg.raw = at::Tensor();
+    if (arg.value && !(discover && (arg.written || shares_written(*node, arg))))
+      arg.raw = at::Tensor();
   if (!call.info.aten) node->queue = engine::QueueId::python;
   if (node->host_copy) node->queue = node->host_copy.queue();
   if (call.info.collective != run::Collectivity::none) {

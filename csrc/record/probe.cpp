@@ -3,8 +3,11 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+
 #include "csrc/record/kind_table.h"
 #include "csrc/record/stand_ins.h"
+#include "csrc/record/thread_mode.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/width.h"
 
@@ -56,13 +59,20 @@ bool ask_kernel(const Call& call) {
          try_kernel(call, StandIns::For::kernel, 1) != Trial::works;
 }
 
-bool may_be_probed(const Call& call) {
-  if (!call.info.aten || call.info.trusts_contents ||
-      (call.info.random && !call.info.takes_generator))
-    return false;
+bool runs_on_cpu(const Call& call) {
   for (const run::GeometryRef& look : call.looks)
     if (look) return look->device().is_cpu();
   return false;
+}
+
+bool may_be_probed(const Call& call) {
+  return call.info.aten && (!call.info.random || call.info.takes_generator) && runs_on_cpu(call);
+}
+
+bool has_out(const Call& call) {
+  const std::vector<c10::Argument>& arguments = call.info.handle.schema().arguments();
+  return std::any_of(arguments.begin(), arguments.end(),
+                     [](const c10::Argument& argument) { return argument.is_out(); });
 }
 
 }  // namespace
@@ -71,14 +81,22 @@ bool kernel_may_refuse(const Call& call) {
   PlanKey kind;
   if (!may_be_probed(call) || !make_kind_key(call, kind)) return false;
   if (const std::optional<bool> known = refusals().find(kind)) return *known;
-  const bool refuses = ask_kernel(call);
+  const bool refuses = call.info.trusts_contents ? !ordinary_dtypes(call) : ask_kernel(call);
   refusals().note(kind, refuses);
   return refuses;
 }
 
+bool out_may_be_refused(const Call& call) {
+  PlanKey kind;
+  if (!call.info.aten || !has_out(call) || !make_kind_key(call, kind)) return false;
+  if (const std::optional<bool> known = refusals().find(kind)) return *known;
+  return thread_mode().mode != Mode::deferred || !ordinary_dtypes(call);  // (there nothing may run)
+}
+
 void note_kernel_accepted(const Call& call) {
   PlanKey kind;
-  if (call.info.structured_meta && make_kind_key(call, kind)) refusals().note(kind, false);
+  if ((call.info.structured_meta || has_out(call)) && make_kind_key(call, kind))
+    refusals().note(kind, false);
 }
 
 }  // namespace lazyeng::record

@@ -25,6 +25,7 @@ bool is_settled(const at::Tensor& tensor) {
 
 bool runs_at_once(const run::OpInfo& info, const torch::jit::Stack& stack) {
   const size_t count = info.args.size();
+  bool writes = false;  // (the statistics of native_batch_norm may be left out)
   for (size_t i = 0; i < count; ++i) {
     const run::ArgInfo& arg = info.args[i];
     if (arg.kind == run::ArgKind::tensor_list || arg.kind == run::ArgKind::optional_tensor_list)
@@ -34,8 +35,9 @@ bool runs_at_once(const run::OpInfo& info, const torch::jit::Stack& stack) {
     const at::Tensor& tensor = input.toTensor();
     if (!tensor.defined()) continue;
     if (lazy_impl(tensor) || !(arg.write ? is_temporary(tensor) : is_settled(tensor))) return false;
+    writes |= arg.write;
   }
-  return true;
+  return writes;
 }
 
 }  // namespace

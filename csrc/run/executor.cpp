@@ -5,6 +5,8 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
+
 #include "csrc/run/kernel_warnings.h"
 #include "csrc/run/plain_storage.h"
 
@@ -35,7 +37,8 @@ class RealTensors {
     if (!arg.value) return at::Tensor();
     for (const Node::Rewrite& rewrite : node_.rewrites)
       if (rewrite.tensor == index) return rewritten(rewrite, arg);
-    return arg.value->real();
+    return node_.discover && is_written_too(*arg.value) ? own_object(*arg.value)
+                                                        : arg.value->real();
   }
 
  private:
@@ -51,14 +54,29 @@ class RealTensors {
   at::Tensor observed(uint32_t index, TensorArg& arg) {
     if (arg.raw.defined() && arg.value) plain_storages().lift_for_writer(arg.value->var());
     at::Tensor tensor = arg.raw.defined() ? arg.raw
-                        : arg.value       ? arg.value->fresh_real()
+                        : arg.value       ? own_object(*arg.value)
                                           : at::Tensor();
     if (tensor.defined()) node_.found.written.emplace_back(index, tensor);
     return tensor;
   }
 
+  bool is_written_too(const Value& value) const {
+    return std::any_of(node_.tensors.begin(), node_.tensors.end(), [&](const TensorArg& arg) {
+      return arg.written && arg.value.get() == &value;
+    });
+  }
+
+  /// What was one object in the call is one here: `cat([x, y], out=x)` resizes x before it looks
+  /// whether its inputs overlap.
+  at::Tensor own_object(Value& value) {
+    for (const auto& [passed, tensor] : objects_)
+      if (passed == &value) return tensor;
+    return objects_.emplace_back(&value, value.fresh_real()).second;
+  }
+
   Node& node_;
   uint32_t index_ = 0;
+  c10::SmallVector<std::pair<const Value*, at::Tensor>, 2> objects_;
 };
 
 c10::IValue next_list(RealTensors& tensors, int64_t length) {

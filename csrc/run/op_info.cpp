@@ -73,8 +73,8 @@ constexpr std::array<string_view, 4> kVendors = {"mkldnn", "cudnn", "miopen", "o
 constexpr std::array<string_view, 2> kRowNumbers = {"pivots", "LU_pivots"};
 
 /// Ops whose meta function is known to tell other strides, or other shapes, than the kernel
-/// returns. (Others are found out when they are verified.)
-constexpr std::array<string_view, 25> kWrongMeta = {"aten::native_batch_norm",
+/// returns, or to take sizes that it refuses. (Others are found out when they are verified.)
+constexpr std::array<string_view, 26> kWrongMeta = {"aten::native_batch_norm",
                                                     "aten::_native_batch_norm_legit",
                                                     "aten::_batch_norm_with_update",
                                                     "aten::_native_batch_norm_legit_functional",
@@ -98,12 +98,14 @@ constexpr std::array<string_view, 25> kWrongMeta = {"aten::native_batch_norm",
                                                     "aten::_linalg_slogdet",
                                                     "aten::triangular_solve",
                                                     "aten::_trilinear",
-                                                    "aten::mkldnn_rnn_layer"};
+                                                    "aten::mkldnn_rnn_layer",
+                                                    "aten::multinomial"};
 
 /// Structured ops, or overloads, whose real result is made by the kernel, not by the structured
 /// meta function.
-constexpr std::array<string_view, 3> kUnfinishedStructured = {
-    "aten::mse_loss", "aten::smooth_l1_loss", "aten::isin.Scalar_Tensor"};
+constexpr std::array<string_view, 4> kUnfinishedStructured = {
+    "aten::mse_loss", "aten::smooth_l1_loss", "aten::isin.Scalar_Tensor",
+    "aten::linalg_lu_solve"};  // (its kernel sets the conjugate bit)
 
 /// In-place ops that do not look at what they replace.
 constexpr std::array<string_view, 13> kOverwriting = {

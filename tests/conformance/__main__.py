@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from . import report
+from . import log, report
 from .runner import DEFAULT_TIMEOUT, Plan, names_of, run
 
 MODES = ("async", "deferred", "sync")
 SUITES = ("op", "module", "optim")
-MORE_SUITES = ("inplace", "out", "error")
+MORE_SUITES = (
+    "no_grad",
+    "inplace",
+    "inplace_forms",
+    "out",
+    "out_forms",
+    "error",
+    "dtype",
+    "offset",
+)
+DTYPES = ("default", "float64", "bfloat16", "float16", "int64", "bool", "complex64")
+FUSION = ("auto", "on", "off", "exact")
 
 
 def arguments() -> argparse.Namespace:
@@ -27,42 +39,61 @@ def arguments() -> argparse.Namespace:
     add("--suite", nargs="+", default=list(SUITES), choices=SUITES + MORE_SUITES)
     add("--how", nargs="+", default=["wrap"], choices=("wrap", "block"),
         help="wrap: LazyTensors outside any block; block: plain tensors in lazy(mode)")  # fmt: skip
+    add("--dtype", nargs="+", default=["default"], choices=DTYPES,
+        help="default: float32, or the first that an operator has")  # fmt: skip
+    add("--fusion", nargs="+", default=["auto"], choices=FUSION, help="LAZYENG_FUSION")
     add("--limit", type=int, help="at most this many samples of an entry")
     add("--op", nargs="+", help="only these entries (exact names)")
     add("--jobs", type=int, default=1, help="worker processes")
     add("--timeout", type=float, default=DEFAULT_TIMEOUT, help="seconds for one entry")
-    add("--json", help="write all results to this file")
+    add("--log", help="each result is appended to this file as it comes, a line of JSON; what it "
+        "holds already is not run again")  # fmt: skip
+    add("--from", dest="logs", nargs="+", metavar="LOG",
+        help="run nothing: report what these logs hold, of each entry the latest")  # fmt: skip
     add("--docs", action="store_true", help="write docs/conformance.md")
     add("--quiet", action="store_true", help="no line per entry while it runs")
     add("-v", "--verbose", action="store_true", help="list equal entries too")
     return parser.parse_args()
 
 
-def main() -> int:
-    args = arguments()
+def plans(args: argparse.Namespace) -> Iterator[Plan]:
+    every = itertools.product(args.suite, args.dtype, args.fusion, args.mode, args.how)
+    for suite, dtype, fusion, mode, how in every:
+        yield Plan(suite, mode, how, args.limit, args.timeout, dtype, fusion)
+
+
+def run_all(args: argparse.Namespace) -> list[dict[str, Any]]:
     names = names_of(args.suite)
+    if args.op:
+        names = {suite: [n for n in found if n in args.op] for suite, found in names.items()}
+    if not any(names.values()):
+        sys.exit(f"no entry is called {' '.join(args.op)}")
+    done = log.read([args.log]) if args.log else []
     results: list[dict[str, Any]] = []
-    start = time.perf_counter()
 
     def progress(result: dict[str, Any]) -> None:
+        result |= log.stamp()
+        if args.log:
+            log.append(args.log, result)
         if not args.quiet and result["status"] not in ("equal", "n/a"):
             print(report.row(result), file=sys.stderr, flush=True)
 
-    for suite in args.suite:
-        wanted = [n for n in names[suite] if not args.op or n in args.op]
-        for mode in args.mode:
-            for how in args.how:
-                plan = Plan(suite, mode, how, args.limit, args.timeout)
-                results += run(plan, wanted, args.jobs, progress)
-    if not results:
-        sys.exit(f"no entry is called {' '.join(args.op)}")
+    for plan in plans(args):
+        before = {r["name"]: r for r in done if log.matches(r, plan)}
+        wanted = names[plan.suite]
+        new = run(plan, [n for n in wanted if n not in before], args.jobs, progress)
+        results += [before[n] for n in wanted if n in before] + new
+    return results
+
+
+def main() -> int:
+    args = arguments()
+    start = time.perf_counter()
+    results = log.read(args.logs) if args.logs else run_all(args)
     report.show(results, args.verbose)
     print(f"{time.perf_counter() - start:.0f} s")
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(results, file, indent=1)
     if args.docs:
-        print("wrote", report.write_docs(results, args.limit))
+        print("wrote", report.write_docs(results))
     return 1 if report.unexpected(results) else 0
 
 

@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 import lazyeng
 
+from .known import DEPENDS_ON_VALUES
+
 
 @dataclass
 class Program:
@@ -41,6 +43,7 @@ class Observed:
     rng: torch.Tensor | None = None
     errors: dict[str, BaseException] = field(default_factory=dict)  # "forward", "backward"
     plain: list[str] = field(default_factory=list)  # results that are not LazyTensors
+    late: bool = False  # the call returned, and reading its results raised
 
 
 def clone(tree: Any) -> Any:
@@ -139,6 +142,7 @@ def observe_lazy(program: Program, block: Callable[[], Any], expected: Observed)
         with block():
             outputs = program.call()
             if "forward" in expected.errors:
+                seen.late = True
                 read(outputs)
     except Exception as error:
         seen.errors["forward"] = error
@@ -203,7 +207,7 @@ def difference(expected: Observed, got: Observed, values: bool) -> str | None:
         if words:
             return f"{phase}: {words}"
     if "forward" in expected.errors:
-        return None
+        return late_error(expected.errors["forward"]) if got.late else None
     for part in ("outputs", "grads", "state"):
         if part == "grads" and "backward" in expected.errors:
             continue
@@ -225,6 +229,13 @@ def error_difference(expected: BaseException | None, got: BaseException | None) 
     if message(got) != message(expected):
         return f"message {first_line(got)!r} for {first_line(expected)!r}"
     return None
+
+
+def late_error(expected: BaseException) -> str | None:
+    """Only what depends on values is raised when they are read; all else at the call."""
+    if any(re.search(pattern, str(expected)) for pattern in DEPENDS_ON_VALUES):
+        return None
+    return f"forward: raised at the read, not at the call: {first_line(expected)}"
 
 
 def message(error: BaseException) -> str:

@@ -6,9 +6,13 @@ docs/conformance.md is generated from these tables: `python -m tests.conformance
 # "suite:name" -> reason. An entry here may differ from eager without failing the run; the full run
 # reports entries that turned out equal, so that the table does not outlive its reasons.
 
+_PRINTS = (
+    "eager refuses this call too; its message prints the arguments, and a LazyTensor prints as one"
+)
+
 KNOWN: dict[str, str] = {
-    "out:_batch_norm_with_update": "eager refuses this call too; its message prints the arguments, "
-    "and a LazyTensor prints as one",
+    "out:_batch_norm_with_update": _PRINTS,
+    "out_forms:_batch_norm_with_update": _PRINTS,
 }
 
 # Their results are uninitialised memory, in eager too: dtype, shape and strides are compared, the
@@ -21,6 +25,14 @@ METADATA_ONLY: dict[str, str] = {
     "op:new_empty": "uninitialised memory",
     "op:new_empty_strided": "uninitialised memory",
 }
+
+# Messages of errors that depend on values: these are raised where the result is read. What depends
+# on arguments, shapes and dtypes has to be raised at the call.
+DEPENDS_ON_VALUES: tuple[str, ...] = (
+    r"index -?\d+ is out of bounds for dimension",  # of gather, scatter, ...
+    r"probability tensor contains|invalid multinomial distribution",
+    r"value cannot be converted to type \w+ without overflow",  # masked_fill by a tensor
+)
 
 # Entries with nothing to run: PyTorch itself has no CPU kernel or no sample for them.
 NOT_APPLICABLE_REASON = "no dtype is supported on the CPU, or PyTorch has no sample for it"

@@ -43,23 +43,30 @@ class Plan:
     how: str = "wrap"  # "wrap": LazyTensors outside any block; "block": plain tensors in lazy(mode)
     limit: int | None = None
     timeout: float = DEFAULT_TIMEOUT
+    dtype: str = "default"  # float32, or the first that an operator has
+    fusion: str = "auto"  # LAZYENG_FUSION
     worker = "tests.conformance.worker"
 
+    @property
+    def what(self) -> dict[str, Any]:
+        """What its results have in common."""
+        return {
+            "suite": self.suite, "dtype": self.dtype, "mode": self.mode, "how": self.how,
+            "fusion": self.fusion, "limit": self.limit,
+        }  # fmt: skip
+
     def environment(self) -> dict[str, str]:
-        return {"LAZYENG_MODE": self.mode}
+        return {"LAZYENG_MODE": self.mode, "LAZYENG_FUSION": self.fusion}
 
     def request(self, names: list[str]) -> dict[str, Any]:
-        return {
-            "suite": self.suite, "mode": self.mode, "how": self.how, "limit": self.limit,
-            "names": names,
-        }  # fmt: skip
+        return self.what | {"names": names}
 
 
 def names_of(suites: list[str]) -> dict[str, list[str]]:
     """Asked in another process: PyTorch's data bases are large, and importing them has effects."""
     code = (
         "import json, sys, warnings; warnings.simplefilter('ignore')\n"
-        "from tests.conformance.suites import entries\n"
+        "from tests.conformance.variants import entries\n"
         "print(json.dumps({s: [e.name for e in entries(s)] for s in sys.argv[1:]}))"
     )
     done = subprocess.run(
@@ -92,7 +99,7 @@ def run_shard(plan: Plan, names: list[str]) -> Iterator[dict[str, Any]]:
     left = list(names)
     while left:
         for result in run_process(plan, list(left)):
-            result |= {"suite": plan.suite, "mode": plan.mode, "how": plan.how}
+            result |= plan.what
             left.remove(result["name"])
             yield result
 

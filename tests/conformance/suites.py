@@ -1,9 +1,9 @@
 """The entries: for each one, samples that build the same program twice, for eager and for lazy.
 
-`op`, `module` and `optim` are PyTorch's op_db, module_db and optim_db. `inplace`, `out` and `error`
-are the same operators in place, with `out=`, and with inputs that PyTorch expects to be refused.
-`offset` are the operators on views: what was learned of arguments at one place of a storage is used
-for those at another.
+`op`, `module` and `optim` are PyTorch's op_db, module_db and optim_db, `no_grad` is op_db without
+gradients. `offset` are the operators
+on views: what was learned of arguments at one place of a storage is used for those at another.
+variants.py has the operators in place, with `out=`, and with inputs that have to be refused.
 """
 
 from __future__ import annotations
@@ -41,10 +41,6 @@ class Entry:
         return f"{self.suite}:{self.name}"
 
 
-def entries(suite: str) -> list[Entry]:
-    return SUITES[suite]()
-
-
 def has_tensor(tree: Any) -> bool:
     return any(isinstance(x, torch.Tensor) for x in tree_leaves(tree))
 
@@ -56,24 +52,26 @@ def op_name(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
-def op_dtype(op: Any) -> torch.dtype | None:
-    """float32, or the first dtype that the operator has on the CPU."""
+def op_dtype(op: Any, wanted: torch.dtype | None) -> torch.dtype | None:
+    """`wanted` if the operator has it on the CPU; without, float32 or the first that it has."""
     dtypes = op.supported_dtypes("cpu")
+    if wanted is not None:
+        return wanted if wanted in dtypes else None
     if torch.float32 in dtypes:
         return torch.float32
     return min(dtypes, key=str, default=None)
 
 
-def op_inputs(op: Any) -> Iterator[Any]:
-    dtype = op_dtype(op)
+def op_inputs(op: Any, wanted: torch.dtype | None, grad: bool = True) -> Iterator[Any]:
+    dtype = op_dtype(op, wanted)
     if dtype is None:
         return
-    grad = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    grad = grad and op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
     yield from list(op.sample_inputs("cpu", dtype, requires_grad=grad))
 
 
-def op_samples(op: Any, key: str) -> Iterator[Sample]:
-    for i, sample in enumerate(op_inputs(op)):
+def op_samples(op: Any, key: str, grad: bool, dtype: torch.dtype | None) -> Iterator[Sample]:
+    for i, sample in enumerate(op_inputs(op, dtype, grad)):
         yield Sample(str(i), partial(build_op, op, sample, key not in METADATA_ONLY))
 
 
@@ -97,17 +95,21 @@ def all_ops() -> list[Any]:
     return op_db
 
 
-def op_entries() -> list[Entry]:
+def op_entries(suite: str, dtype: torch.dtype | None) -> list[Entry]:
+    """`op`, or `no_grad`: the same without gradients, which takes other ways into the recorder."""
     return [
-        Entry("op", op_name(op), partial(op_samples, op, f"op:{op_name(op)}")) for op in all_ops()
+        Entry(
+            suite, op_name(op), partial(op_samples, op, f"op:{op_name(op)}", suite == "op", dtype)
+        )
+        for op in all_ops()
     ]
 
 
 OFFSETS = (3, 0, 4)  # elements; view_as_complex and view(dtype) refuse the odd one
 
 
-def offset_samples(op: Any, key: str) -> Iterator[Sample]:
-    for i, sample in enumerate(op_inputs(op)):
+def offset_samples(op: Any, key: str, dtype: torch.dtype | None) -> Iterator[Sample]:
+    for i, sample in enumerate(op_inputs(op, dtype)):
         for offset in OFFSETS:
             values = key not in METADATA_ONLY
             yield Sample(f"{i}+{offset}", partial(build_offset, op, sample, offset, values))
@@ -143,107 +145,36 @@ def move(leaf: Any, offset: int) -> Any:
     return placed.detach().requires_grad_(leaf.requires_grad)
 
 
-def offset_entries() -> list[Entry]:
+def offset_entries(dtype: torch.dtype | None) -> list[Entry]:
     return [
-        Entry("offset", entry.name, partial(offset_samples, op, entry.key))
-        for op, entry in zip(all_ops(), op_entries(), strict=True)
-        if entry.key not in KNOWN
-    ]
-
-
-def inplace_samples(op: Any) -> Iterator[Sample]:
-    for i, sample in enumerate(op_inputs(op)):
-        if isinstance(sample.input, torch.Tensor) and not sample.broadcasts_input:
-            yield Sample(str(i), partial(build_inplace, op, sample))
-
-
-def build_inplace(op: Any, sample: Any, side: Side) -> Program:
-    """On a copy: a leaf that requires grad cannot be written."""
-    given = side(clone((sample.input, list(sample.args), sample.kwargs)))
-    first, args, kwargs = given
-    return Program(
-        call=lambda: op.inplace_variant(first.clone(), *args, **kwargs),
-        inputs=lambda: given,
-        state=lambda: given,
-        process=sample.output_process_fn_grad or (lambda outputs: outputs),
-        backward=op.supports_inplace_autograd,
-    )
-
-
-def inplace_entries() -> list[Entry]:
-    return [
-        Entry("inplace", op_name(op), partial(inplace_samples, op))
+        Entry("offset", op_name(op), partial(offset_samples, op, f"op:{op_name(op)}", dtype))
         for op in all_ops()
-        if op.inplace_variant is not None
-    ]
-
-
-def out_samples(op: Any) -> Iterator[Sample]:
-    for i, sample in enumerate(op_inputs(op)):
-        plain = tree_map(
-            lambda x: x.detach() if isinstance(x, torch.Tensor) else x,
-            (sample.input, list(sample.args), sample.kwargs),
-        )
-        with torch.random.fork_rng():
-            first, args, kwargs = clone(plain)
-            result = op(first, *args, **kwargs)
-        # torch.equal() and the like have no out=, whatever their entry says.
-        if all(isinstance(x, torch.Tensor) for x in tree_leaves(result)):
-            yield Sample(str(i), partial(build_out, op, plain, result))
-
-
-def build_out(op: Any, plain: Any, result: Any, side: Side) -> Program:
-    """Into empty tensors, which the operator has to resize."""
-    out = side(tree_map(lambda x: torch.empty(0, dtype=x.dtype), result))
-    given = side(clone(plain))
-    first, args, kwargs = given
-    return Program(
-        call=lambda: op(first, *args, **kwargs, out=out),
-        inputs=lambda: (),
-        state=lambda: (given, out),
-        backward=False,
-    )
-
-
-def out_entries() -> list[Entry]:
-    return [
-        Entry("out", op_name(op), partial(out_samples, op))
-        for op in all_ops()
-        if op.supports_out and f"op:{op_name(op)}" not in METADATA_ONLY
-    ]
-
-
-def error_samples(op: Any) -> Iterator[Sample]:
-    for i, error in enumerate(list(op.error_inputs("cpu"))):
-        yield Sample(str(i), partial(build_op, op, error.sample_input, True))
-
-
-def error_entries() -> list[Entry]:
-    return [
-        Entry("error", op_name(op), partial(error_samples, op))
-        for op in all_ops()
-        if op.error_inputs_func is not None
+        if f"op:{op_name(op)}" not in KNOWN
     ]
 
 
 # --- modules
 
 
-def module_samples(info: Any) -> Iterator[Sample]:
+def module_samples(info: Any, wanted: torch.dtype | None) -> Iterator[Sample]:
+    dtype = wanted or torch.float32
+    # The lists of module_db name few floats; modules take the others too.
+    if not dtype.is_floating_point and dtype not in info.dtypes:
+        return
     flags = (True, False) if info.train_and_eval_differ else (True,)
     for training in flags:
         inputs = info.module_inputs_func(
-            info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
+            info, device="cpu", dtype=dtype, requires_grad=True, training=training
         )
         for i, given in enumerate(list(inputs)):
             label = f"{i} {'train' if training else 'eval'} {given.desc}".strip()
-            yield Sample(label, partial(build_module, info, given, training))
+            yield Sample(label, partial(build_module, info, given, training, dtype))
 
 
-def build_module(info: Any, given: Any, training: bool, side: Side) -> Program:
+def build_module(info: Any, given: Any, training: bool, dtype: torch.dtype, side: Side) -> Program:
     torch.manual_seed(0)
     args, kwargs = clone((list(given.constructor_input.args), given.constructor_input.kwargs))
-    module = side(info.module_cls(*args, **kwargs).to("cpu", torch.float32).train(training))
+    module = side(info.module_cls(*args, **kwargs).to("cpu", dtype).train(training))
     call_given = given.forward_input
     inputs = side(clone((list(call_given.args), call_given.kwargs)))
     return Program(
@@ -253,10 +184,10 @@ def build_module(info: Any, given: Any, training: bool, side: Side) -> Program:
     )
 
 
-def module_entries() -> list[Entry]:
+def module_entries(dtype: torch.dtype | None) -> list[Entry]:
     from torch.testing._internal.common_modules import module_db
 
-    return [Entry("module", info.name, partial(module_samples, info)) for info in module_db]
+    return [Entry("module", info.name, partial(module_samples, info, dtype)) for info in module_db]
 
 
 # --- optimizers
@@ -264,29 +195,33 @@ def module_entries() -> list[Entry]:
 STEPS = 3
 
 
-def optim_samples(info: Any) -> Iterator[Sample]:
+def optim_samples(info: Any, wanted: torch.dtype | None) -> Iterator[Sample]:
     from torch.testing._internal.common_optimizers import (
         _get_optim_inputs_including_global_cliquey_kwargs as all_inputs,
     )
 
-    for i, given in enumerate(all_inputs("cpu", torch.float32, info)):
-        yield Sample(f"{i} {given.desc}", partial(build_optim, info, given.kwargs))
+    dtype = wanted or torch.float32
+    if not dtype.is_floating_point and not (dtype.is_complex and info.supports_complex):
+        return
+    for i, given in enumerate(all_inputs("cpu", dtype, info)):
+        yield Sample(f"{i} {given.desc}", partial(build_optim, info, given.kwargs, dtype))
     if "foreach" in info.supported_impls:  # PyTorch tests it on accelerators only
-        yield Sample("foreach", partial(build_optim, info, {"foreach": True}))
+        yield Sample("foreach", partial(build_optim, info, {"foreach": True}, dtype))
 
 
-def build_optim(info: Any, kwargs: dict[str, Any], side: Side) -> Program:
+def build_optim(info: Any, kwargs: dict[str, Any], dtype: torch.dtype, side: Side) -> Program:
     torch.manual_seed(0)
     sparse = info.only_supports_sparse_grads
     module = torch.nn.Embedding(7, 3, sparse=True) if sparse else small_model(info)
-    module = side(module)
-    x = side(torch.randint(7, (5,)) if sparse else torch.randn(5, 4))
+    module = side(module.to(dtype))
+    x = side(torch.randint(7, (5,)) if sparse else torch.randn(5, 4).to(dtype))
     # A copy: some optimizers keep tensors of their options.
     optimizer = info.optim_cls(module.parameters(), **clone(kwargs))
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = module(x).square().sum()
+        result = module(x)
+        loss = (result.abs() if dtype.is_complex else result).square().sum()
         loss.backward()
         return loss
 
@@ -316,21 +251,10 @@ def step(info: Any, optimizer: Any, closure: Callable[[], torch.Tensor]) -> torc
     return loss
 
 
-def optim_entries() -> list[Entry]:
+def optim_entries(dtype: torch.dtype | None) -> list[Entry]:
     from torch.testing._internal.common_optimizers import optim_db
 
-    return [Entry("optim", info.name, partial(optim_samples, info)) for info in optim_db]
-
-
-SUITES: dict[str, Callable[[], list[Entry]]] = {
-    "op": op_entries,
-    "module": module_entries,
-    "optim": optim_entries,
-    "offset": offset_entries,
-    "inplace": inplace_entries,
-    "out": out_entries,
-    "error": error_entries,
-}
+    return [Entry("optim", info.name, partial(optim_samples, info, dtype)) for info in optim_db]
 
 
 def first_samples(entry: Entry, limit: int | None) -> Iterator[Sample]:

@@ -20,7 +20,8 @@ import torch
 import lazyeng
 
 from .compare import difference, observe_eager, observe_lazy, to_lazy
-from .suites import Entry, Sample, entries, first_samples
+from .suites import Entry, Sample, first_samples
+from .variants import entries
 
 
 def run_sample(sample: Sample, mode: str, how: str) -> str | None:
@@ -76,7 +77,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     wanted = request["names"]
-    by_name = {entry.name: entry for entry in entries(request["suite"])}
+    by_name = {entry.name: entry for entry in entries(request["suite"], request["dtype"])}
     for name in wanted:
         print(json.dumps({"start": name}), file=out, flush=True)
         result = run_entry(by_name[name], request["mode"], request["how"], request["limit"])

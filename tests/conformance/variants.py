@@ -1,0 +1,293 @@
+"""The operators of op_db in place, with `out=`, and with inputs that have to be refused.
+
+`inplace` and `out` take each sample of an operator in the usual form: a tensor of its own, and an
+empty result. `inplace_forms` and `out_forms` take the first few in forms that programs are less
+used to: views, other strides, expanded tensors, tensors that require grad, and, of `out=`, other
+dtypes and shapes. Eager refuses many of them, and says why. `error` are the inputs that PyTorch
+expects to be refused; `dtype` are samples in dtypes that the operator does not have.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .compare import Program, clone
+from .known import METADATA_ONLY
+from .suites import (
+    Entry,
+    Sample,
+    Side,
+    all_ops,
+    build_op,
+    module_entries,
+    offset_entries,
+    op_entries,
+    op_inputs,
+    op_name,
+    optim_entries,
+)
+
+# Of an operator, so many samples in the unusual forms, and in wrong dtypes.
+FEW = 3
+
+
+def on_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+    return tree_map(lambda x: function(x) if isinstance(x, torch.Tensor) else x, tree)
+
+
+def strided(x: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same values: every second element of a larger one, from the third on."""
+    larger = torch.zeros(*x.shape[:-1], 2 * x.shape[-1] + 2, dtype=x.dtype) if x.dim() else None
+    if larger is None:
+        return torch.stack([x, x])[1]
+    return larger[..., 2::2].copy_(x)
+
+
+# --- in place: what first is made of the tensor that is written
+
+
+def as_view(x: torch.Tensor) -> torch.Tensor:
+    return x.clone().unsqueeze(0).expand(2, *x.shape).clone()[1]
+
+
+def as_transposed(x: torch.Tensor) -> torch.Tensor:
+    return x.clone() if x.dim() < 2 else x.mT.contiguous().mT
+
+
+def as_expanded(x: torch.Tensor) -> torch.Tensor:
+    """Eager refuses to write into it, where it has more than one element."""
+    return x.clone().flatten()[:1].expand(x.shape) if x.numel() else x.clone()
+
+
+def as_it_is(x: torch.Tensor) -> torch.Tensor:
+    """Eager refuses to write a leaf that requires grad."""
+    return x
+
+
+INPLACE = {"view": as_view, "transposed": as_transposed, "leaf": as_it_is}
+
+
+def written_samples(op: Any, dtype: torch.dtype | None) -> Iterator[tuple[int, Any]]:
+    for i, sample in enumerate(op_inputs(op, dtype)):
+        if isinstance(sample.input, torch.Tensor) and not sample.broadcasts_input:
+            yield i, sample
+
+
+def inplace_samples(op: Any, dtype: torch.dtype | None) -> Iterator[Sample]:
+    """On a copy: a leaf that requires grad cannot be written."""
+    for i, sample in written_samples(op, dtype):
+        yield Sample(str(i), partial(build_inplace, op, sample, torch.Tensor.clone))
+
+
+def inplace_form_samples(op: Any, dtype: torch.dtype | None) -> Iterator[Sample]:
+    for i, sample in itertools.islice(written_samples(op, dtype), FEW):
+        if sample.input.layout is not torch.strided:
+            continue
+        for label, form in INPLACE.items():
+            yield Sample(f"{i} {label}", partial(build_inplace, op, sample, form))
+        if refuses(build_inplace(op, sample, as_expanded, lambda x: x)):
+            yield Sample(f"{i} expanded", partial(build_inplace, op, sample, as_expanded))
+
+
+def build_inplace(op: Any, sample: Any, form: Any, side: Side) -> Program:
+    given = side(clone((sample.input, list(sample.args), sample.kwargs)))
+    first, args, kwargs = given
+    return Program(
+        call=lambda: op.inplace_variant(form(first), *args, **kwargs),
+        inputs=lambda: given,
+        state=lambda: given,
+        process=sample.output_process_fn_grad or (lambda outputs: outputs),
+        backward=op.supports_inplace_autograd,
+    )
+
+
+def refuses(program: Program) -> bool:
+    """Some forms are of use only where eager refuses them; elsewhere what it does is undefined."""
+    with torch.random.fork_rng():
+        try:
+            program.call()
+        except Exception:
+            return True
+    return False
+
+
+def inplace_entries(samples: Any, suite: str, dtype: torch.dtype | None) -> list[Entry]:
+    return [
+        Entry(suite, op_name(op), partial(samples, op, dtype))
+        for op in all_ops()
+        if op.inplace_variant is not None
+    ]
+
+
+# --- out=: what is made for a result, given the result of the call without out=
+
+
+def empty(x: torch.Tensor) -> torch.Tensor:
+    """The operator has to resize it."""
+    return torch.empty(0, dtype=x.dtype)
+
+
+def same_shape(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(x, memory_format=torch.contiguous_format)
+
+
+def other_shape(x: torch.Tensor) -> torch.Tensor:
+    """Eager warns, and resizes it."""
+    return torch.zeros(*x.shape, 2, dtype=x.dtype)
+
+
+def wider(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(x.shape, dtype=torch.complex128 if x.is_complex() else torch.float64)
+
+
+def narrower(x: torch.Tensor) -> torch.Tensor:
+    """Eager refuses results that cannot be cast so."""
+    return torch.zeros(x.shape, dtype=torch.int16 if x.dtype != torch.bool else torch.bool)
+
+
+def with_grad(x: torch.Tensor) -> torch.Tensor:
+    made = same_shape(x)
+    return made.requires_grad_() if x.is_floating_point() or x.is_complex() else made
+
+
+def expanded(x: torch.Tensor) -> torch.Tensor:
+    """Kernels that do not look would write beyond a storage of one element."""
+    return torch.zeros(x.numel() + 1, dtype=x.dtype).as_strided(x.shape, (0,) * x.dim())
+
+
+OUT = {
+    "same shape": same_shape,
+    "strided": lambda x: strided(torch.zeros_like(x)),
+    "other shape": other_shape,
+    "wider": wider,
+    "narrower": narrower,
+    "requires grad": with_grad,
+}
+
+
+def results(op: Any, dtype: torch.dtype | None) -> Iterator[tuple[int, Any, Any]]:
+    """Number of the sample, its arguments without grad, what the operator makes of them."""
+    for i, sample in enumerate(op_inputs(op, dtype)):
+        plain = on_tensors(torch.Tensor.detach, (sample.input, list(sample.args), sample.kwargs))
+        with torch.random.fork_rng():
+            first, args, kwargs = clone(plain)
+            result = op(first, *args, **kwargs)
+        # torch.equal() and the like have no out=, whatever their entry says.
+        if all(isinstance(x, torch.Tensor) for x in tree_leaves(result)):
+            yield i, plain, result
+
+
+def out_samples(op: Any, dtype: torch.dtype | None) -> Iterator[Sample]:
+    for i, plain, result in results(op, dtype):
+        yield Sample(str(i), partial(build_out, op, plain, result, empty))
+
+
+def out_form_samples(op: Any, dtype: torch.dtype | None) -> Iterator[Sample]:
+    for i, plain, result in itertools.islice(results(op, dtype), FEW):
+        if any(x.layout is not torch.strided for x in tree_leaves(result)):
+            continue
+        for label, form in OUT.items():
+            yield Sample(f"{i} {label}", partial(build_out, op, plain, result, form))
+        if refuses(build_out(op, plain, result, expanded, lambda x: x)):
+            yield Sample(f"{i} expanded", partial(build_out, op, plain, result, expanded))
+
+
+def build_out(op: Any, plain: Any, result: Any, form: Any, side: Side) -> Program:
+    out = side(on_tensors(form, result))
+    given = side(clone(plain))
+    first, args, kwargs = given
+    return Program(
+        call=lambda: op(first, *args, **kwargs, out=out),
+        inputs=lambda: (),
+        state=lambda: (given, out),
+        backward=False,
+    )
+
+
+def out_entries(samples: Any, suite: str, dtype: torch.dtype | None) -> list[Entry]:
+    return [
+        Entry(suite, op_name(op), partial(samples, op, dtype))
+        for op in all_ops()
+        if op.supports_out and f"op:{op_name(op)}" not in METADATA_ONLY
+    ]
+
+
+# --- what has to be refused
+
+
+def error_samples(op: Any) -> Iterator[Sample]:
+    for i, error in enumerate(list(op.error_inputs("cpu"))):
+        yield Sample(str(i), partial(build_op, op, error.sample_input, True))
+
+
+def error_entries(_: torch.dtype | None) -> list[Entry]:
+    """PyTorch chooses the dtypes of what has to be refused."""
+    return [
+        Entry("error", op_name(op), partial(error_samples, op))
+        for op in all_ops()
+        if op.error_inputs_func is not None
+    ]
+
+
+DTYPES = (
+    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.int64,
+    torch.uint8, torch.bool,
+)  # fmt: skip
+
+
+def dtype_samples(op: Any) -> Iterator[Sample]:
+    """The first samples, in each dtype that the operator does not have."""
+    missing = [dtype for dtype in DTYPES if dtype not in op.supported_dtypes("cpu")]
+    for i, sample in enumerate(op_inputs(op, None)):
+        if i >= FEW:
+            return
+        own = next(
+            (x.dtype for x in tree_leaves(sample.input) if isinstance(x, torch.Tensor)), None
+        )
+        for dtype in missing if own else ():
+            changed = cast(sample, own, dtype)
+            if refuses(build_op(op, changed, True, lambda x: x)):
+                label = f"{i} {str(dtype).removeprefix('torch.')}"
+                yield Sample(label, partial(build_op, op, changed, True))
+
+
+def cast(sample: Any, own: torch.dtype, dtype: torch.dtype) -> Any:
+    """Tensors of the sample's own dtype change; indices and the like stay."""
+
+    def cast_one(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or x.dtype != own:
+            return x
+        grad = x.requires_grad and (dtype.is_floating_point or dtype.is_complex)
+        return x.detach().to(dtype).requires_grad_(grad)
+
+    return sample.transform(cast_one)
+
+
+def dtype_entries(_: torch.dtype | None) -> list[Entry]:
+    return [Entry("dtype", op_name(op), partial(dtype_samples, op)) for op in all_ops()]
+
+
+SUITES: dict[str, Callable[[torch.dtype | None], list[Entry]]] = {
+    "op": partial(op_entries, "op"),
+    "no_grad": partial(op_entries, "no_grad"),
+    "module": module_entries,
+    "optim": optim_entries,
+    "offset": offset_entries,
+    "inplace": partial(inplace_entries, inplace_samples, "inplace"),
+    "inplace_forms": partial(inplace_entries, inplace_form_samples, "inplace_forms"),
+    "out": partial(out_entries, out_samples, "out"),
+    "out_forms": partial(out_entries, out_form_samples, "out_forms"),
+    "error": error_entries,
+    "dtype": dtype_entries,
+}
+
+
+def entries(suite: str, dtype: str = "default") -> list[Entry]:
+    """Those of another dtype than "default" have no sample where that dtype is not supported."""
+    return SUITES[suite](None if dtype == "default" else getattr(torch, dtype))

@@ -1,0 +1,55 @@
+"""python -m tests.soak: random programs, eagerly and lazily, for as long as one likes.
+
+Each round is one seed in one mode, with all, half or none of the tensors wrapped, alone or in
+several threads; what differs from eager ends the run, with the seed. Under a sanitizer:
+tools/sanitize.sh.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import time
+import warnings
+
+from . import test_random_programs as checks
+
+THREADS = 4
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    add = parser.add_argument
+    add("--seconds", type=float, default=1800)
+    add("--length", type=int, default=500, help="ops of a program")
+    add("--seed", type=int, help="of the first round; the rounds count on from it")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    warnings.simplefilter("ignore", UserWarning)  # of out= that has to be resized
+    seed = args.seed if args.seed is not None else random.SystemRandom().randrange(2**31)
+    forms = (checks.wrap_all, checks.wrap_half, checks.wrap_none)
+    begin = time.monotonic()
+    rounds = 0
+    for wrap, mode in itertools.cycle(itertools.product(forms, checks.MODES)):
+        if time.monotonic() - begin >= args.seconds:
+            break
+        here = seed + rounds
+        try:
+            checks.check(here, args.length, mode, wrap)
+            checks.run_threads(THREADS, mode, here, args.length // THREADS)
+        except BaseException:
+            print(f"round {rounds}: --seed {here}, {mode}, {wrap.__name__}", flush=True)
+            raise
+        rounds += 1
+        if rounds % 50 == 0:
+            print(f"{rounds} rounds, {time.monotonic() - begin:.0f} s", flush=True)
+    ops = rounds * 2 * args.length
+    print(f"{rounds} rounds, {ops} ops, {time.monotonic() - begin:.0f} s, no difference")
+
+
+if __name__ == "__main__":
+    main()

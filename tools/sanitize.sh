@@ -1,0 +1,40 @@
+#!/bin/sh
+# tools/sanitize.sh address|thread [command ...]: builds lazyeng._C under a sanitizer, in a copy of
+# the tree, and runs the command there. Without a command: random programs for SOAK seconds (1800),
+# then the tests of unwinding, processes, threads, engine failures and layouts.
+#
+#   SOAK=60 sh tools/sanitize.sh address
+#   sh tools/sanitize.sh address python -m pytest -n 0 tests/test_tiny.py
+#
+# torch itself is not instrumented: what is found is in our code, or in memory that it handed on.
+# (ThreadSanitizer knows no locks of libraries that it did not see compiled, and reports torch's.)
+# PYTHON is the interpreter, with torch and pytest; BUILD the folder of the copy.
+set -eu
+cd "$(dirname "$0")/.."
+name=${1:?"sanitize.sh: expected address or thread"}
+shift
+case $name in
+  address) library=libasan.so ;;
+  thread) library=libtsan.so ;;
+  *) echo "sanitize.sh: unknown sanitizer '$name', expected address or thread" >&2; exit 2 ;;
+esac
+python=${PYTHON:-python}
+out=${BUILD:-$PWD/build/sanitize}/$name
+mkdir -p "$out"
+git ls-files -co --exclude-standard | tar -cf - -T - | tar -xf - -C "$out"  # keeps times: ninja
+cd "$out"
+export PYTHONPATH="$out"
+LAZYENG_SANITIZE=$name "$python" setup.py --quiet build_ext --inplace
+
+# An interpreter that is not instrumented needs the sanitizer first, and its C++ library with it:
+# else the interceptor of throw finds nothing to call.
+LD_PRELOAD="$(${CC:-gcc} -print-file-name=$library) $(${CC:-gcc} -print-file-name=libstdc++.so.6)"
+export LD_PRELOAD PYTHONMALLOC=malloc
+export ASAN_OPTIONS="detect_leaks=0:halt_on_error=1:abort_on_error=1:${ASAN_OPTIONS:-}"
+export TSAN_OPTIONS="ignore_noninstrumented_modules=1:die_after_fork=0:${TSAN_OPTIONS:-}"
+if [ $# -gt 0 ]; then
+  exec "$@"
+fi
+"$python" -m tests.soak --seconds "${SOAK:-1800}"
+exec "$python" -m pytest -q -n 0 -p no:cacheprovider tests/test_errors_unwinding.py \
+  tests/test_process.py tests/test_sharing.py tests/test_errors_engine.py tests/test_layouts.py
