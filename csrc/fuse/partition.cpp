@@ -282,13 +282,14 @@ void Partition::close(size_t open) {
   from.serial = 0;
   const Ref<Group> group = std::exchange(from.group, nullptr);
   if (group->members.size() == 1) return out_.push_back(std::move(group->members[0].node));
-  if (!only_plans_) group->claim();
+  if (!only_plans_) spared_ += group->claim();
   out_.push_back(group);
 }
 
 Partition::Batch Partition::run(Batch nodes) {
   out_.clear();
   out_.reserve(nodes.size());
+  spared_ = 0;
   states_.clear();
   for (Ref<engine::Op>& op : nodes) {
     auto& node = static_cast<run::Node&>(*op);
