@@ -1,14 +1,17 @@
 """Fused groups on the CPU against eager, torch.compile and a bare copy, in one run.
 
-Method. Each program is run `--rounds` times by each runner in turn (eager, lazy, compiled, copy),
+Method. Each program is run `--rounds` times by each runner in turn (eager, lazy, compiled, unit),
 so that drift of a shared machine hits all alike; a figure is the median of the rounds' ratios to
-the copy (`out.copy_(x)` into memory that is there) or to eager. A round of small tensors repeats
-the program until about a millisecond has passed. Lazy results are waited for within the timed
-region. torch.compile is left out with `--no-compile`, and where it does not run; its compilation is
-not in the figures.
+the unit or to eager. The unit is a copy (`out.copy_(x)` into memory that is there); of a program
+that only reads two large tensors it is one reading of both (`torch.dot` of their bytes taken as
+float32, eager's fastest: it adds nothing and writes nothing). A round of small tensors repeats the
+program until about a millisecond has passed. Lazy results are waited for within the timed region.
+torch.compile is left out with `--no-compile`, and where it does not run; its compilation is not in
+the figures.
 
 The peak memory of a chain is what the buffer pool has lent out at most, in units of one tensor, the
-input included.
+input included. The time to the first result is that of the chain's first call in a new process, for
+eager and lazy in turn; of as many processes each, the median.
 """
 
 from __future__ import annotations
@@ -20,11 +23,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+
+# Also what is only within the tolerance. (torch loads lazyeng, which reads it.)
+os.environ.setdefault("LAZYENG_FUSION", "on")
 
 import torch
 import torch.nn.functional as F
-
-os.environ.setdefault("LAZYENG_FUSION", "on")  # also what is only within the tolerance
 
 import lazyeng
 
@@ -39,8 +44,8 @@ def chain(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def difference(x: torch.Tensor) -> torch.Tensor:
-    return (x - x[0]).square().mean()
+def difference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x - y).square().mean()
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -74,31 +79,51 @@ def norm_backward(x: torch.Tensor) -> torch.Tensor:
     return made[0]
 
 
+def copied(x: torch.Tensor) -> Callable[[], object]:
+    out = torch.empty_like(x)
+    return lambda: out.copy_(x)
+
+
+def both_read(x: torch.Tensor, y: torch.Tensor) -> Callable[[], object]:
+    first, second = (t.view(-1).view(torch.float32) for t in (x, y))
+    return lambda: torch.dot(first, second)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A program of so many tensors of one size, and in units of what its time is told."""
+
+    program: Program
+    inputs: int = 1
+    unit: Callable[..., Callable[[], object]] = copied
+    of_unit: str = "copies"
+
+
 PROGRAMS = {
-    "chain, amax()": largest,
-    "chain, sum(0)": columns,
-    "(x*2>1).sum(0)": count,
-    "layer_norm backward": norm_backward,
-    "20-op chain": chain,
-    "(x-y).square().mean()": difference,
-    "softmax(x*a+b)": softmax,
-    "layer_norm(gelu(x))": norm,
+    "chain, amax()": Case(largest),
+    "chain, sum(0)": Case(columns),
+    "(x*2>1).sum(0)": Case(count),
+    "layer_norm backward": Case(norm_backward),
+    "20-op chain": Case(chain),
+    "(x-y).square().mean()": Case(difference, 2, both_read, "reads "),
+    "softmax(x*a+b)": Case(softmax),
+    "layer_norm(gelu(x))": Case(norm),
 }
 COLUMNS = 1024
 
 
 def lazily(program: Program) -> Program:
-    def run(x: torch.Tensor) -> torch.Tensor:
-        return lazyeng.unwrap(program(lazyeng.wrap(x)))
+    def run(*inputs: torch.Tensor) -> torch.Tensor:
+        return lazyeng.unwrap(program(*(lazyeng.wrap(x) for x in inputs)))
 
     return run
 
 
-def compiled(program: Program) -> Program | None:
+def compiled(program: Program, inputs: int) -> Program | None:
     torch._dynamo.reset()
     function = torch.compile(program)
     try:
-        function(torch.ones(2, COLUMNS))
+        function(*(torch.ones(2, COLUMNS) for _ in range(inputs)))
     except Exception as error:
         print(f"torch.compile does not run here: {type(error).__name__}")
         return None
@@ -130,22 +155,23 @@ def ratio(times: dict[str, list[float]], of: str, to: str) -> float:
     return statistics.median(a / b for a, b in zip(times[of], times[to], strict=True))
 
 
-def measure(name: str, program: Program, nbytes: int, dtype: torch.dtype, options) -> None:
-    x = torch.rand(nbytes // dtype.itemsize // COLUMNS, COLUMNS).to(dtype)
-    out = torch.empty_like(x)
-    lazy = lazily(program)
-    runners: dict[str, Callable[[], object]] = {
-        "copy": lambda: out.copy_(x),
-        "eager": lambda: program(x),
-        "lazy": lambda: lazy(x),
+def measure(name: str, case: Case, nbytes: int, dtype: torch.dtype, options) -> None:
+    shape = (nbytes // dtype.itemsize // COLUMNS, COLUMNS)
+    inputs = [torch.rand(shape).to(dtype) for _ in range(case.inputs)]
+    lazily_run = lazily(case.program)
+    runners = {
+        "eager": lambda: case.program(*inputs),
+        "lazy": lambda: lazily_run(*inputs),
+        "unit": case.unit(*inputs),
     }
-    if options.compile and (fast := compiled(program)):
-        runners["compiled"] = lambda: fast(x)
+    fast = compiled(case.program, case.inputs) if options.compile else None
+    if fast is not None:
+        runners["compiled"] = lambda: fast(*inputs)
     times = compare(runners, options.rounds)
-    figures = [f"{name} {ratio(times, name, 'copy'):8.2f}" for name in runners if name != "copy"]
+    figures = [f"{name} {ratio(times, name, 'unit'):8.2f}" for name in runners if name != "unit"]
     size = f"{nbytes >> 10} KiB" if nbytes < 1 << 20 else f"{nbytes >> 20} MiB"
     kind = str(dtype).removeprefix("torch.")
-    print(f"{name:24} {kind:9} {size:>8}  copies: {'  '.join(figures)}  "
+    print(f"{name:24} {kind:9} {size:>8}  {case.of_unit}: {'  '.join(figures)}  "
           f"lazy/eager {ratio(times, 'lazy', 'eager'):.2f}", flush=True)  # fmt: skip
 
 
@@ -161,13 +187,12 @@ print(1 + lazyeng.engine_stats()["peak_bytes"] / (4 * n))
 """
 
 FIRST = """
-import time, torch, lazyeng
-from benchmarks.fusion import chain
-x = torch.rand(1024, 1024)
-chain(x)
-start = time.perf_counter(); chain(x); eager = time.perf_counter() - start
-start = time.perf_counter(); lazyeng.unwrap(chain(lazyeng.wrap(x)))
-print((time.perf_counter() - start) / eager)
+import time, torch
+from benchmarks.fusion import chain, lazily
+x = torch.rand({rows}, 1024)
+program = {program}
+start = time.perf_counter(); program(x)
+print(time.perf_counter() - start)
 """
 
 
@@ -176,6 +201,16 @@ def in_new_process(script: str) -> float:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     return float(done.stdout)
+
+
+def first_result(rows: int, rounds: int) -> float:
+    """Lazy's time by eager's, for the first call in a process."""
+    times: dict[str, list[float]] = {"chain": [], "lazily(chain)": []}
+    for _ in range(rounds):
+        for program, found in times.items():
+            found.append(in_new_process(FIRST.format(rows=rows, program=program)))
+    eager, lazy = map(statistics.median, times.values())
+    return lazy / eager
 
 
 def main() -> None:
@@ -188,19 +223,22 @@ def main() -> None:
     sizes = [
         s for s in (4 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20) if s <= options.largest << 20
     ]
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; ratios to out.copy_(x)")
-    for name, program in PROGRAMS.items():
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; ratios to out.copy_(x), "
+          "or to one reading of both inputs")  # fmt: skip
+    for name, case in PROGRAMS.items():
         if options.only not in name:
             continue
         for dtype in (torch.float32, torch.bfloat16):
             for nbytes in sizes:
-                measure(name, program, nbytes, dtype, options)
+                measure(name, case, nbytes, dtype, options)
     if options.only:
         return
     for mode in ("async", "deferred"):
         peak = in_new_process(PEAK.format(mode=mode))
         print(f"peak of a 30-op chain on 64 MiB, {mode}: {peak:.1f} buffers")
-    print(f"first result of the chain, 4 MiB: {in_new_process(FIRST):.2f} of eager's second")
+    for rows, size in ((1024, "4 MiB"), (16384, "64 MiB")):
+        first = first_result(rows, options.rounds)
+        print(f"first result of the chain, {size}: {first:.2f} of eager's")
 
 
 if __name__ == "__main__":

@@ -50,10 +50,19 @@ def keep_accelerator() -> bool:
 def set_backing_device(device: str, /) -> None:
     """Sets the device that torch.device("lazyeng") stands for."""
 
+def arm_first_use() -> None:
+    """Has `lazyeng.setup_core.look_again` be called, once, when lazyeng is first used."""
+
 def adopt_ops_with_kernels() -> None:
     """Gives ops registered since the last call a kernel that records them as one op."""
 
 # ---- tensors
+
+def wrap_bare(obj: object, /) -> LazyTensor | None:
+    """`wrap` of a plain tensor that has no part in autograd; None if it is something else."""
+
+def unwrap_bare(obj: object, /) -> torch.Tensor | None:
+    """`unwrap` of a LazyTensor that has no part in autograd; None if it is something else."""
 
 def wrap_tensor(tensor: torch.Tensor, /) -> LazyTensor:
     """A LazyTensor over the same storage; the tensor itself if it is lazy. TypeError if it is no tensor."""

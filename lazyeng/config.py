@@ -53,7 +53,7 @@ def _user_cache() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What the environment asks for; read once, at import."""
+    """What the environment asks for; read at import and when lazyeng is first used."""
 
     mode: str
     num_workers: int

@@ -18,25 +18,21 @@ from lazyeng import (
     process_groups,
     sharing,
 )
+from lazyeng import config as environment
 from lazyeng.config import MODES, STACKS, Config
 from lazyeng.fuse.chosen import names
 from lazyeng.tensor import LazyTensor, _rebuild
 
+_looks: list[Config] = []  # at the environment; the last one counts
+
 
 def start(config: Config) -> None:
     """Brings the core up as `config` says. Once per process, at import."""
+    _looks.append(config)
     _C.init(LazyTensor, config.num_workers)
-    _C.set_default_mode(MODES.index(config.mode))
-    _C.set_stack_mode(STACKS.index(config.stacks))
-    _C.install_buffer_pool(config.max_pool_bytes)
-    _C.set_fusion(config.fusion != "off")
-    _C.set_inexact_fusion(config.fusion == "on")
-    _C.set_inexact_device_fusion(config.fusion != "exact")
-    if config.fusion not in ("exact", "off"):  # (their last bits are not torch's)
-        _C.set_chosen_ops(list(names.ALONE), list(names.PAIRS), list(names.LISTS))
+    _apply(config)
+    _C.arm_first_use()
     _C.announce_kernel_requests()
-    _C.set_fusion_log("fusion" in config.logs)
-    _C.set_limits(config.max_pending_ops, config.max_pending_bytes)
     _C.set_internal_prefixes(_internal_directories())
     device.register()
     torch.serialization.add_safe_globals([LazyTensor, _rebuild])
@@ -49,6 +45,37 @@ def start(config: Config) -> None:
     process_groups.install()
     process.install()
     _C.start_engine()
+
+
+def look_again() -> None:
+    """The environment may have changed since the import, which the program does not see happen.
+
+    `import torch` imports lazyeng; what a program sets after that line, and before it uses lazyeng,
+    counts. Called by the core (csrc/record/first_use.h).
+
+    Raises:
+        ValueError: a variable has a value that is not allowed; the message names both.
+    """
+    before, now = _looks[-1], environment.read()
+    if now == before:
+        return  # (what was set by functions meanwhile stays)
+    _looks.append(now)
+    _apply(now)
+    if now.num_workers != before.num_workers:
+        _C.set_num_workers(now.num_workers)
+
+
+def _apply(config: Config) -> None:
+    _C.set_default_mode(MODES.index(config.mode))
+    _C.set_stack_mode(STACKS.index(config.stacks))
+    _C.install_buffer_pool(config.max_pool_bytes)
+    _C.set_fusion(config.fusion != "off")
+    _C.set_inexact_fusion(config.fusion == "on")
+    _C.set_inexact_device_fusion(config.fusion != "exact")
+    if config.fusion not in ("exact", "off"):  # (their last bits are not torch's)
+        _C.set_chosen_ops(list(names.ALONE), list(names.PAIRS), list(names.LISTS))
+    _C.set_fusion_log("fusion" in config.logs)
+    _C.set_limits(config.max_pending_ops, config.max_pending_bytes)
 
 
 def set_num_workers(n: int) -> None:

@@ -32,7 +32,8 @@ def wrap(obj: T) -> T:
         The same structure. Lazy tensors have the shape, strides, dtype and device of what they
         wrap; ``requires_grad``, ``.grad`` and the history of autograd go with them.
     """
-    return _mapped(obj, _wrap_tensor)
+    made: Any = _C.wrap_bare(obj)  # the common case, in a tenth of the time
+    return _mapped(obj, _wrap_tensor) if made is None else made
 
 
 @errors.boundary
@@ -48,7 +49,8 @@ def unwrap(obj: T) -> T:
         LazyError: an operation that a tensor depends on failed; with the type and message that
             eager raises.
     """
-    return _mapped(obj, _unwrap_tensor)
+    made: Any = _C.unwrap_bare(obj)
+    return _mapped(obj, _unwrap_tensor) if made is None else made
 
 
 def _wrap_tensor(tensor: torch.Tensor) -> torch.Tensor:

@@ -75,6 +75,47 @@ def test_wrong_value_names_the_variable(name, value):
     assert name in done.stderr and value in done.stderr
 
 
+@pytest.mark.parametrize("name, value, expression, expected", [
+    ("LAZYENG_MODE", "deferred", "(x + 1).is_ready()", "False"),
+    ("LAZYENG_FUSION", "off", "(((x + 1) * 2).wait(), lazyeng.engine_stats()['groups'])[1]", "0"),
+    ("LAZYENG_FUSION", "on", "((x * 2).exp().wait(), lazyeng.engine_stats()['groups'])[1]", "1"),
+    ("LAZYENG_NUM_WORKERS", "3", "lazyeng._C.num_workers()", "3"),
+])  # fmt: skip
+@pytest.mark.parametrize("first", [
+    "wrap(torch.ones(1 << 16))", "torch.ones(1 << 16, device='lazyeng')",
+])  # fmt: skip
+def test_variables_may_be_set_until_the_first_use(name, value, expression, expected, first):
+    """`import torch` has imported lazyeng before the program's next line."""
+    # (The mode of the first op of all is decided before it is recorded.)
+    body = f"""
+    import os
+    os.environ[{name!r}] = {value!r}
+    x = {first}.clone()
+    lazyeng.synchronize()
+    lazyeng.reset_stats()
+    print({expression})
+    """
+    check(body, expected)
+
+
+def test_what_functions_have_set_stays():
+    check("""
+    lazyeng.set_num_workers(3)
+    wrap(torch.ones(2))
+    print(lazyeng._C.num_workers())
+    """, "3")  # fmt: skip
+
+
+def test_wrong_value_set_late_is_raised_at_the_first_use():
+    check("""
+    import os
+    os.environ["LAZYENG_FUSION"] = "perhaps"
+    for _ in range(2):
+        try: wrap(torch.ones(2))
+        except ValueError as error: print("perhaps" in str(error))
+    """, "True True")  # fmt: skip
+
+
 @pytest.mark.parametrize("workers", ["1", "2", "8"])
 def test_number_of_workers(workers):
     body = "x = wrap(torch.ones(4))\nfor _ in range(100): x = x + 1\nprint(x[0].item())"

@@ -24,6 +24,7 @@ SEEDS = 150
 
 
 def test_random_programs_of_exact_ops(groups):
+    _C.set_inexact_fusion(False)
     for seed in range(SEEDS):
         steps = 5 + seed % 26
         eager = Dag(seed, True, lambda x: x).run(steps)
@@ -32,6 +33,15 @@ def test_random_programs_of_exact_ops(groups):
             same_bits(a, b)
             same_bits(a, c)
     assert groups() > SEEDS
+
+
+def test_what_may_round_otherwise_is_fused_at_any_size():
+    """With LAZYENG_FUSION=on; the reader then runs one op and not three."""
+    x = torch.randn(2, 64)
+    lazyeng.reset_stats()
+    result = fused(lambda x: torch.softmax(x * 0.5 + 0.1, -1), x)
+    torch.testing.assert_close(result, torch.softmax(x * 0.5 + 0.1, -1))
+    assert lazyeng.engine_stats()["groups"] == 1
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -169,6 +170,42 @@ def test_temporaries_are_freed_before_the_read():
     print(json.dumps(dict(last=x[0].item(), grown=peak() - start)))
     """, {"LAZYENG_MAX_PENDING_BYTES": str(128 << 20)})  # fmt: skip
     assert result["last"] == 500.0 and result["grown"] < 400 << 20, result
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+def test_results_that_get_no_memory_are_no_work_to_bound(mode):
+    """20 results of 8 MB, of which 19 are dead before they are made: still one group."""
+    result = measure(f"""
+    x = wrap(torch.ones(1 << 21))
+    def chain(x):
+        with lazy("{mode}"):
+            for i in range(20): x = x * 1.5 if i % 2 else x + 1
+            return x.wait()
+    chain(x)  # (first calls of some ops run at once)
+    lazyeng.reset_stats()
+    y = chain(x)
+    print(json.dumps(dict(groups=lazyeng.engine_stats()["groups"])))
+    """, {"LAZYENG_MAX_PENDING_BYTES": str(64 << 20)})  # fmt: skip
+    assert result["groups"] == 1, result
+
+
+def test_large_results_lie_in_large_pages():
+    """Of those that the pool makes; the kernel may have none to give, and may be told not to."""
+    setting = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not setting.exists() or "[never]" in setting.read_text():
+        pytest.skip("no transparent huge pages here")
+    result = measure("""
+    def large_pages():
+        with open("/proc/self/smaps_rollup") as file:
+            return next(int(line.split()[1]) << 10 for line in file if "AnonHugePages" in line)
+    x = wrap(torch.ones(1 << 24))
+    before = large_pages()
+    y = ((x + 1) * 2).wait()
+    print(json.dumps(dict(grown=large_pages() - before)))
+    """)
+    if result["grown"] == 0:
+        pytest.skip("the system has none left")
+    assert result["grown"] > 32 << 20
 
 
 def test_cycles_are_collected():

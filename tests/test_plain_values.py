@@ -11,7 +11,6 @@ from lazyeng import lazy, synchronize
 MODES = ("async", "deferred")
 
 
-
 CHANGES = {
     "t_": lambda x: x.t_(),
     "resize_": lambda x: x.resize_(2, 8),

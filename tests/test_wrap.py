@@ -69,6 +69,56 @@ def test_metadata_is_kept(plain):
     assert torch.equal(unwrap(x), plain)
 
 
+def parameter_with_grad():
+    x = torch.nn.Parameter(torch.ones(3))
+    x.sum().backward()
+    return x
+
+
+def plain_with_grad():
+    x = parameter_with_grad().detach()
+    x.grad = torch.full((3,), 2.0)
+    return x
+
+
+class Named(torch.Tensor):
+    pass
+
+
+# What has no part in autograd is wrapped and unwrapped without Python; this has one.
+@pytest.mark.parametrize("make", [
+    lambda: torch.ones(3, requires_grad=True), parameter_with_grad, plain_with_grad,
+    lambda: torch.ones(3, requires_grad=True) * 2, lambda: torch.ones(3, requires_grad=True)[1:],
+    lambda: torch.ones(3).as_subclass(Named), lambda: torch.ones(3)[1:].conj(),
+])  # fmt: skip
+def test_what_belongs_to_a_tensor_goes_both_ways(make):
+    plain = make()
+    x = wrap(plain)
+    assert type(x) in (LazyTensor, torch.nn.Parameter)
+    assert x.requires_grad == plain.requires_grad
+    if plain.is_leaf and plain.grad is not None:
+        assert type(x.grad) is LazyTensor and x.grad.tolist() == plain.grad.tolist()
+    back = unwrap(x)
+    assert not isinstance(back, LazyTensor) and back.tolist() == plain.tolist()
+    assert back.requires_grad == (plain.requires_grad and plain.is_leaf)
+    if plain.is_leaf and plain.grad is not None:
+        assert back.grad.tolist() == plain.grad.tolist() and type(back.grad) is torch.Tensor
+
+
+def test_modes_hear_of_a_wrap():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Heard(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    names: list[str] = []
+    with Heard():
+        wrap(torch.ones(2))
+    assert any("detach" in name for name in names)
+
+
 def test_two_wraps_of_one_storage_are_one_variable():
     base = torch.zeros(4)
     with lazy("deferred"):

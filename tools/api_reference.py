@@ -157,8 +157,9 @@ def markdown(text: str) -> str:
 
 def environment_variables() -> Iterator[str]:
     yield "## Environment variables\n"
-    yield "Read once, at import, unless said otherwise; a value that is not allowed is a ValueError"
-    yield "there that names the variable.\n"
+    yield "Read when lazyeng is imported (`import torch` does that already), and once more when it"
+    yield "is used first, so they may be set in between; a value that is not allowed is a"
+    yield "ValueError there that names the variable.\n"
     yield "| variable | values | default |"
     yield "|---|---|---|"
     for variable in VARIABLES:

@@ -2,6 +2,7 @@
 // the program.
 #include "csrc/bindings/bindings.h"
 #include "csrc/record/factories.h"
+#include "csrc/record/first_use.h"
 #include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/sync_debug.h"
@@ -17,6 +18,7 @@ using run::PyRef;
 
 PyObject* enter_block(PyObject*, PyObject* mode) {
   return guarded([&] {
+    record::first_use();
     record::adopt_new_ops();
     const auto wanted = static_cast<record::Mode>(PyLong_AsLong(mode));
     return PyLong_FromUnsignedLongLong(record::enter_block(wanted));

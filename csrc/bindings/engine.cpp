@@ -6,6 +6,7 @@
 #include "csrc/fuse/plan.h"
 #include "csrc/record/accelerator.h"
 #include "csrc/record/collectives.h"
+#include "csrc/record/first_use.h"
 #include "csrc/record/fork.h"
 #include "csrc/record/forward_stacks.h"
 #include "csrc/record/gate.h"
@@ -178,6 +179,11 @@ PyObject* adopt_ops_with_kernels(PyObject*, PyObject*) {
   });
 }
 
+PyObject* arm_first_use(PyObject*, PyObject*) {
+  record::arm_first_use();
+  Py_RETURN_NONE;
+}
+
 PyObject* install_buffer_pool(PyObject*, PyObject* limit) {
   const unsigned long long bytes = PyLong_AsUnsignedLongLong(limit);
   if (PyErr_Occurred()) return nullptr;
@@ -232,6 +238,7 @@ PyMethodDef engine_methods[] = {
     {"after_fork_in_parent", after_fork_in_parent, METH_NOARGS, nullptr},
     {"after_fork_in_child", after_fork_in_child, METH_NOARGS, nullptr},
     {"adopt_ops_with_kernels", adopt_ops_with_kernels, METH_NOARGS, nullptr},
+    {"arm_first_use", arm_first_use, METH_NOARGS, nullptr},
     {"install_buffer_pool", install_buffer_pool, METH_O, nullptr},
     {"empty_buffer_pool", empty_buffer_pool, METH_NOARGS, nullptr},
     {"set_fusion", set_fusion, METH_O, nullptr},

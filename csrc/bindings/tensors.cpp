@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "csrc/bindings/bindings.h"
+#include "csrc/record/first_use.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
@@ -31,18 +32,46 @@ const run::ValueRef& value_of(PyObject* object) {
   return lazy->value();
 }
 
+PyObject* lazy_over(const at::Tensor& plain) {
+  return record::python_object(record::make_lazy(run::new_value_of(plain)));
+}
+
 PyObject* wrap_tensor(PyObject*, PyObject* object) {
   return guarded([&]() -> PyObject* {
     TORCH_CHECK_TYPE(THPVariable_Check(object), "expected a tensor, got ",
                      Py_TYPE(object)->tp_name);
     const at::Tensor& tensor = THPVariable_Unpack(object);
+    record::first_use();
     record::adopt_new_ops();
     if (record::lazy_impl(tensor)) return Py_NewRef(object);
     TORCH_CHECK_TYPE(record::recordable(tensor),
                      "lazyeng: expected a strided tensor on cpu or cuda, got one of layout ",
                      tensor.layout(), " on ", tensor.device(),
                      tensor.is_quantized() ? ", quantized" : "");
-    return record::python_object(record::make_lazy(run::new_value_of(tensor)));
+    return lazy_over(tensor);
+  });
+}
+
+/// Whether there is nothing about the tensor but its memory and its look: no part in autograd, and
+/// nobody above autograd (modes, transforms) to hear of it.
+bool is_bare(const at::Tensor& tensor) {
+  const auto keys = c10::impl::tls_local_dispatch_key_set().included_;
+  constexpr c10::DispatchKeySet listeners(
+      {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchDynamicLayerFrontMode});
+  return !keys.has_any(listeners) && !tensor.requires_grad() &&
+         !tensor.unsafeGetTensorImpl()->grad().defined();
+}
+
+/// wrap() of the common case: a plain tensor that is bare. None: it is something else.
+PyObject* wrap_bare(PyObject*, PyObject* object) {
+  if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != THPVariableClass) Py_RETURN_NONE;
+  return guarded([&]() -> PyObject* {
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    if (!is_bare(tensor) || !record::recordable(tensor) || record::lazy_impl(tensor))
+      Py_RETURN_NONE;
+    record::first_use();
+    record::adopt_new_ops();
+    return lazy_over(tensor);
   });
 }
 
@@ -57,6 +86,13 @@ PyObject* plain(PyObject*, PyObject* object) {
     current_recorder()->wait_and_check(*value);
     return THPVariable_Wrap(value->plain());
   });
+}
+
+/// unwrap() of the common case: a lazy tensor that is bare. None: it is something else.
+PyObject* unwrap_bare(PyObject*, PyObject* object) {
+  if (Py_TYPE(object) != record::python_class()) Py_RETURN_NONE;
+  if (!is_bare(THPVariable_Unpack(object))) Py_RETURN_NONE;
+  return plain(nullptr, object);
 }
 
 PyObject* values(PyObject*, PyObject* object) {
@@ -163,6 +199,8 @@ PyObject* announce_own_write(PyObject*, PyObject* object) {
 
 PyMethodDef tensor_methods[] = {
     {"wrap_tensor", wrap_tensor, METH_O, nullptr},
+    {"wrap_bare", wrap_bare, METH_O, nullptr},
+    {"unwrap_bare", unwrap_bare, METH_O, nullptr},
     {"is_lazy", is_lazy, METH_O, nullptr},
     {"plain", plain, METH_O, nullptr},
     {"values", values, METH_O, nullptr},

@@ -59,6 +59,9 @@ class Engine {
   // admitted must not be counted: admit() every op exactly once before push.
   void admit(uint64_t bytes) noexcept;
   bool above_limits() const noexcept;
+  /// The cost_bytes of ops that were admitted, and are not pushed yet, have been lowered by so
+  /// much.
+  void forgo(uint64_t bytes) noexcept { release(0, bytes); }
   /// Waits until pending ops and bytes are at most half of the limits.
   virtual WaitResult wait_below_limits(const Interrupt& interrupt) = 0;
   void set_limits(Limits limits) noexcept;

@@ -56,13 +56,23 @@ class Op : public RefCounted {
   /// has made them its own.
   void drop_claims() noexcept { accesses_.clear(); }
 
+  /// While it may still fall, on another thread.
+  uint64_t cost_now() const noexcept {
+    return std::atomic_ref(const_cast<uint64_t&>(cost_bytes)).load(std::memory_order_relaxed);
+  }
+  /// Engine::forgo is to be told. One thread at a time.
+  void lower_cost(uint64_t bytes) noexcept {
+    std::atomic_ref(cost_bytes).store(cost_bytes - bytes, std::memory_order_relaxed);
+  }
+
   /// Whether the last run() has asked to be called once more.
   bool asks_again() const noexcept { return again_ == Again::asked || moves_to_; }
 
   QueueId queue = QueueId::cpu;
   int16_t priority = 0;  ///< higher runs first among ready ops of one queue
-  uint64_t cost_bytes =
-      0;  ///< what it will allocate: counts against the run-ahead bound; fixed from admit on
+  /// What it will allocate: counts against the run-ahead bound. From admit on it may only fall, by
+  /// lower_cost(); fixed once pushed.
+  uint64_t cost_bytes = 0;
   uint32_t weight = 1;  ///< how many admitted ops it stands for
   /// run() takes microseconds and waits for nothing: a guest may run it. Of queue cpu.
   bool brief = false;

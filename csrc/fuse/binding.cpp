@@ -3,7 +3,9 @@
 
 #include <c10/core/CPUAllocator.h>
 
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "csrc/fuse/numbers.h"
 #include "csrc/run/buffers.h"
@@ -80,7 +82,12 @@ void BoundPlan::write_splat(size_t index, const c10::Scalar& number,
                             const ParameterSource& source) {
   char* const memory = bindings_.splats + index * kSplatBytes;
   if (is_special(number, source)) valid_ = false;
-  with_converted(number, source, [memory](auto value) { fill_splat(memory, value); });
+  with_converted(number, source, [memory](auto value) {
+    // (Chains count on it that a NaN has nothing in its lower half.)
+    if constexpr (std::is_floating_point_v<decltype(value)>)
+      if (std::isnan(value)) value = std::numeric_limits<decltype(value)>::quiet_NaN();
+    fill_splat(memory, value);
+  });
 }
 
 void BoundPlan::install() {

@@ -10,10 +10,6 @@
 namespace lazyeng::fuse {
 namespace {
 
-/// With fewer elements, what a program may round otherwise is left to torch's own kernel in any
-/// case: going over the cache once more costs next to nothing.
-constexpr int64_t kLeastInexact = 1 << 15;
-
 bool known_look(const run::Geometry& look, c10::Device device) {
   Type type;
   return look.device() == device && look.numel() > 0 && !look.data().conj && !look.data().neg &&
@@ -146,14 +142,10 @@ bool describe(run::Node& node, Candidate& candidate) {
   if (!find_results(node, *rule, extent, candidate) || !find_looks(node, *rule, candidate, looks))
     return false;
   const Bits bits = bits_of(*rule, node, result_dtype(candidate));
-  const bool on_cpu = node.device.is_cpu(), inexact = allows_inexact(node.device);
-  const bool may_differ = inexact && (!on_cpu || extent.elements->numel() >= kLeastInexact);
-  candidate.checked = bits == Bits::checked && !may_differ;
-  if (candidate.checked && !on_cpu) return false;  // (kernels of devices do not check)
-  if (bits == Bits::other && !may_differ) {
-    if (!inexact || is_reduction(rule->form)) return false;
-    candidate.rows_only = true;
-  }
+  const bool inexact = allows_inexact(node.device);
+  candidate.checked = bits == Bits::checked && !inexact;
+  if (candidate.checked && !node.device.is_cpu()) return false;  // (their kernels do not check)
+  if (bits == Bits::other && !inexact) return false;
   return map_tensors(node, extent, looks, candidate);
 }
 

@@ -30,7 +30,6 @@ struct Candidate {
   bool folds = false;  ///< a reduction to one element
   bool checked =
       false;  ///< torch's bits unless the program says otherwise: it may have to run alone
-  bool rows_only = false;                 ///< joins a group only as what it does once for each row
   c10::SmallVector<Mapping, 4> mappings;  ///< of each tensor argument
   c10::SmallVector<run::Value*, 1>
       results;  ///< that it makes, or the one it writes; null: left out

@@ -11,10 +11,48 @@ std::span<const RegisterId> inputs_of(const Step& step) { return {step.in, step.
 
 bool is_narrow(Type type) { return type == Type::f16 || type == Type::bf16; }
 
+/// Whether a NaN that comes of it is one of the operands' NaNs, or the processor's own.
+bool hands_on_nans(Opcode opcode) {
+  switch (opcode) {
+    case Opcode::copy:
+    case Opcode::add:
+    case Opcode::sub:
+    case Opcode::mul:
+    case Opcode::div:
+    case Opcode::square:
+    case Opcode::neg:
+    case Opcode::abs:
+    case Opcode::relu:
+    case Opcode::clamp:
+      return true;
+    default:  // (that of maximum and minimum has all bits)
+      return false;
+  }
+}
+
+/// Of each register, whether all NaNs in it have nothing in the half that rounding to bfloat16 cuts
+/// off: what was widened or rounded, numbers (csrc/fuse/binding.cpp), and what comes of these.
+std::vector<bool> find_short_nans(const Program& program) {
+  std::vector<bool> found;
+  for (const Register& reg : program.registers)
+    found.push_back(reg.kind == Register::Kind::parameter || reg.type == Type::bf16);
+  for (const Step& step : program.steps) {
+    if (!step.kernel) continue;
+    const bool given =
+        std::ranges::all_of(inputs_of(step), [&](RegisterId id) { return found[id]; });
+    found[step.out] = step.opcode == Opcode::round_bf16 ||
+                      (given && (step.opcode == Opcode::cast || hands_on_nans(step.opcode)));
+  }
+  return found;
+}
+
 class Finder {
  public:
   Finder(Program& program, const KernelSet& kernels)
-      : program_(program), kernels_(kernels), uses_(program.registers.size()) {
+      : program_(program),
+        kernels_(kernels),
+        uses_(program.registers.size()),
+        short_nans_(find_short_nans(program)) {
     for (const Step& step : program.steps)
       for (int k = 0; k < step.inputs; ++k) ++uses_[step.in[k]];
     for (const Move& move : program.scatters) ++uses_[move.reg];
@@ -76,6 +114,8 @@ class Finder {
     const ChainKernels* chain = kernels_.chains(reg(step.out).type);
     step.link = chain ? chain->link(step.opcode, place) : nullptr;
     step.place = place;
+    if (step.link && step.opcode == Opcode::round_bf16 && short_nans_[step.in[0]])
+      step.link = chain->rounds_short_nans();
     return step.link != nullptr;
   }
 
@@ -132,8 +172,9 @@ class Finder {
   Program& program_;
   const KernelSet& kernels_;
   std::vector<int64_t> uses_;  // of each register
-  std::vector<Step> links_;    // of the chain at hand
-  size_t operands_ = 0;        // of it, in memory
+  std::vector<bool> short_nans_;
+  std::vector<Step> links_;  // of the chain at hand
+  size_t operands_ = 0;      // of it, in memory
 };
 
 }  // namespace

@@ -19,6 +19,9 @@ namespace {
 
 std::atomic<bool> log_groups{false};
 
+/// A group of so many bytes is asked how many of them it will never use.
+constexpr uint64_t kWorthALook = uint64_t{1} << 20;
+
 bool overwrites(const run::TensorArg& arg) {
   return arg.overwritten && arg.value->geometry().covers(arg.value->var().nbytes());
 }
@@ -68,6 +71,25 @@ std::vector<bool> needed_vars(const Group& group) {
   return needed;
 }
 
+uint64_t lower_costs(const Group& group) {
+  if (group.by_hand) return 0;
+  const std::vector<bool> needed = needed_vars(group);
+  uint64_t sum = 0;
+  for (const Member& member : group.members) {
+    if (member.node->info.writes) continue;
+    uint64_t spared = 0;
+    for (int16_t result : member.results) {
+      if (result == kNone) continue;
+      const uint16_t var = group.values[result].var;
+      if (!needed[var]) spared += group.vars[var].var->nbytes();
+    }
+    spared = std::min(spared, member.node->cost_bytes);
+    member.node->lower_cost(spared);
+    sum += spared;
+  }
+  return sum;
+}
+
 Stats& stats() {
   static Stats instance;
   return instance;
@@ -76,7 +98,7 @@ Stats& stats() {
 void set_logging(bool on) { log_groups.store(on, std::memory_order_relaxed); }
 bool logging() { return log_groups.load(std::memory_order_relaxed); }
 
-void Group::claim() {
+uint64_t Group::claim() {
   handles_failures = true;
   weight = 0;
   brief = true;
@@ -84,14 +106,18 @@ void Group::claim() {
     brief &= member.node->brief;
     weight += member.node->weight;
     cost_bytes += member.node->cost_bytes;
-    member.node->drop_claims();
   }
+  // (The bound of run-ahead has far more: of a small group nobody need know.)
+  const uint64_t spared = cost_bytes < kWorthALook ? 0 : lower_costs(*this);
+  cost_bytes -= spared;
+  for (const Member& member : members) member.node->drop_claims();
   for (const GroupVar& var : vars) {
     if (var.written)
       add_write(run::StorageVarRef(var.var), var.overwrites);
     else
       add_read(run::StorageVarRef(var.var));
   }
+  return spared;
 }
 
 /// Whether every member may run. (A failure that is about to be overwritten is for the member that

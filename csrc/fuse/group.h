@@ -47,8 +47,9 @@ class Group final : public engine::Op, public engine::Pooled<Group> {
   const engine::FailurePtr& failure_of(const engine::Var& var,
                                        const engine::FailurePtr&) const noexcept override;
 
-  /// To be called once all members are there, before the group is pushed.
-  void claim();
+  /// To be called once all members are there, before the group is pushed. Returns by how many bytes
+  /// it costs less than its members: results that nobody holds any more get no memory.
+  uint64_t claim();
 
   std::vector<Member> members;
   std::vector<GroupValue> values;
@@ -93,6 +94,10 @@ struct Stats {
   std::atomic<uint64_t> by_hand{0};      ///< ops that hand-written kernels ran
 };
 Stats& stats();
+
+/// Of a group that is not pushed yet, maybe only planned: results that nobody holds any more get no
+/// memory, so they cost their members nothing. Returns how many bytes that takes off their costs.
+uint64_t lower_costs(const Group& group);
 
 /// Whether each group is reported on stderr.
 void set_logging(bool on);

@@ -13,7 +13,7 @@ constexpr const char* kOpcodes[] = {
     "add", "sub", "mul", "div", "add_scaled",
     "neg", "abs", "square", "reciprocal", "sqrt", "rsqrt", "maximum", "minimum", "clamp", "sign",
     "pow", "floor", "ceil", "trunc", "round", "addcmul", "addcdiv", "lerp",
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh", "sinh",
+    "exp", "exp_u20", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh", "sinh",
     "cosh", "erf", "erfc", "sigmoid", "relu", "gelu", "gelu_tanh", "silu", "leaky_relu", "elu",
     "softplus", "hardswish", "hardsigmoid",
     "threshold_backward", "tanh_backward", "sigmoid_backward", "silu_backward", "gelu_backward",

@@ -97,7 +97,7 @@ bool Partition::fits(size_t open, const Candidate& candidate) {
     return false;
   const bool by_row = is_done_by_row(open, candidate);
   if (!by_row) {
-    if (candidate.rows_only || group.numel != candidate.iteration.numel) return false;
+    if (group.numel != candidate.iteration.numel) return false;
     if (candidate.row && group.row && candidate.row != group.row) return false;
     if (!group.shape.empty() && candidate.needs_shape(group.row) &&
         candidate.iteration.shape != group.shape)
@@ -113,14 +113,13 @@ bool Partition::fits(size_t open, const Candidate& candidate) {
   return true;
 }
 
-/// The open group that the node joins; an empty one if none fits; kNowhere if it may not open one.
+/// The open group that the node joins; an empty one if none fits.
 size_t Partition::place_for(const Candidate& candidate) {
   size_t oldest = 0;
   for (size_t k = 0; k < kOpen; ++k) {
     if (open_[k].serial && fits(k, candidate)) return k;
     if (open_[k].used < open_[oldest].used) oldest = k;
   }
-  if (candidate.rows_only) return kNowhere;
   for (size_t k = 0; k < kOpen; ++k)
     if (!open_[k].serial) return k;
   close(oldest);
@@ -282,13 +281,14 @@ void Partition::close(size_t open) {
   from.serial = 0;
   const Ref<Group> group = std::exchange(from.group, nullptr);
   if (group->members.size() == 1) return out_.push_back(std::move(group->members[0].node));
-  if (!only_plans_) group->claim();
+  if (!only_plans_) spared_ += group->claim();
   out_.push_back(group);
 }
 
 Partition::Batch Partition::run(Batch nodes) {
   out_.clear();
   out_.reserve(nodes.size());
+  spared_ = 0;
   states_.clear();
   for (Ref<engine::Op>& op : nodes) {
     auto& node = static_cast<run::Node&>(*op);

@@ -26,6 +26,8 @@ class Partition {
   using Batch = std::vector<Ref<engine::Op>>;
   /// The ops to push for these nodes, in order; groups of one stay the node that they are.
   Batch run(Batch nodes);
+  /// By how many bytes the groups of the last run cost less than their nodes.
+  uint64_t spared() const { return spared_; }
   /// The same, for a look: nothing changes, and the groups cannot be pushed.
   Batch plan(const Batch& nodes);
 
@@ -83,6 +85,7 @@ class Partition {
   uint32_t last_serial_ = 0;
   uint64_t clock_ = 0;
   bool only_plans_ = false;
+  uint64_t spared_ = 0;
   Batch out_;
 };
 

@@ -129,10 +129,38 @@ RegisterId Registers::convert(Operand from, c10::ScalarType to) {
   return round_to(reg, to);
 }
 
+namespace {
+
+/// Whether the result may need more bits than the operands have. (What these choose from their
+/// operands, or cut off, does not.)
+bool needs_rounding(Opcode opcode) {
+  switch (opcode) {
+    case Opcode::copy:
+    case Opcode::neg:
+    case Opcode::abs:
+    case Opcode::sign:
+    case Opcode::relu:
+    case Opcode::maximum:
+    case Opcode::minimum:
+    case Opcode::clamp:
+    case Opcode::threshold_backward:
+    case Opcode::floor:
+    case Opcode::ceil:
+    case Opcode::trunc:
+    case Opcode::round:
+      return false;
+    default:
+      return true;
+  }
+}
+
+}  // namespace
+
 Operand Registers::step(Opcode opcode, c10::ScalarType dtype,
                         std::initializer_list<RegisterId> in) {
   const Type type = register_type(dtype);
-  return {round_to(builder_.step(opcode, type, type, in), dtype), dtype};
+  const RegisterId made = builder_.step(opcode, type, type, in);
+  return {needs_rounding(opcode) ? round_to(made, dtype) : made, dtype};
 }
 
 // ---- results

@@ -39,7 +39,7 @@ enum class Opcode : uint8_t {
   neg, abs, square, reciprocal, sqrt, rsqrt, maximum, minimum, clamp, sign, pow,
   floor, ceil, trunc, round, addcmul, addcdiv, lerp,
   // functions
-  exp, exp2, expm1, log, log2, log10, log1p, sin, cos, tan, tanh, sinh, cosh, erf, erfc,
+  exp, exp_u20, exp2, expm1, log, log2, log10, log1p, sin, cos, tan, tanh, sinh, cosh, erf, erfc,
   sigmoid, relu, gelu, gelu_tanh, silu, leaky_relu, elu, softplus, hardswish, hardsigmoid,
   // their derivatives: of the gradient and, as torch saves it, the input or the result
   threshold_backward, tanh_backward, sigmoid_backward, silu_backward, gelu_backward,
@@ -131,6 +131,8 @@ struct ChainKernels {
   LinkFunction (*first)(Type memory);
   LinkFunction (*link)(Opcode opcode, int place);
   LinkFunction (*last)(Type memory);
+  /// As that of Opcode::round_bf16, for values whose NaNs have nothing in their lower half.
+  LinkFunction (*rounds_short_nans)();
 };
 
 /// The kernels of one instruction set. A null kernel: there is none for the type.

@@ -165,7 +165,7 @@ void trace_record(const Call& call, const run::Node* node) noexcept {
       .kind = run::TraceEvent::Kind::record, .op = &call.info, .begin = call.begin};
   if (node) {
     event.number = node->number;
-    event.bytes = node->cost_bytes;
+    event.bytes = node->cost_now();
     event.stack = node->stack;
   }
   run::trace(std::move(event));

@@ -13,6 +13,11 @@ bool is_list(const run::ArgInfo& arg) {
 /// Most elementwise kernels fan out from 32,768 elements, those of MKL's functions from 2,048.
 constexpr uint64_t kElementsFanOut = 2048 * sizeof(float);
 
+/// Those of oneDNN do at any size.
+bool fans_out_always(const run::OpInfo& info) {
+  return info.name == "aten::gelu" || info.name == "aten::gelu_backward";
+}
+
 /// All tensors but numbers lie in one way, side by side: the kernel goes over them as over one row.
 bool are_alike(const std::vector<run::GeometryRef>& tensors) {
   const run::Geometry* first = nullptr;
@@ -60,7 +65,8 @@ bool starts_helpers(const Call& call, const std::vector<run::GeometryRef>& tenso
   uint64_t most_bytes = 0;
   for (const run::GeometryRef& tensor : tensors)
     if (tensor) most_bytes = std::max(most_bytes, tensor->span_bytes());
-  return !(copies || work == run::Work::elements) || most_bytes >= kElementsFanOut;
+  return !(copies || work == run::Work::elements) || most_bytes >= kElementsFanOut ||
+         fans_out_always(call.info);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "csrc/record/factories.h"
+#include "csrc/record/first_use.h"
 #include "csrc/record/forward_stacks.h"
 #include "csrc/record/gate.h"
 #include "csrc/record/lazy_tensor.h"
@@ -200,6 +201,7 @@ void Recorder::record(Call call, torch::jit::Stack* results) {
   PlanRef plan = keyed ? plans_.find(key) : nullptr;
   if (!plan) {
     counters_.plans.fetch_add(1, std::memory_order_relaxed);
+    first_use();
     adopt_new_ops();
     const run::IgnoredWarnings ignored;
     plan = infer(call);

@@ -110,6 +110,8 @@ class Recorder {
   bool watched() const { return watched_.load(std::memory_order_relaxed); }
   bool may_wait_for_more(const run::Node& node) const;
   void throttle(const run::Node& node);
+  bool fits_when_fused();
+  Batch planned_locked();
   engine::FailurePtr wait_for_launched(c10::Device device);
   void count_fallback(const run::OpInfo& info);
   void complete_eager_effects(const Call& call, const run::Node& node);

@@ -69,6 +69,11 @@ std::string Recorder::describe_writer(const run::StorageVar& var) {
 
 Recorder::Batch Recorder::planned() {
   std::lock_guard pushing(push_mutex_);
+  return planned_locked();
+}
+
+/// With push_mutex_: until it is let go of, the nodes stay in the window.
+Recorder::Batch Recorder::planned_locked() {
   Batch nodes;
   {
     std::lock_guard lock(window_mutex_);
@@ -143,8 +148,10 @@ Recorder::Batch Recorder::take_window_locked() {
 
 /// With push_mutex_, not with window_mutex_: recording goes on meanwhile.
 Recorder::Batch Recorder::push_taken(Batch window, uint64_t up_to) {
-  if (window.size() > 1 && fusion_.load(std::memory_order_relaxed))
+  if (window.size() > 1 && fusion_.load(std::memory_order_relaxed)) {
     window = partition_.run(std::move(window));
+    if (partition_.spared()) engine_->forgo(partition_.spared());
+  }
   run::openmp_helpers().program_records();
   engine_->push(std::span<Ref<engine::Op>>(window));
   run::StorageVar::pushed_up_to.store(up_to, std::memory_order_release);
@@ -204,10 +211,24 @@ bool Recorder::watch() {
   return true;
 }
 
+/// Results that nobody holds when their group runs get no memory: of a long chain over large
+/// tensors all but the last. Cut where the sum of all exceeds the bound, it would go over memory
+/// once more for each piece.
+bool Recorder::fits_when_fused() {
+  if (window_size_.load(std::memory_order_relaxed) > kFullWindow) return false;
+  Batch planned;  // let go of after the lock
+  std::lock_guard pushing(push_mutex_);
+  planned = planned_locked();
+  for (const Ref<engine::Op>& op : planned)
+    if (const auto* group = dynamic_cast<const fuse::Group*>(op.get()))
+      engine_->forgo(fuse::lower_costs(*group));
+  return !engine_->above_limits();
+}
+
 void Recorder::throttle(const run::Node& node) {
   // What is pending stands in a cache line that the workers write: small ops look now and then.
-  if (node.number % kLookEvery != 0 && node.cost_bytes < kLookAtBytes) return;
-  if (!engine_->above_limits()) return;
+  if (node.number % kLookEvery != 0 && node.cost_now() < kLookAtBytes) return;
+  if (!engine_->above_limits() || fits_when_fused()) return;
   WaitScope waits("more is recorded and not run than the bounds of run-ahead allow");
   if (waits.wanted()) waits.begin(node.info.torch_name);
   flush();

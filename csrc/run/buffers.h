@@ -16,7 +16,7 @@
 
 namespace lazyeng::run {
 
-/// Sets the pool up; at most `limit` bytes are kept. Once.
+/// Sets the pool up; at most `limit` bytes are kept. Later calls change the bound.
 void install_buffer_pool(uint64_t limit);
 /// Memory for a result, from the pool if it is large and one of its class is kept. Throws as
 /// torch's CPU allocator does.

@@ -102,7 +102,10 @@ void Node::keep_overwritten_failures() const {
 
 /// Bytes that it makes or rewrites.
 uint64_t Node::written_bytes() const {
-  uint64_t bytes = cost_bytes;
+  uint64_t bytes = 0;
+  for (const ValueRef& output : outputs)
+    if (output) bytes += output->geometry().extent_bytes();
+  for (const Rewrite& rewrite : rewrites) bytes += rewrite.after->geometry().extent_bytes();
   for (const TensorArg& arg : tensors)
     if (arg.written && arg.value) bytes += arg.value->geometry().extent_bytes();
   return bytes;

@@ -63,6 +63,7 @@ EXPRESSIONS: dict[str | tuple[str, str], str] = {
     "round_bf16": "{0}.to(tl.bfloat16).to(tl.float32)",
 }
 EXPRESSIONS |= {name: f"libdevice.{name}" for name in _LIBDEVICE.split()}
+EXPRESSIONS["exp_u20"] = "libdevice.exp"
 EXPRESSIONS |= dict.fromkeys(_SAME_NAME.split(), "")
 EXPRESSIONS |= {
     (name, "integer"): "{0}" for name in ("floor", "ceil", "trunc", "round")
