@@ -37,10 +37,14 @@ def test_random_programs_of_exact_ops(groups):
 
 def test_what_may_round_otherwise_is_fused_at_any_size():
     """With LAZYENG_FUSION=on; the reader then runs one op and not three."""
+
+    def program(x):
+        return torch.softmax(x * 0.5 + 0.1, -1)
+
     x = torch.randn(2, 64)
-    lazyeng.reset_stats()
-    result = fused(lambda x: torch.softmax(x * 0.5 + 0.1, -1), x)
-    torch.testing.assert_close(result, torch.softmax(x * 0.5 + 0.1, -1))
+    for _ in range(2):  # the first call of some ops runs at once
+        lazyeng.reset_stats()
+        torch.testing.assert_close(fused(program, x), program(x))
     assert lazyeng.engine_stats()["groups"] == 1
 
 

@@ -44,13 +44,14 @@ bool PlainValues::is_unused(const Entry& entry) {
   return entry.storage.use_count() <= (has_object ? 3u : 2u);
 }
 
-/// (A number is one that eager code changes at once outside lazy(), and is copied there.)
+/// (A number is one that eager code changes at once outside lazy(), and is copied there. What only
+/// C++ knows, as the buckets of DistributedDataParallel, is written at once if it has no var.)
 bool PlainValues::may_be_kept(const at::Tensor& plain) {
-  const c10::StorageImpl* storage =
-      plain.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  return plain.dim() > 0 && storage->nbytes() <= kMostBytes && storage->resizable() &&
-         storage->allocator() == c10::GetCPUAllocator() &&
-         plain.unsafeGetTensorImpl()->version_counter().enabled();
+  c10::TensorImpl* impl = plain.unsafeGetTensorImpl();
+  const c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  return plain.dim() > 0 && impl->pyobj_slot()->load_pyobj() && storage->nbytes() <= kMostBytes &&
+         storage->resizable() && storage->allocator() == c10::GetCPUAllocator() &&
+         impl->version_counter().enabled();
 }
 
 ValueRef PlainValues::find(const at::Tensor& plain) {
