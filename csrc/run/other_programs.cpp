@@ -14,8 +14,8 @@ namespace {
 
 /// The kernel counts in hundredths of a second: in less time it tells nothing.
 constexpr std::chrono::milliseconds kLeast{200};
-/// What was before that is no news.
-constexpr std::chrono::milliseconds kMost{1000};
+/// What was before that is no news: a program that ran then may have ended.
+constexpr std::chrono::milliseconds kMost{400};
 
 /// Fields of a line of a core: user, nice, system, idle, iowait, irq, softirq, steal, and guests,
 /// which user has already.
