@@ -13,6 +13,7 @@
 #include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
 #include "csrc/run/buffers.h"
+#include "csrc/run/cpu_allocator.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/python_ref.h"
 #include "csrc/run/width.h"
@@ -188,6 +189,7 @@ PyObject* install_buffer_pool(PyObject*, PyObject* limit) {
   const unsigned long long bytes = PyLong_AsUnsignedLongLong(limit);
   if (PyErr_Occurred()) return nullptr;
   run::install_buffer_pool(bytes);
+  run::install_cpu_allocator();
   Py_RETURN_NONE;
 }
 

@@ -7,6 +7,7 @@
 
 #include <thread>
 
+#include "csrc/run/cpu_allocator.h"
 #include "csrc/run/kernel_warnings.h"
 
 namespace lazyeng::run {
@@ -44,7 +45,8 @@ bool has_more() {
 AsEngineThread::AsEngineThread()
     : autograd_(c10::AutogradState::get_tls_state()),
       warnings_(&kernel_warning_handler()),
-      settings_(ThreadSettings::of_this_thread()) {
+      settings_(ThreadSettings::of_this_thread()),
+      from_pool_(allocate_from_pool(true)) {
   if (has_more()) {
     everything_.emplace(fresh().everything);
   } else {
@@ -55,6 +57,7 @@ AsEngineThread::AsEngineThread()
 
 AsEngineThread::~AsEngineThread() {
   settings_.apply();
+  allocate_from_pool(from_pool_);
   if (everything_) return;
   c10::AutogradState::set_tls_state(autograd_);
 }

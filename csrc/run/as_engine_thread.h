@@ -29,6 +29,7 @@ class AsEngineThread {
   const c10::AutogradState autograd_;
   const c10::WarningUtils::WarningHandlerGuard warnings_;
   const ThreadSettings settings_;
+  const bool from_pool_;
 };
 
 }  // namespace lazyeng::run

@@ -4,21 +4,34 @@
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <array>
 #include <bit>
-#include <map>
-#include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 namespace lazyeng::run {
 namespace {
 
+/// Below this malloc does well: such memory lies in heaps that are not given back.
 constexpr uint64_t kMinPooled = uint64_t{32} << 10;
+/// Classes for each power of two: at most a ninth of a buffer is unused when it is new,
+constexpr uint64_t kClassesPerDoubling = 8;
+/// and at most a third when a kept one of a larger class is taken.
+constexpr size_t kLargerClasses = 2;
+constexpr size_t kClasses = 64 * kClassesPerDoubling;
 
-/// Four classes for each power of two: at most a fifth of a buffer is unused.
-uint64_t class_of(uint64_t nbytes) {
-  const uint64_t step = std::bit_floor(nbytes) / 4;
-  return (nbytes + step - 1) / step * step;
+size_t class_of(uint64_t nbytes) {
+  const uint64_t step = std::bit_floor(nbytes) / kClassesPerDoubling;
+  const uint64_t steps = (nbytes + step - 1) / step;  // kClassesPerDoubling to twice as many
+  return static_cast<size_t>(std::bit_width(nbytes) - 1) * kClassesPerDoubling + steps -
+         kClassesPerDoubling;
+}
+
+uint64_t size_of(size_t index) {
+  return (kClassesPerDoubling + index % kClassesPerDoubling)
+         << (index / kClassesPerDoubling - std::bit_width(kClassesPerDoubling) + 1);
 }
 
 class Pool {
@@ -30,40 +43,54 @@ class Pool {
     limit_ = limit;
   }
 
-  /// A kept buffer of the class, or null.
-  at::DataPtr take(uint64_t size) {
+  /// A kept buffer of the class, or one a little larger; null if there is none.
+  void* lend(size_t index) {
     std::lock_guard lock(mutex_);
-    count_used(size);
-    const auto found = kept_.find(size);
-    if (found == kept_.end()) return {};
-    at::DataPtr memory = std::move(found->second.back());
-    found->second.pop_back();
-    if (found->second.empty()) kept_.erase(found);
-    kept_bytes_ -= size;
-    return memory;
+    for (size_t i = index; i <= index + kLargerClasses && i < kClasses; ++i) {
+      if (kept_[i].empty()) continue;
+      Record record = std::move(kept_[i].back());
+      kept_[i].pop_back();
+      kept_bytes_ -= size_of(i);
+      void* const memory = record.key();
+      lent_.insert(std::move(record));
+      count_used(size_of(i));
+      return memory;
+    }
+    return nullptr;
   }
 
-  void give_back(uint64_t size, at::DataPtr memory) {
-    std::vector<at::DataPtr> dropped;  // freed after the lock
+  void* lend_fresh(size_t index, at::DataPtr memory) {
+    void* const address = memory.get();
     std::lock_guard lock(mutex_);
+    lent_.emplace(address, Buffer{index, std::move(memory)});
+    count_used(size_of(index));
+    return address;
+  }
+
+  bool take_back(void* memory) {
+    std::vector<Record> dropped;  // freed after the lock
+    std::lock_guard lock(mutex_);
+    Record record = lent_.extract(memory);
+    if (!record) return false;
+    const size_t index = record.mapped().index;
+    const uint64_t size = size_of(index);
     used_ -= size;
-    if (size > limit_) return dropped.push_back(std::move(memory));
+    if (size > limit_) {
+      dropped.push_back(std::move(record));
+      return true;
+    }
     // The largest go first: they make the most room, and are the least likely to be asked for.
     while (kept_bytes_ + size > limit_) dropped.push_back(drop_largest());
-    kept_[size].push_back(std::move(memory));
+    kept_[index].push_back(std::move(record));
     kept_bytes_ += size;
-  }
-
-  void forget_use(uint64_t size) {
-    std::lock_guard lock(mutex_);
-    used_ -= size;
+    largest_ = std::max(largest_, index);
+    return true;
   }
 
   void empty() {
-    std::map<uint64_t, std::vector<at::DataPtr>> dropped;
+    std::vector<Record> dropped;
     std::lock_guard lock(mutex_);
-    dropped.swap(kept_);
-    kept_bytes_ = 0;
+    while (kept_bytes_ != 0) dropped.push_back(drop_largest());
   }
 
   void hold() { mutex_.lock(); }
@@ -75,38 +102,39 @@ class Pool {
   }
 
  private:
+  struct Buffer {
+    size_t index;
+    at::DataPtr memory;
+  };
+  /// Those on loan, by address. A record is handed on between here and kept_, never made anew.
+  using Lent = std::unordered_map<void*, Buffer>;
+  using Record = Lent::node_type;
+
   void count_used(uint64_t size) {
     used_ += size;
     peak_ = std::max(peak_, used_);
   }
 
-  at::DataPtr drop_largest() {
-    const auto last = std::prev(kept_.end());
-    at::DataPtr memory = std::move(last->second.back());
-    last->second.pop_back();
-    kept_bytes_ -= last->first;
-    if (last->second.empty()) kept_.erase(last);
-    return memory;
+  /// Something must be kept.
+  Record drop_largest() {
+    while (kept_[largest_].empty()) --largest_;
+    Record record = std::move(kept_[largest_].back());
+    kept_[largest_].pop_back();
+    kept_bytes_ -= size_of(largest_);
+    return record;
   }
 
   std::mutex mutex_;
   uint64_t limit_;
-  std::map<uint64_t, std::vector<at::DataPtr>> kept_;
+  Lent lent_;
+  std::array<std::vector<Record>, kClasses> kept_;
+  size_t largest_ = 0;  ///< no larger class has a buffer
   uint64_t kept_bytes_ = 0, used_ = 0, peak_ = 0;
 };
 
 Pool* pool = nullptr;  // made at import, never destroyed: any thread may free a buffer at any time
 
-/// A buffer in use: what its DataPtr has as context.
-struct Lent {
-  uint64_t size;
-  at::DataPtr memory;
-};
-
-void take_back(void* context) {
-  const std::unique_ptr<Lent> lent(static_cast<Lent*>(context));
-  pool->give_back(lent->size, std::move(lent->memory));
-}
+void take_back(void* memory) { pool->take_back(memory); }
 
 /// Asks for pages of 2 MiB, where the memory has room for some: one page fault in place of 512. (A
 /// hint; the pages at both ends stay small.)
@@ -120,7 +148,7 @@ void ask_for_large_pages(void* memory, uint64_t size) {
 }
 
 at::DataPtr allocate(uint64_t size) {
-  at::DataPtr memory = c10::GetCPUAllocator()->allocate(size);
+  at::DataPtr memory = c10::GetDefaultCPUAllocator()->allocate(size);
   ask_for_large_pages(memory.get(), size);
   return memory;
 }
@@ -131,12 +159,7 @@ at::DataPtr fresh(uint64_t size) {
   } catch (...) {
     pool->empty();
   }
-  try {
-    return allocate(size);
-  } catch (...) {
-    pool->forget_use(size);
-    throw;
-  }
+  return allocate(size);
 }
 
 }  // namespace
@@ -146,13 +169,14 @@ void install_buffer_pool(uint64_t limit) {
 }
 
 at::DataPtr allocate_buffer(uint64_t nbytes) {
-  if (!pool || nbytes < kMinPooled) return c10::GetCPUAllocator()->allocate(nbytes);
-  const uint64_t size = class_of(nbytes);
-  auto lent = std::make_unique<Lent>(Lent{size, pool->take(size)});
-  if (!lent->memory) lent->memory = fresh(size);
-  void* const memory = lent->memory.get();
-  return {memory, lent.release(), &take_back, c10::Device(c10::kCPU)};
+  if (!pool || nbytes < kMinPooled) return c10::GetDefaultCPUAllocator()->allocate(nbytes);
+  const size_t index = class_of(nbytes);
+  void* memory = pool->lend(index);
+  if (!memory) memory = pool->lend_fresh(index, fresh(size_of(index)));
+  return {memory, memory, &take_back, c10::Device(c10::kCPU)};
 }
+
+bool take_back_buffer(void* memory) { return pool && pool->take_back(memory); }
 
 void hold_buffers() {
   if (pool) pool->hold();

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "csrc/run/cpu_allocator.h"
 #include "csrc/run/kernel_warnings.h"
 #include "csrc/run/plain_storage.h"
 
@@ -219,6 +220,7 @@ RealDispatch::~RealDispatch() {
 }
 
 void init_engine_thread() {
+  allocate_from_pool(true);
   c10::WarningUtils::set_warning_handler(&kernel_warning_handler());
   c10::impl::_force_tls_local_dispatch_key_set(
       below_autograd(c10::impl::tls_local_dispatch_key_set()));

@@ -1,13 +1,13 @@
 // csrc/run/plain_values.cpp: which value still stands for a plain tensor, and which may go.
 #include "csrc/run/plain_values.h"
 
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/COW.h>
 
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "csrc/run/cpu_allocator.h"
 #include "csrc/run/plain_storage.h"
 
 namespace lazyeng::run {
@@ -50,7 +50,7 @@ bool PlainValues::may_be_kept(const at::Tensor& plain) {
   c10::TensorImpl* impl = plain.unsafeGetTensorImpl();
   const c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
   return plain.dim() > 0 && impl->pyobj_slot()->load_pyobj() && storage->nbytes() <= kMostBytes &&
-         storage->resizable() && storage->allocator() == c10::GetCPUAllocator() &&
+         storage->resizable() && is_usual_cpu_allocator(storage->allocator()) &&
          impl->version_counter().enabled();
 }
 
