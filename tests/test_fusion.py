@@ -72,6 +72,40 @@ def test_random_programs_of_functions(floats, most, groups):
     assert groups() > SEEDS // 6
 
 
+def test_random_programs_of_functions_by_default(groups):
+    """Whatever the program: what joins a group by default gives eager's bits."""
+    _C.set_inexact_fusion(False)
+    for seed in range(SEEDS):
+        steps = 5 + seed % 26
+        eager = Dag(seed, False, lambda x: x).run(steps)
+        for a, b in zip(eager, evaluate(seed, steps, False), strict=True):
+            same_bits(a, b)
+    assert groups() > SEEDS // 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_adamw_is_one_group_by_default(dtype):
+    """Its square root comes from MKL and its products are added unrounded: torch's build has it so,
+    or this machine (or an MKL-free build) is one where these steps stay torch's."""
+    _C.set_inexact_fusion(False)
+
+    def step(p, grad, m, v):
+        p.mul_(0.99)
+        m.lerp_(grad, 0.1)
+        v.mul_(0.999).addcmul_(grad, grad, value=0.001)
+        p.addcdiv_(m, (v.sqrt() / 0.3).add_(1e-8), value=-0.01)
+        return p, m, v
+
+    given = [torch.rand(5000, dtype=dtype) + i for i in range(4)]
+    expected = step(*(x.clone() for x in given))
+    for _ in range(2):  # the first call of some ops runs at once
+        lazyeng.reset_stats()
+        for a, b in zip(fused(step, *(x.clone() for x in given)), expected, strict=True):
+            same_bits(a, b)
+    if torch.backends.mkl.is_available():
+        assert lazyeng.engine_stats()["groups"] == 1
+
+
 @pytest.mark.parametrize("mode", ["async", "deferred"])
 def test_exact_fusion_trains_with_the_bits_of_eager(mode, groups):
     """What is fused by default leaves no trace in the parameters, whatever their size."""

@@ -97,6 +97,11 @@ class Finder {
            });
   }
 
+  /// Links stand for kernels of the set, not for functions of torch.
+  bool is_of_set(const Step& step) const {
+    return step.kernel == kernels_.kernel(step.opcode, reg(step.in[0]).type);
+  }
+
   bool is_whole_cast(const Step& step) const {
     return step.opcode == Opcode::cast && step.kernel && has_all_elements(step.in[0]) &&
            has_all_elements(step.out);
@@ -110,7 +115,7 @@ class Finder {
 
   /// Gives the step its function. False: there is none for the value at that place.
   bool find_link(Step& step, int place) const {
-    if (!is_even(step)) return false;
+    if (!is_even(step) || !is_of_set(step)) return false;
     const ChainKernels* chain = kernels_.chains(reg(step.out).type);
     step.link = chain ? chain->link(step.opcode, place) : nullptr;
     step.place = place;

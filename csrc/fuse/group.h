@@ -71,6 +71,7 @@ class Group final : public engine::Op, public engine::Pooled<Group> {
   void settle_lost(const std::exception_ptr& error);
   bool is_trusted(const Plan& plan) const;
   bool is_wide(const Program& program) const;
+  bool is_soon_done() const;
   void trace(int64_t begin) const noexcept;
   void report_changed_inputs();
   void run_members() noexcept;

@@ -8,6 +8,7 @@
 
 #include "csrc/fuse/chosen_ops.h"
 #include "csrc/fuse/result_type.h"
+#include "csrc/fuse/trials.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -174,6 +175,13 @@ Bits bits_of_reduction(Form form, c10::ScalarType result) {
   return form == Form::maximum || form == Form::minimum ? Bits::checked : Bits::other;
 }
 
+/// Whether all tensors are of the dtype.
+bool goes_over(const run::Node& node, c10::ScalarType dtype) {
+  return std::ranges::all_of(node.tensors, [dtype](const run::TensorArg& arg) {
+    return arg.value && arg.value->geometry().dtype() == dtype;
+  });
+}
+
 bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType result) {
   if (rule.form == Form::mse_loss_backward) return false;
   // Of 0.0 and -0.0 torch takes the second in whole vectors, and the first in what is left over.
@@ -191,13 +199,16 @@ bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType 
   }
   if (rule.form == Form::binary_scaled || rule.form == Form::reversed) {
     const size_t alpha = node.args.size() - 1;  // rsub has one, too
-    return node.args[alpha].isScalar() && node.args[alpha].toScalar().equal(1);
+    if (!node.args[alpha].isScalar()) return false;
+    return node.args[alpha].toScalar().equal(1) || (goes_over(node, result) &&
+                                                    gives_torchs_bits(Opcode::add_scaled, result));
   }
+  if (goes_over(node, result) && gives_torchs_bits(rule.opcode, result)) return true;
   switch (rule.opcode) {
     case Opcode::relu:
     case Opcode::leaky_relu:
       return true;
-    case Opcode::sqrt:  // torch's comes from MKL, which does not round it correctly
+    case Opcode::sqrt:
     case Opcode::pow:
     case Opcode::lerp:
     case Opcode::addcmul:

@@ -60,6 +60,7 @@ Key key_of(const Group& group, const std::vector<bool>& needed) {
   Key key;
   key.reserve(8 * group.members.size());
   key.push_back(reinterpret_cast<uint64_t>(&best_kernels()));
+  key.push_back(allows_inexact(group.members[0].node->device));
   key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
   for (const Member& member : group.members) add_member(member, key);
   for (const GroupValue& value : group.values) {

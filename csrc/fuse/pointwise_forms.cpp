@@ -16,7 +16,7 @@ Operand unary(Registers& r, Opcode opcode) {
 
 Operand unary_float(Registers& r, Opcode opcode) {
   const c10::ScalarType dtype = r.args().float_dtype(r.args().dtype_at(0));
-  return r.step(opcode, dtype, {r.as(0, dtype)});
+  return r.function(opcode, dtype, r.as(0, dtype));
 }
 
 Operand binary(Registers& r, Opcode opcode) {

@@ -1,6 +1,9 @@
 // csrc/fuse/registers.cpp: loads, numbers, conversions, results.
 #include "csrc/fuse/registers.h"
 
+#include "csrc/fuse/op_table.h"
+#include "csrc/fuse/torch_functions.h"
+
 namespace lazyeng::fuse {
 
 Type memory_type(c10::ScalarType dtype) {
@@ -161,6 +164,15 @@ Operand Registers::step(Opcode opcode, c10::ScalarType dtype,
   const Type type = register_type(dtype);
   const RegisterId made = builder_.step(opcode, type, type, in);
   return {needs_rounding(opcode) ? round_to(made, dtype) : made, dtype};
+}
+
+Operand Registers::function(Opcode opcode, c10::ScalarType dtype, RegisterId in) {
+  const c10::Device device = args_.node().device;
+  const bool own = is_narrow(dtype) || !device.is_cpu() || allows_inexact(device);
+  const Type type = register_type(dtype);
+  const Kernel torchs = own ? nullptr : torch_function(opcode, type);
+  if (!torchs) return step(opcode, dtype, {in});
+  return {builder_.step(opcode, type, type, {in}, torchs), dtype};
 }
 
 // ---- results

@@ -37,6 +37,8 @@ class Registers {
 
   /// A step in the dtype, whose result is rounded to it.
   Operand step(Opcode opcode, c10::ScalarType dtype, std::initializer_list<RegisterId> in);
+  /// The same of a function: torch's own, where no other bits are allowed.
+  Operand function(Opcode opcode, c10::ScalarType dtype, RegisterId in);
   RegisterId convert(Operand from, c10::ScalarType to);
   /// To the nearest value that the dtype can hold, if it is narrower than its register.
   RegisterId round_to(RegisterId reg, c10::ScalarType dtype);

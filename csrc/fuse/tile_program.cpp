@@ -101,8 +101,8 @@ RegisterId ProgramBuilder::fold_rows(RegisterId reg, Fold fold, double divisor, 
 }
 
 RegisterId ProgramBuilder::step(Opcode opcode, Type type, Type out,
-                                std::initializer_list<RegisterId> in) {
-  return add_step(kernels_.kernel(opcode, type), opcode, out, in);
+                                std::initializer_list<RegisterId> in, Kernel kernel) {
+  return add_step(kernel ? kernel : kernels_.kernel(opcode, type), opcode, out, in);
 }
 
 RegisterId ProgramBuilder::cast(RegisterId from, Type to) {

@@ -139,7 +139,9 @@ class ProgramBuilder {
   /// The elements of a tensor as they are before the program.
   RegisterId load(TensorAccess tensor);
   RegisterId parameter(Type type);
-  RegisterId step(Opcode opcode, Type type, Type out, std::initializer_list<RegisterId> in);
+  /// `kernel` takes the place of the set's own, if there is one.
+  RegisterId step(Opcode opcode, Type type, Type out, std::initializer_list<RegisterId> in,
+                  Kernel kernel = nullptr);
   RegisterId cast(RegisterId from, Type to);
   /// Each row of the register folded, into a register of one element a row.
   RegisterId fold_rows(RegisterId reg, Fold fold, double divisor, Type out);

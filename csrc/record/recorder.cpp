@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "csrc/fuse/trials.h"
 #include "csrc/record/factories.h"
 #include "csrc/record/first_use.h"
 #include "csrc/record/forward_stacks.h"
@@ -46,6 +47,12 @@ bool grows_given_memory(const Call& call, const Plan& plan) {
     const run::StorageVar& var = call.tensors[rewrite.tensor].value->var();
     return var.exposed() && rewrite.after->extent_bytes() > var.nbytes();
   });
+}
+
+/// A new call: may it join groups?
+void try_bits(const Call& call) {
+  for (const run::GeometryRef& look : call.looks)
+    if (look && look->device().is_cpu()) fuse::try_bits(call.info, look->dtype());
 }
 
 bool is_mask(const run::GeometryRef& look) {
@@ -206,6 +213,7 @@ void Recorder::record(Call call, torch::jit::Stack* results) {
     const run::IgnoredWarnings ignored;
     plan = infer(call);
     if (!plan) return run_now(call, keyed ? &key : nullptr, results);
+    if (fusion_.load(std::memory_order_relaxed)) try_bits(call);
     if (keyed) plans_.insert(key, call, plan);
   }
   if (plan->run_now || rewrites_plain(call, *plan) || grows_given_memory(call, *plan))
