@@ -311,10 +311,7 @@ def exact_functions() -> dict[str, tuple[int, Callable[..., Tensor]]]:
     for one in (
         torch.abs, torch.neg, torch.sign, torch.floor, torch.ceil, torch.trunc, torch.round,
         torch.relu, torch.reciprocal, torch.rsqrt, torch.square, torch.isnan, torch.logical_not,
-        torch.sqrt, torch.exp, torch.exp2, torch.expm1, torch.log, torch.log2, torch.log10,
-        torch.log1p, torch.sin, torch.cos, torch.tan, torch.tanh, torch.sinh, torch.cosh, torch.erf,
-        torch.erfc, torch.sigmoid, f.silu, f.hardswish, f.hardsigmoid, f.leaky_relu, f.hardtanh,
-        f.relu6,
+        torch.sqrt, torch.exp, f.leaky_relu, f.hardtanh, f.relu6,
     ):  # fmt: skip
         made[one.__name__] = 1, one
     for two in (
@@ -324,16 +321,6 @@ def exact_functions() -> dict[str, tuple[int, Callable[..., Tensor]]]:
         made[two.__name__] = 2, two
     made["where"] = 2, lambda x, y: torch.where(x > y, x, y)
     made["sigmoid_backward"] = 2, lambda x, y: aten.sigmoid_backward(x, y)
-    made["tanh_backward"] = 2, lambda x, y: aten.tanh_backward(x, y)
-    made["silu_backward"] = 2, lambda x, y: aten.silu_backward(x, y)
-    made["lerp"] = 2, lambda x, y: torch.lerp(x, y, x)
-    for n in (1, 0.3, 0.5, -2.5, 1e-3):
-        made[f"add alpha {n}"] = 2, lambda x, y, n=n: torch.add(x, y, alpha=n)
-        made[f"sub alpha {n}"] = 2, lambda x, y, n=n: torch.sub(x, y, alpha=n)
-        made[f"rsub alpha {n}"] = 2, lambda x, y, n=n: torch.rsub(x, y, alpha=n)
-        made[f"addcmul {n}"] = 2, lambda x, y, n=n: torch.addcmul(x, y, x, value=n)
-        made[f"addcdiv {n}"] = 2, lambda x, y, n=n: torch.addcdiv(x, y, x, value=n)
-        made[f"lerp {n}"] = 2, lambda x, y, n=n: torch.lerp(x, y, n)
     for n in NUMBERS:
         made[f"threshold_backward {n}"] = 2, lambda x, y, n=n: aten.threshold_backward(x, y, n)
         made[f"leaky_relu_backward {n}"] = (
@@ -362,6 +349,30 @@ def exact_functions() -> dict[str, tuple[int, Callable[..., Tensor]]]:
             made[f"{name} {n}"] = 1, function
     for n in (-2, -1, -0.5, 0, 0.5, 1, 2, 3):
         made[f"pow {n}"] = 1, lambda x, n=n: x**n
+    return made
+
+
+def tried_functions() -> dict[str, tuple[int, Callable[..., Tensor]]]:
+    """The same of those that are tried on the CPU (csrc/fuse/trials.h), whatever is found."""
+    f, aten = torch.nn.functional, torch.ops.aten
+    made: dict[str, tuple[int, Callable[..., Tensor]]] = {
+        one.__name__: (1, one)
+        for one in (
+            torch.exp2, torch.expm1, torch.log, torch.log2, torch.log10, torch.log1p, torch.sin,
+            torch.cos, torch.tan, torch.tanh, torch.sinh, torch.cosh, torch.erf, torch.erfc,
+            torch.sigmoid, f.silu, f.hardswish, f.hardsigmoid,
+        )
+    }  # fmt: skip
+    made["tanh_backward"] = 2, lambda x, y: aten.tanh_backward(x, y)
+    made["silu_backward"] = 2, lambda x, y: aten.silu_backward(x, y)
+    made["lerp"] = 2, lambda x, y: torch.lerp(x, y, x)
+    for n in (1, 0.3, 0.5, -2.5, 1e-3):
+        made[f"add alpha {n}"] = 2, lambda x, y, n=n: torch.add(x, y, alpha=n)
+        made[f"sub alpha {n}"] = 2, lambda x, y, n=n: torch.sub(x, y, alpha=n)
+        made[f"rsub alpha {n}"] = 2, lambda x, y, n=n: torch.rsub(x, y, alpha=n)
+        made[f"addcmul {n}"] = 2, lambda x, y, n=n: torch.addcmul(x, y, x, value=n)
+        made[f"addcdiv {n}"] = 2, lambda x, y, n=n: torch.addcdiv(x, y, x, value=n)
+        made[f"lerp {n}"] = 2, lambda x, y, n=n: torch.lerp(x, y, n)
     return made
 
 

@@ -12,7 +12,7 @@ import torch
 import lazyeng
 from lazyeng import _C, lazy, wrap
 
-from .fusion_programs import FLOATS, Dag, exact_functions, hard_values
+from .fusion_programs import FLOATS, Dag, exact_functions, hard_values, tried_functions
 from .fusion_runs import evaluate, fused, same_bits, without_fusion
 
 pytestmark = [
@@ -21,6 +21,7 @@ pytestmark = [
 ]
 
 SEEDS = 150
+EXACT = exact_functions() | tried_functions()
 
 
 def test_random_programs_of_exact_ops(groups):
@@ -49,11 +50,11 @@ def test_what_may_round_otherwise_is_fused_at_any_size():
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("name", sorted(exact_functions()))
+@pytest.mark.parametrize("name", sorted(EXACT))
 def test_exact_ops_give_the_bits_of_eager(name, dtype):
     """Of hard values; in whole vectors, in what is left over and one by one (memory with gaps)."""
     _C.set_inexact_fusion(False)
-    tensors, function = exact_functions()[name]
+    tensors, function = EXACT[name]
     values = hard_values(dtype, tensors)
     with_gaps = [torch.stack([x, x], 1)[:, 0] for x in values]
     few = [[x[-n:] for x in hard_values(dtype, 2)[:tensors]] for n in (1, 3, 7, 16, 29, 61)]

@@ -287,3 +287,81 @@ def test_statistics_of_pending_work():
     stats = lazyeng.engine_stats()
     assert stats["pending_ops"] == 0 and stats["pending_bytes"] == 0
     assert stats["peak_bytes"] >= 1 << 20
+
+
+def engine_allocates(function):
+    """Bytes that the pool keeps once what an engine thread made is gone."""
+    lazyeng._C.empty_buffer_pool()
+    with lazy("deferred"):
+        result = function()
+        synchronize()
+    del result
+    return lazyeng.engine_stats()["pool_bytes"]
+
+
+def test_kernels_of_torch_allocate_from_the_pool():
+    """Results, and the scratch memory of oneDNN: memory fresh from the system costs page faults."""
+    a, image, weight = torch.rand(512, 512), torch.rand(2, 16, 32, 32), torch.rand(16, 16, 3, 3)
+    assert 1 << 20 <= engine_allocates(lambda: torch.mm(wrap(a), a)) < 2 << 20
+    conv = torch.nn.functional.conv2d
+    assert engine_allocates(lambda: conv(wrap(image), weight)) >= 2 * 16 * 30 * 30 * 4
+    assert engine_allocates(lambda: wrap(a)[:64, :64].abs()) == 0  # (16 KiB: malloc's)
+
+
+def test_what_the_program_allocates_does_not_come_from_the_pool():
+    lazyeng._C.empty_buffer_pool()
+    a = torch.rand(512, 512)
+    del a
+    assert lazyeng.engine_stats()["pool_bytes"] == 0
+
+
+def test_memory_from_the_pool_is_as_any_other():
+    """It may be resized, shared, pickled, read by numpy, kept beyond the engine's use of it."""
+    with lazy("deferred"):
+        x = lazyeng.unwrap(torch.mm(wrap(torch.rand(300, 300)), torch.eye(300)))
+    expected = x.clone()
+    x.resize_(400, 400)
+    assert torch.equal(x.flatten()[: 300 * 300].view(300, 300), expected)
+    x.untyped_storage().resize_(expected.nbytes)
+    array = x.set_(x.untyped_storage(), 0, (300, 300)).numpy()
+    del x
+    assert torch.equal(torch.from_numpy(array), expected)
+    shared = torch.from_numpy(array).share_memory_()
+    assert shared.is_shared() and torch.equal(shared, expected)
+
+
+def test_a_bound_of_the_pool_is_kept():
+    result = measure(
+        """
+        with lazy("deferred"):
+            x = torch.mm(wrap(torch.rand(512, 512)), torch.rand(512, 512)); synchronize()
+        del x
+        print(json.dumps(dict(kept=lazyeng.engine_stats()["pool_bytes"])))
+        """,
+        env={"LAZYENG_MAX_POOL_BYTES": "1000"},
+    )
+    assert result["kept"] == 0
+
+
+def test_steps_cause_no_page_faults():
+    """What a step frees the next one takes. (In eager it is the main thread that frees, whose heap
+    glibc keeps; what other threads free goes back to the system.)"""
+    result = measure("""
+    import resource
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3), torch.nn.ReLU(), torch.nn.Conv2d(32, 32, 3))
+    x = torch.rand(8, 3, 64, 64)
+    def step():
+        model(x).square().mean().backward()
+        model.zero_grad()
+    def faults(steps):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(steps): step()
+        synchronize()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    with lazy():
+        faults(8)
+        print(json.dumps(dict(faults=faults(16))))
+    """)
+    # One buffer of such a step alone is 900 pages of 4 KiB, 8 x 32 x 62 x 62 x 4 bytes.
+    assert result["faults"] < 16 * 300, result

@@ -175,11 +175,17 @@ Bits bits_of_reduction(Form form, c10::ScalarType result) {
   return form == Form::maximum || form == Form::minimum ? Bits::checked : Bits::other;
 }
 
-/// Whether all tensors are of the dtype.
-bool goes_over(const run::Node& node, c10::ScalarType dtype) {
-  return std::ranges::all_of(node.tensors, [dtype](const run::TensorArg& arg) {
-    return arg.value && arg.value->geometry().dtype() == dtype;
-  });
+/// Whether the step was found to give torch's bits for such tensors, on the CPU.
+bool was_tried(Opcode opcode, const run::Node& node, c10::ScalarType dtype) {
+  if (!node.device.is_cpu()) return false;
+  bool dense = true;
+  for (const run::TensorArg& arg : node.tensors) {
+    if (!arg.value || arg.value->geometry().dtype() != dtype) return false;
+    const run::Geometry& look = arg.value->geometry();
+    const run::Geometry& first = node.tensors[0].value->geometry();
+    dense &= look.dense() && look.sizes() == first.sizes() && look.strides() == first.strides();
+  }
+  return gives_torchs_bits(opcode, dtype, dense);
 }
 
 bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType result) {
@@ -200,10 +206,9 @@ bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType 
   if (rule.form == Form::binary_scaled || rule.form == Form::reversed) {
     const size_t alpha = node.args.size() - 1;  // rsub has one, too
     if (!node.args[alpha].isScalar()) return false;
-    return node.args[alpha].toScalar().equal(1) || (goes_over(node, result) &&
-                                                    gives_torchs_bits(Opcode::add_scaled, result));
+    return node.args[alpha].toScalar().equal(1) || was_tried(Opcode::add_scaled, node, result);
   }
-  if (goes_over(node, result) && gives_torchs_bits(rule.opcode, result)) return true;
+  if (was_tried(rule.opcode, node, result)) return true;
   switch (rule.opcode) {
     case Opcode::relu:
     case Opcode::leaky_relu:

@@ -3,6 +3,7 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
@@ -180,13 +181,20 @@ at::Tensor with_gaps(const at::Tensor& tensor) {
 }
 
 template <class T>
-bool agree(const Oracle& oracle, const Tensors& in, double number) {
+bool agree_on_dense(const Oracle& oracle, const Tensors& in, double number) {
   const at::Tensor ours = by_program<T>(oracle, in, number);
   if (!ours.defined() || !same_bits<T>(ours, oracle.eager(in, number))) return false;
   for (const Piece& piece : kPieces)
     if (!same_bits<T>(ours.narrow(0, piece.begin, piece.length),
                       oracle.eager(pieces(in, piece), number)))
       return false;
+  return true;
+}
+
+/// Of these torch has versions that go element by element.
+template <class T>
+bool agree_on_others(const Oracle& oracle, const Tensors& in, double number) {
+  const at::Tensor ours = by_program<T>(oracle, in, number);
   Tensors gaps;
   for (const at::Tensor& tensor : in) gaps.push_back(with_gaps(tensor));
   if (!same_bits<T>(ours, oracle.eager(gaps, number))) return false;
@@ -200,20 +208,22 @@ bool agree(const Oracle& oracle, const Tensors& in, double number) {
   return true;
 }
 
+enum class Verdict : uint8_t { untried, same, same_if_dense, other };
+
 template <class T>
-bool agree(const Oracle& oracle) {
+Verdict try_oracle(const Oracle& oracle) {
   Tensors in;
   for (size_t i = 0; i < oracle.tensors; ++i) in.push_back(numbers<T>(i + 1));
+  bool others = true;
   for (const double number : kNumbers) {
-    if (!agree<T>(oracle, in, number)) return false;
+    if (!agree_on_dense<T>(oracle, in, number)) return Verdict::other;
+    others = others && agree_on_others<T>(oracle, in, number);
     if (!oracle.number) break;
   }
-  return true;
+  return others ? Verdict::same : Verdict::same_if_dense;
 }
 
 // ---- what was found
-
-enum class Verdict : uint8_t { untried, same, other };
 
 constexpr size_t kOpcodes = static_cast<size_t>(Opcode::cast) + 1;
 std::array<std::array<std::atomic<Verdict>, 2>, kOpcodes> verdicts{};
@@ -230,20 +240,18 @@ Opcode opcode_of(const OpRule& rule) {
 }
 
 Verdict find_out(Opcode opcode, c10::ScalarType dtype) {
-  Verdict found = Verdict::other;  // (no oracle)
+  Verdict found = Verdict::untried;
   try {
     const run::AsEngineThread below;
     const run::IgnoredWarnings quiet;
-    for (const Oracle& oracle : kOracles) {
-      if (oracle.opcode != opcode) continue;
-      if (!(dtype == c10::kFloat ? agree<float>(oracle) : agree<double>(oracle)))
-        return Verdict::other;
-      found = Verdict::same;
-    }
+    for (const Oracle& oracle : kOracles)
+      if (oracle.opcode == opcode)
+        found = std::max(
+            found, dtype == c10::kFloat ? try_oracle<float>(oracle) : try_oracle<double>(oracle));
   } catch (const std::exception&) {
     return Verdict::other;  // memory is short
   }
-  return found;
+  return found == Verdict::untried ? Verdict::other : found;  // (no oracle)
 }
 
 }  // namespace
@@ -257,9 +265,11 @@ void try_bits(const run::OpInfo& info, c10::ScalarType dtype) {
     known->store(find_out(opcode, dtype), std::memory_order_relaxed);
 }
 
-bool gives_torchs_bits(Opcode opcode, c10::ScalarType dtype) {
+bool gives_torchs_bits(Opcode opcode, c10::ScalarType dtype, bool dense) {
   const std::atomic<Verdict>* const known = verdict(opcode, dtype);
-  return known && known->load(std::memory_order_relaxed) == Verdict::same;
+  if (!known) return false;
+  const Verdict found = known->load(std::memory_order_relaxed);
+  return found == Verdict::same || (dense && found == Verdict::same_if_dense);
 }
 
 }  // namespace lazyeng::fuse

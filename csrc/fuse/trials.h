@@ -20,7 +20,8 @@ namespace lazyeng::fuse {
 /// any thread, which must hold no lock.
 void try_bits(const run::OpInfo& info, c10::ScalarType dtype);
 
-/// What was found; false before.
-bool gives_torchs_bits(Opcode opcode, c10::ScalarType dtype);
+/// What was found; false before. `dense`: all tensors lie in memory without gaps and in one order,
+/// so that torch goes over them in whole vectors.
+bool gives_torchs_bits(Opcode opcode, c10::ScalarType dtype, bool dense);
 
 }  // namespace lazyeng::fuse
