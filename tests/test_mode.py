@@ -1,5 +1,6 @@
 """lazy(): what records, when it runs, and what plain tensors show in and after the block."""
 
+import signal
 import threading
 import time
 
@@ -545,6 +546,30 @@ def test_a_plain_tensor_forgets_its_failure_at_the_end_of_the_block(lazy_mode):
     assert first.tolist() == [1.0] * 3
     with pytest.raises(IndexError, match="out of bounds"):
         late.tolist()
+
+
+def test_a_plain_tensor_forgets_its_failure_after_a_block_that_was_interrupted():
+    """Ctrl-C ends the wait of the block, and the write fails after that."""
+
+    @torch.library.custom_op("lazyeng_test_mode::late", mutates_args=())
+    def late(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(1)
+        raise ValueError("late")
+
+    late.register_fake(torch.empty_like)
+    x = torch.zeros(3)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), lazy("async"):
+            x += late(x)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(ValueError, match="late"):
+        synchronize()
+    with lazy("async"):
+        x += 1
+    assert x.tolist() == [1.0] * 3
 
 
 def test_a_write_to_all_of_it_heals_a_plain_tensor(lazy_mode):
