@@ -11,7 +11,8 @@ from __future__ import annotations
 import copy
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +20,28 @@ import torch
 import torch.nn.functional as F
 
 SLOTS = 12
-MAX_NUMEL = 256
+MAX_NUMEL = 256  # at scale 1
 LIMIT = 1e3  # larger values are tamed: a program of nothing but inf and nan would prove nothing
+
+
+_scale = 1
+
+
+@contextmanager
+def scaled(factor: int) -> Iterator[None]:
+    """Programs that are made and run inside have tensors `factor` times as long in each dim. (32:
+    most are larger than what the buffer pool leaves to malloc.) For all threads."""
+    global _scale
+    before, _scale = _scale, factor
+    try:
+        yield
+    finally:
+        _scale = before
+
+
+def lengths(*shape: int) -> tuple[int, ...]:
+    """The shape in the scale of now; dims of one element stay so."""
+    return tuple(n * _scale if n > 1 else n for n in shape)
 
 
 @dataclass(frozen=True)
@@ -98,7 +119,8 @@ def shape_of(rng: random.Random, ts: list[torch.Tensor]) -> dict[str, Any]:
 
 
 def any_shape(rng: random.Random, ts: list[torch.Tensor]) -> dict[str, Any]:
-    return {"shape": rng.choice([(3,), (4,), (2, 3), (4, 3), (3, 4), (4, 4), (1,), (2, 1, 3), ()])}
+    shapes = [(3,), (4,), (2, 3), (4, 3), (3, 4), (4, 4), (1,), (2, 1, 3), ()]
+    return {"shape": lengths(*rng.choice(shapes))}
 
 
 def strided(rng: random.Random, ts: list[torch.Tensor]) -> dict[str, Any]:
@@ -352,12 +374,13 @@ def make_inputs(seed: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        drawn = torch.empty(shape).uniform_(-1, 1, generator=generator)
+        drawn = torch.empty(lengths(*shape)).uniform_(-1, 1, generator=generator)
         return drawn.to(dtype)
 
     base = draw(6, 4)
-    inputs = [base, base[1:5], base.t(), draw(4, 4), draw(3, 4), draw(4), draw(2, 3), draw()]
-    inputs += [draw(4, dtype=torch.float64), torch.arange(6), draw(4, 4) > 0, draw(12)]
+    rows = base[_scale : 5 * _scale]
+    inputs = [base, rows, base.t(), draw(4, 4), draw(3, 4), draw(4), draw(2, 3), draw()]
+    inputs += [draw(4, dtype=torch.float64), torch.arange(*lengths(6)), draw(4, 4) > 0, draw(12)]
     assert len(inputs) == SLOTS
     return inputs
 
@@ -365,7 +388,7 @@ def make_inputs(seed: int) -> list[torch.Tensor]:
 def make_shared() -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1000)
     shapes = [(4,), (4, 4), (3, 4), ()]
-    return [torch.empty(shape).uniform_(generator=generator) for shape in shapes]
+    return [torch.empty(lengths(*shape)).uniform_(generator=generator) for shape in shapes]
 
 
 def make_state(seed: int, shared: list[torch.Tensor]) -> State:
@@ -437,7 +460,7 @@ def grow(
             execute(State(copy.deepcopy(state.slots), state.shared, torch.Generator()), step)
         else:
             made = execute(state, step)
-        accepted = all(0 < t.numel() <= MAX_NUMEL for t in made or [])
+        accepted = all(0 < t.numel() <= MAX_NUMEL * _scale**2 for t in made or [])
     except (RuntimeError, IndexError, TypeError, ValueError):
         accepted = False
     if not accepted:  # nothing was written, but numbers may have been drawn

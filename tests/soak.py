@@ -1,7 +1,8 @@
 """python -m tests.soak: random programs, eagerly and lazily, for as long as one likes.
 
 Each round is one seed in one mode, with all, half or none of the tensors wrapped, alone or in
-several threads; what differs from eager ends the run, with the seed. Under a sanitizer:
+several threads; what differs from eager ends the run, with the seed. Every fourth round has large
+tensors (up to 1 MiB), which engine threads take from the buffer pool. Under a sanitizer:
 tools/sanitize.sh.
 """
 
@@ -13,9 +14,12 @@ import random
 import time
 import warnings
 
+from . import random_programs
 from . import test_random_programs as checks
 
 THREADS = 4
+LARGE_EACH = 4  # rounds; coprime to the number of forms and modes together (9)
+LARGE = 32
 
 
 def arguments() -> argparse.Namespace:
@@ -38,11 +42,13 @@ def main() -> None:
         if time.monotonic() - begin >= args.seconds:
             break
         here = seed + rounds
+        scale = LARGE if rounds % LARGE_EACH == 0 else 1
         try:
-            checks.check(here, args.length, mode, wrap)
-            checks.run_threads(THREADS, mode, here, args.length // THREADS)
+            with random_programs.scaled(scale):
+                checks.check(here, args.length, mode, wrap)
+                checks.run_threads(THREADS, mode, here, args.length // THREADS)
         except BaseException:
-            print(f"round {rounds}: --seed {here}, {mode}, {wrap.__name__}", flush=True)
+            print(f"round {rounds}: --seed {here}, {mode}, {wrap.__name__}, scale {scale}")
             raise
         rounds += 1
         if rounds % 50 == 0:

@@ -16,6 +16,8 @@ import torch
 import lazyeng
 from lazyeng import LazyTensor, lazy, synchronize, wrap
 
+from . import out_of_memory
+
 PRELUDE = """
 import gc, json, os, sys
 import torch, lazyeng
@@ -32,13 +34,14 @@ def peak():
 
 MB = 1 << 20
 """
+SLOWNESS = float(os.environ.get("LAZYENG_TEST_SLOWNESS", "1"))
 
 
 def measure(body, env=None):
     """Runs the script and returns the dict that it prints as JSON in its last line."""
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + textwrap.dedent(body)],
-        capture_output=True, text=True, timeout=170, env=os.environ | (env or {}),
+        capture_output=True, text=True, timeout=170 * SLOWNESS, env=os.environ | (env or {}),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -97,6 +100,19 @@ def test_50000_ops_leak_nothing(name, mode):
     assert result["grown"] < 8 << 20, result
     assert abs(result["objects"]) < 100 and abs(result["stacks"]) < 20, result
     assert result["pending"] == 0 and result["pending_bytes"] == 0, result
+
+
+@pytest.mark.limit(400)
+def test_training_steps_of_many_kinds_leak_nothing():
+    """5,000 steps, below 250 bytes for each (0.4 MB are usual); `python -m tests.steady` takes
+    200,000."""
+    result = measure("""
+    import warnings
+    from tests import steady
+    warnings.simplefilter("ignore")  # of failures that are not seen
+    print(json.dumps(dict(grown=steady.run(5000))))
+    """)
+    assert result["grown"] < 5 << 18, result
 
 
 @pytest.mark.limit(400)
@@ -365,3 +381,9 @@ def test_steps_cause_no_page_faults():
     """)
     # One buffer of such a step alone is 900 pages of 4 KiB, 8 x 32 x 62 x 62 x 4 bytes.
     assert result["faults"] < 16 * 300, result
+
+
+@pytest.mark.limit(400)
+def test_a_step_whose_allocations_fail(mode):
+    """Each of them; tests/out_of_memory.py says what is checked."""
+    out_of_memory.run(mode, seconds=170 * SLOWNESS)

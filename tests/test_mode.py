@@ -1,5 +1,6 @@
 """lazy(): what records, when it runs, and what plain tensors show in and after the block."""
 
+import signal
 import threading
 import time
 
@@ -502,6 +503,108 @@ def test_failed_write_to_a_plain_tensor_is_raised_at_exit(lazy_mode):
     with pytest.raises(IndexError, match="out of bounds"), lazy(lazy_mode):
         x.copy_(x[torch.tensor([7, 0, 0])])
     assert type(torch.ones(1) + 1) is torch.Tensor
+
+
+def run_all():
+    """What has been recorded so far, and failures in it stay where they are."""
+    for x in (torch.ones(2), torch.ones(3)):
+        (x + 1).sum().item()
+    while lazyeng.engine_stats()["pending_ops"]:
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("shape", [(3,), ()])
+@pytest.mark.parametrize("how", ["write", "read"])
+def test_what_reads_after_a_failed_write_never_sees_old_memory(how, shape, lazy_mode):
+    """However long ago it failed: until the end of the block, or until all of it is written."""
+    x, y = torch.zeros(shape), torch.zeros(shape)
+    with pytest.raises(IndexError, match="out of bounds"), lazy(lazy_mode):
+        x += torch.ones(3)[torch.tensor([7, 0, 0])].reshape(-1)[: x.numel()].view(shape)
+        run_all()
+        if how == "write":
+            y += x
+            run_all()
+            y += 1
+        else:
+            assert x.sum().item() == "old memory"
+    assert torch.equal(x, torch.zeros(shape)) and torch.equal(y, torch.zeros(shape))
+    with lazy(lazy_mode):  # a new block: nothing has failed
+        y += x + 1
+    assert torch.equal(y, torch.ones(shape))
+
+
+def test_a_plain_tensor_forgets_its_failure_at_the_end_of_the_block(lazy_mode):
+    """Even if a lazy tensor over its memory is there. What was recorded before still fails."""
+    x = torch.zeros(3)
+    with pytest.raises(IndexError, match="out of bounds"), lazy(lazy_mode):
+        view, first = x[:2], x + 1
+        x += torch.ones(3)[torch.tensor([7, 0, 0])]
+        late = x + 1
+    with lazy(lazy_mode):
+        x += 1
+    assert x.tolist() == [1.0] * 3 and view.tolist() == [1.0] * 2
+    assert first.tolist() == [1.0] * 3
+    with pytest.raises(IndexError, match="out of bounds"):
+        late.tolist()
+
+
+def test_a_plain_tensor_forgets_its_failure_after_a_block_that_was_interrupted():
+    """Ctrl-C ends the wait of the block, and the write fails after that."""
+
+    @torch.library.custom_op("lazyeng_test_mode::late", mutates_args=())
+    def late(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(1)
+        raise ValueError("late")
+
+    late.register_fake(torch.empty_like)
+    x = torch.zeros(3)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), lazy("async"):
+            x += late(x)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(ValueError, match="late"):
+        synchronize()
+    with lazy("async"):
+        x += 1
+    assert x.tolist() == [1.0] * 3
+
+
+def test_a_write_to_all_of_it_heals_a_plain_tensor(lazy_mode):
+    x, y = torch.zeros(3), torch.zeros(3)
+    with pytest.raises(IndexError, match="out of bounds"), lazy(lazy_mode):
+        x += torch.ones(3)[torch.tensor([7, 0, 0])]
+        run_all()
+        x.copy_(torch.full((3,), 2.0))
+        run_all()
+        y += x
+    assert y.tolist() == x.tolist() == [2.0] * 3
+
+
+def test_a_failed_write_of_an_inner_block_ends_with_it(lazy_mode):
+    x, y = torch.zeros(3), torch.zeros(3)
+    with lazy(lazy_mode):
+        with pytest.raises(IndexError, match="out of bounds"), lazy(lazy_mode):
+            x += torch.ones(3)[torch.tensor([7, 0, 0])]
+            run_all()
+        y += x + 1
+    assert y.tolist() == [1.0] * 3
+
+
+def test_a_block_raises_what_its_writes_get_from_elsewhere(lazy_mode):
+    """The op that failed was recorded before the block, or in an inner one."""
+    x = torch.zeros(3)
+    with lazy(lazy_mode):
+        bad = torch.ones(3)[torch.tensor([7, 0, 0])]
+    with pytest.raises(IndexError, match="out of bounds"), lazy(lazy_mode):
+        x += bad
+    with pytest.raises(IndexError, match="out of bounds"), lazy(lazy_mode):
+        with lazy(lazy_mode):
+            bad = torch.ones(3)[torch.tensor([7, 0, 0])]
+        x += bad
+    assert x.tolist() == [0.0] * 3
 
 
 def test_failure_of_an_unread_result_does_not_leave_the_block(lazy_mode):

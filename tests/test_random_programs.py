@@ -101,6 +101,13 @@ def test_fresh_seeds(mode, wrap, fresh_seed):
         check(fresh_seed + i, 250, mode, wrap)
 
 
+@pytest.mark.parametrize("wrap", [wrap_all, wrap_none])
+def test_tensors_that_lie_in_the_pool(mode, wrap, fresh_seed):
+    """Most of 32 KiB and more, so that their memory has been that of others before."""
+    with programs.scaled(32):
+        check(fresh_seed, 300, mode, wrap)
+
+
 def test_outside_any_block(fresh_seed):
     """Wrapped tensors record in the default mode, without lazy()."""
     # Factories give plain tensors here: changing one in place behind a pending read is an error.

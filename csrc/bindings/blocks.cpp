@@ -28,9 +28,13 @@ PyObject* enter_block(PyObject*, PyObject* mode) {
 PyObject* leave_block(PyObject*, PyObject* block) {
   const unsigned long long number = PyLong_AsUnsignedLongLong(block);
   if (PyErr_Occurred()) return nullptr;
-  record::leave_block(number);
-  if (!record::thread_mode().inside()) run::plain_values().drop_all();
-  Py_RETURN_NONE;
+  return guarded([&] {
+    record::leave_block(number);
+    if (auto plain = run::failure_log().leave_block(number); !plain.empty())
+      current_recorder()->forget_failures(std::move(plain));
+    if (!record::thread_mode().inside()) run::plain_values().drop_all();
+    Py_RETURN_NONE;
+  });
 }
 
 PyObject* thread_mode(PyObject*, PyObject*) {

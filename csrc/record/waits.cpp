@@ -21,6 +21,11 @@ bool signal_raised() {
   return PyErr_CheckSignals() != 0;
 }
 
+/// A version of vars that has not failed, in the memory as it is.
+struct FreshVersion final : engine::Op {
+  engine::FailurePtr run() noexcept override { return nullptr; }
+};
+
 /// What is polled during one wait: a wait long enough to be polled leaves the cores to the engine.
 class Polled {
  public:
@@ -124,6 +129,18 @@ void Recorder::wait_for_plain_writes() {
   }
   run::deliver_warnings();
   waits.report();
+}
+
+void Recorder::forget_failures(std::vector<Ref<engine::Var>> plain) {
+  auto fresh = make_ref<FreshVersion>();
+  for (Ref<engine::Var>& var : plain)
+    if (var->failure()) fresh->add_write(std::move(var), /*overwrites=*/true);
+  if (fresh->claims().empty()) return;
+  const run::NoGil released;
+  flush();
+  const std::lock_guard pushing(push_mutex_);
+  engine_->admit(0);
+  engine_->push(std::move(fresh));
 }
 
 void Recorder::wait_for_generators() {

@@ -146,18 +146,25 @@ std::vector<std::string> OpFailure::path() const {
 }
 
 void FailureLog::add(const std::shared_ptr<FailureRoot>& root, Holder holder) {
+  add({.root = root, .kept = holder == Holder::tensor ? nullptr : root});
+}
+
+void FailureLog::add_of_block(const std::shared_ptr<FailureRoot>& root, uint64_t block,
+                              std::vector<Ref<engine::Var>> plain) {
+  add({.root = root, .kept = root, .of_block = true, .block = block, .plain = std::move(plain)});
+}
+
+void FailureLog::add(Item item) {
   std::vector<Item> over;  // dropped after the lock: a root's destructor may take the GIL
   std::lock_guard lock(mutex_);
   if (items_.size() >= sweep_at_) {
-    const auto is_over = [](const Item& item) {
-      return item.kept ? item.kept->reported.load() : item.root.expired();
-    };
-    auto first_over = std::stable_partition(items_.begin(), items_.end(), std::not_fn(is_over));
+    auto first_over =
+        std::stable_partition(items_.begin(), items_.end(), std::not_fn(&Item::is_over));
     over.assign(std::make_move_iterator(first_over), std::make_move_iterator(items_.end()));
     items_.erase(first_over, items_.end());
     sweep_at_ = std::max<size_t>(64, 2 * items_.size());
   }
-  items_.push_back({root, holder == Holder::tensor ? nullptr : root, holder == Holder::block});
+  items_.push_back(std::move(item));
 }
 
 std::vector<std::shared_ptr<FailureRoot>> FailureLog::unreported() {
@@ -166,6 +173,9 @@ std::vector<std::shared_ptr<FailureRoot>> FailureLog::unreported() {
   {
     std::lock_guard lock(mutex_);
     items.swap(items_);
+    for (Item& item : items)  // (a failure of a block is reported once, and stays until its end)
+      if (!item.plain.empty())
+        items_.push_back({item.root, item.kept, item.of_block, item.block, std::move(item.plain)});
   }
   for (Item& item : items)
     if (auto root = item.root.lock(); root && !root->reported) result.push_back(std::move(root));
@@ -176,9 +186,19 @@ std::vector<std::shared_ptr<FailureRoot>> FailureLog::unreported_of_block(uint64
   std::vector<std::shared_ptr<FailureRoot>> result;
   std::lock_guard lock(mutex_);
   for (const Item& item : items_)
-    if (item.of_block && item.kept->block == block && !item.kept->reported)
-      result.push_back(item.kept);
+    if (item.of_block && item.block == block && !item.kept->reported) result.push_back(item.kept);
   return in_order_of_creation(std::move(result));
+}
+
+std::vector<Ref<engine::Var>> FailureLog::leave_block(uint64_t block) {
+  std::vector<Ref<engine::Var>> plain;
+  std::lock_guard lock(mutex_);
+  for (Item& item : items_) {
+    if (item.plain.empty() || item.block != block) continue;
+    std::move(item.plain.begin(), item.plain.end(), std::back_inserter(plain));
+    item.plain.clear();
+  }
+  return plain;
 }
 
 void FailureLog::clear() {

@@ -84,22 +84,37 @@ class FailureLog {
   enum class Holder : uint8_t {
     tensor,  ///< somebody holds a failed tensor: the failure lives as long as that
     log,     ///< nobody does
-    block,  ///< a write to a plain tensor, which cannot carry a failure: its lazy() block raises it
   };
   void add(const std::shared_ptr<FailureRoot>& root, Holder holder);
+  /// An op of a lazy() block failed, or was skipped, and should have written plain tensors, which
+  /// cannot carry a failure: the block raises it. `plain` are their vars, held until the block is
+  /// left: the table of plain tensors holds vars weakly, and a new one would show the memory as it
+  /// was before the write.
+  void add_of_block(const std::shared_ptr<FailureRoot>& root, uint64_t block,
+                    std::vector<Ref<engine::Var>> plain);
   /// Those that are unreported now.
   std::vector<std::shared_ptr<FailureRoot>> unreported();
   /// Those of one lazy() block that failed to write a plain tensor.
   std::vector<std::shared_ptr<FailureRoot>> unreported_of_block(uint64_t block);
+  /// The block is left. Returns the vars of plain tensors that ops of it should have written.
+  std::vector<Ref<engine::Var>> leave_block(uint64_t block);
   /// After fork in the child, and at exit after the warnings: forget everything.
   void clear();
 
  private:
   struct Item {
-    std::weak_ptr<FailureRoot> root;
-    std::shared_ptr<FailureRoot> kept;
+    std::weak_ptr<FailureRoot> root = {};
+    std::shared_ptr<FailureRoot> kept = {};
     bool of_block = false;
+    uint64_t block = 0;  ///< whose write failed; the root may be of another
+    std::vector<Ref<engine::Var>> plain = {};
+
+    bool is_over() const {
+      return plain.empty() && (kept ? kept->reported.load() : root.expired());
+    }
   };
+  void add(Item item);
+
   std::mutex mutex_;
   std::vector<Item> items_;
   size_t sweep_at_ = 64;

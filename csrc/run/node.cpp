@@ -59,6 +59,15 @@ bool sends(const Node& node) {
                                          [](const TensorArg& arg) { return arg.written; });
 }
 
+/// What failed is what was to be written to plain tensors in a lazy() block.
+std::vector<Ref<engine::Var>> plain_vars_written(const Node& node) {
+  std::vector<Ref<engine::Var>> vars;
+  if (node.writes_plain && node.block != 0)
+    for (StorageVar* var : node.written_vars)
+      if (var->exposed()) vars.emplace_back(var);
+  return vars;
+}
+
 bool nobody_holds(const Node& node) {
   if (node.discover) return true;
   for (const ValueRef& value : node.outputs)
@@ -263,9 +272,10 @@ void Node::finish(const engine::FailurePtr& failure) noexcept {
   if (!failure || found.poisoned) return;
   const auto& root = static_cast<const OpFailure&>(*failure).root();
   using Holder = FailureLog::Holder;
-  failure_log().add(root, writes_plain          ? Holder::block
-                          : nobody_holds(*this) ? Holder::log
-                                                : Holder::tensor);
+  if (writes_plain)
+    failure_log().add_of_block(root, block, plain_vars_written(*this));
+  else
+    failure_log().add(root, nobody_holds(*this) ? Holder::log : Holder::tensor);
 }
 
 }  // namespace lazyeng::run

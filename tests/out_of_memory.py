@@ -1,0 +1,276 @@
+"""python -m tests.out_of_memory: a training step in which the n-th allocation fails, for every n.
+
+For one step after another, in a process that has failing_memory.c preloaded: the step raises what
+eager raises; every parameter, buffer, optimizer state and generator has a value that it has after
+some op of the eager step (each write was done whole or not at all); the next step gives eager's
+bits. Without --mode, all of them, each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import ctypes
+import hashlib
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import lazyeng
+
+MODES = ("sync", "async", "deferred")
+ONE, ALL = 1, 1 << 40  # allocations that fail, from the n-th on
+SHIM = Path(__file__).with_name("failing_memory.c")
+MESSAGE = "DefaultCPUAllocator: can't allocate memory"
+
+Model = nn.Module
+Optimizer = torch.optim.Optimizer
+State = tuple[dict[str, Any], dict[str, Any], torch.Tensor]  # model, optimizer, generator
+Snapshot = dict[str, bytes]
+
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+}
+
+
+class Network(nn.Module):
+    """Products, norms with and without buffers, random numbers, fused chains. Its activations are
+    large enough for the buffer pool (32 KiB)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 128)
+        self.norm = nn.BatchNorm1d(128)
+        self.hidden = nn.Linear(128, 128)
+        self.rows = nn.LayerNorm(128)
+        self.last = nn.Linear(128, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.first(x)).relu()
+        x = self.rows(self.hidden(x))
+        x = F.dropout((x * 0.5 + 0.25).clamp(-1, 1), 0.1)
+        return self.last(x)
+
+
+class Training:
+    """A network after one step (its optimizer has state), which can be put back to that."""
+
+    def __init__(self, optimizer: str) -> None:
+        torch.manual_seed(0)
+        self.model = Network()
+        self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
+        self.x, self.y = torch.randn(64, 16), torch.randint(10, (64,))
+        self.step()
+        self.begin = self.copied()
+
+    def step(self) -> float:
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(self.x), self.y)
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def copied(self) -> State:
+        model = lazyeng.unwrap({k: v.clone() for k, v in self.model.state_dict().items()})
+        state = self.optimizer.state_dict()
+        state["state"] = {
+            i: {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in kept.items()}
+            for i, kept in state["state"].items()
+        }
+        return model, lazyeng.unwrap(state), torch.get_rng_state()
+
+    def restore(self, state: State) -> None:
+        model, optimizer, generator = state
+        self.model.load_state_dict(model)
+        self.optimizer.load_state_dict(copy.deepcopy(optimizer))  # (it keeps the tensors)
+        self.optimizer.zero_grad()
+        torch.set_rng_state(generator)
+
+    def snapshot(self) -> Snapshot:
+        model, optimizer, generator = self.copied()
+        seen = {f"model {name}": bits(x) for name, x in model.items()}
+        for i, kept in optimizer["state"].items():
+            seen |= {f"state {i} {k}": bits(x) for k, x in kept.items() if torch.is_tensor(x)}
+        return seen | {"generator": bits(generator)}
+
+
+def bits(x: torch.Tensor) -> bytes:
+    return hashlib.sha256(x.detach().numpy().tobytes()).digest()
+
+
+def lazily(training: Training, mode: str) -> float:
+    with lazyeng.lazy(mode):
+        return training.step()
+
+
+def failing(training: Training, step: Callable[[], float], many: int) -> Iterator[tuple]:
+    """For n from 1 on until no allocation fails: (n, how many failed, the loss, the error)."""
+    memory = ctypes.CDLL(None)
+    n = failed = 1
+    while failed:
+        training.restore(training.begin)
+        memory.fail_allocations(ctypes.c_long(n), ctypes.c_long(many))
+        loss = error = None
+        try:
+            loss = step()
+        except Exception as caught:
+            error = caught.with_traceback(None)  # (its frames hold tensors)
+        failed = memory.failed_allocations()
+        memory.fail_allocations(ctypes.c_long(0), ctypes.c_long(0))
+        yield n, failed, loss, error
+        n += 1
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for child in error.exceptions:
+            yield from leaves(child)
+    else:
+        yield error
+
+
+def check_error(error: BaseException, many: int, where: str) -> None:
+    """One failed allocation is one failure. When all fail, several ops may have failed."""
+    assert many == ALL or not isinstance(error, BaseExceptionGroup), f"{where}: {error!r}"
+    for leaf in leaves(error):
+        assert isinstance(leaf, RuntimeError) and MESSAGE in str(leaf), f"{where}: {leaf!r}"
+        assert type(leaf).__name__ == "RuntimeError", f"{where}: {type(leaf)}"
+
+
+class EachOp(TorchDispatchMode):
+    """Calls `look` after each op."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        super().__init__()
+        self.look = look
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        with torch._C._DisableTorchDispatch():
+            self.look()
+        return result
+
+
+class Eager:
+    """The same training, eagerly: its values at any time of a step, and how a step fails."""
+
+    def __init__(self, optimizer: str) -> None:
+        self.training = training = Training(optimizer)
+        self.allocations = 0
+        for n, failed, loss, error in failing(training, training.step, ALL):
+            if failed:
+                check_error(error, ONE, f"eager, allocation {n}")
+                self.allocations = n
+            else:
+                self.loss, self.end = loss, training.snapshot()
+        assert self.allocations > 0, "nothing failed: is failing_memory.c preloaded?"
+        training.restore(training.begin)
+        self.seen: dict[str, set[bytes]] = {k: {v} for k, v in training.snapshot().items()}
+        with EachOp(self.look):
+            training.step()
+        assert all(self.end[name] in values for name, values in self.seen.items())
+
+    def look(self) -> None:
+        for name, value in self.training.snapshot().items():
+            self.seen[name].add(value)
+
+    def next_step(self, state: State) -> tuple[float, Snapshot]:
+        self.training.restore(state)
+        return self.training.step(), self.training.snapshot()
+
+
+def check(mode: str, optimizer: str, many: int, lazy_model: bool) -> str:
+    """All n of one kind; what happened, in words.
+
+    Raises:
+        AssertionError: something is not as eager would have left it.
+    """
+    eager = Eager(optimizer)
+    training = Training(optimizer)
+    if lazy_model:
+        lazyeng.wrap(training.model)
+    errors = right = 0
+    for n, failed, loss, error in failing(training, lambda: lazily(training, mode), many):
+        where = f"{mode}, {optimizer}, allocation {n}"
+        if error is None:  # nothing failed, or the pool gave its memory back and it was enough
+            assert not failed or many == ONE, f"{where}: no error"
+            assert (loss, training.snapshot()) == (eager.loss, eager.end), f"{where}: wrong result"
+            right += failed != 0
+        else:
+            errors += 1
+            check_error(error, many, where)
+            if lazy_model:  # (what the failed step has written is failed, until it is overwritten)
+                training.restore(training.begin)
+            for name, value in training.snapshot().items():
+                assert value in eager.seen[name], f"{where}: {name} is corrupt"
+        after = training.copied()
+        expected = eager.next_step(after)
+        torch.set_rng_state(after[2])
+        got = lazily(training, mode), training.snapshot()
+        assert got == expected, f"{where}: the next step differs"
+    return (
+        f"{mode}, {optimizer}, {'lazy' if lazy_model else 'plain'} parameters, "
+        f"{'all allocations from the n-th on' if many == ALL else 'the n-th allocation'}: "
+        f"{errors + right} values of n ({eager.allocations} in eager), {errors} errors, "
+        f"{right} steps that came out right all the same"
+    )
+
+
+def build() -> Path:
+    """The compiled failing_memory.c, made anew if it is older than its source."""
+    target = SHIM.parents[1] / "build" / "failing_memory.so"
+    if not target.exists() or target.stat().st_mtime < SHIM.stat().st_mtime:
+        target.parent.mkdir(exist_ok=True)
+        made = target.with_suffix(f".{os.getpid()}")
+        command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", str(SHIM), "-o", str(made)]
+        subprocess.run(command, check=True)
+        made.rename(target)
+    return target
+
+
+def run(mode: str, *, seconds: float = 170) -> str:
+    """All checks of a mode in a process of its own; what it printed.
+
+    Raises:
+        AssertionError: a check failed; the message has all of its output.
+    """
+    # In front of a sanitizer's allocator, which calls come to afterwards.
+    preload = f"{build()} {os.environ.get('LD_PRELOAD', '')}".strip()
+    options = f"{os.environ.get('ASAN_OPTIONS', '')}:verify_asan_link_order=0".lstrip(":")
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.out_of_memory", "--mode", mode],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds,
+        env=os.environ | {"LD_PRELOAD": preload, "ASAN_OPTIONS": options},
+    )  # fmt: skip
+    assert result.returncode == 0, f"exit status {result.returncode}:\n{result.stdout[-6000:]}"
+    return result.stdout
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.out_of_memory", description=__doc__)
+    parser.add_argument("--mode", choices=MODES, help="in this process, with the shim preloaded")
+    mode = parser.parse_args().mode
+    if mode is None:
+        for each in MODES:
+            print(run(each, seconds=1800), end="", flush=True)
+        return
+    torch.set_num_threads(1)  # (eager and the engine must sum alike)
+    warnings.simplefilter("ignore")  # of failed gradients that nobody has read
+    for optimizer in OPTIMIZERS:
+        for many in (ONE, ALL):
+            print(check(mode, optimizer, many, lazy_model=False), flush=True)
+    print(check(mode, "momentum", ALL, lazy_model=True), flush=True)
+
+
+if __name__ == "__main__":
+    main()
