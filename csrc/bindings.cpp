@@ -3,6 +3,7 @@
 // Owns the recorder, and with it the engine.
 #include "csrc/bindings/bindings.h"
 
+#include "csrc/fuse/torch_functions.h"
 #include "csrc/generator_hooks.h"
 #include "csrc/record/fork.h"
 #include "csrc/record/lazy_tensor.h"
@@ -52,6 +53,7 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT,
 PyObject* make_module() {
   run::PyRef made(PyModule_Create(&module));
   if (!made) return nullptr;
+  fuse::prepare_torch_functions();
   for (PyMethodDef* methods : {tensor_methods, block_methods, engine_methods, stack_methods,
                                trace_methods, graph_methods, fusion_methods, kernel_methods})
     if (PyModule_AddFunctions(made.get(), methods) != 0) return nullptr;

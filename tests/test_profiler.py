@@ -91,6 +91,31 @@ def test_groups_name_their_members(path):
     assert not [e for e in events_of(path, cat="run") if e["name"] == "aten::neg"]
 
 
+def test_the_reader_runs_a_group_that_is_soon_done(path):
+    """Of 64 KiB, say: a worker takes longer to wake up."""
+
+    def threads(numel):
+        x = wrap(torch.rand(numel))
+        with lazyeng.profile(path), lazy("deferred"):
+            (x * 2 + 1).neg().wait()
+        (group,) = events_of(path, cat="group")
+        return group["tid"], events_of(path, cat="record")[0]["tid"]
+
+    runs, records = threads(1 << 14)
+    assert runs == records
+    runs, records = threads(1 << 20)
+    assert runs != records
+
+
+def test_the_reader_looks_up_a_few_rows_of_a_large_table(path):
+    weight, rows = wrap(torch.rand(50_000, 64)), torch.arange(16)
+    for _ in range(2):  # the first call finds out what it returns
+        with lazyeng.profile(path), lazy("deferred"):
+            torch.nn.functional.embedding(rows, weight).wait()
+    (run,) = events_of(path, cat="run")
+    assert run["tid"] == events_of(path, cat="record")[0]["tid"]
+
+
 def test_waits_are_shown_without_sync_debug(path):
     x = wrap(torch.rand(300, 300))
     with lazyeng.profile(path), lazy("deferred"):

@@ -1,5 +1,7 @@
 // csrc/bindings/engine.cpp: functions of lazyeng._C about the engine: its life, its limits, its
 // numbers.
+#include <torch/csrc/autograd/python_variable.h>
+
 #include "csrc/bindings/bindings.h"
 #include "csrc/fuse/group.h"
 #include "csrc/fuse/op_table.h"
@@ -122,6 +124,31 @@ PyObject* stats(PyObject*, PyObject*) {
   return dict.release();
 }
 
+PyObject* microseconds_on_one_core(PyObject*, PyObject* args) {
+  const char *name = nullptr, *overload = nullptr;
+  PyObject* list = nullptr;
+  Py_ssize_t num_args = 0;
+  if (!PyArg_ParseTuple(args, "ssO!n", &name, &overload, &PyList_Type, &list, &num_args))
+    return nullptr;
+  return guarded([&]() -> PyObject* {
+    std::vector<run::GeometryRef> looks;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+      PyObject* const tensor = PyList_GET_ITEM(list, i);
+      TORCH_CHECK_TYPE(THPVariable_Check(tensor), "expected tensors, got ",
+                       Py_TYPE(tensor)->tp_name);
+      looks.push_back(run::geometry_of(THPVariable_Unpack(tensor)));
+    }
+    TORCH_CHECK_VALUE(num_args >= 0 && num_args < PyList_GET_SIZE(list),
+                      "expected arguments, then results, got ", num_args, " arguments of ",
+                      PyList_GET_SIZE(list), " tensors");
+    const auto& info =
+        record::info_of(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));
+    run::leave_out_table(info, looks);
+    return PyFloat_FromDouble(
+        run::microseconds_on_one_core(info, looks, static_cast<size_t>(num_args)));
+  });
+}
+
 PyObject* fallback_counts(PyObject*, PyObject*) {
   PyRef counts(PyDict_New());
   for (const auto& [name, count] : current_recorder()->fallback_counts()) {
@@ -233,6 +260,7 @@ PyMethodDef engine_methods[] = {
     {"keep_accelerator", keep_accelerator, METH_NOARGS, nullptr},
     {"set_backing_device", set_backing_device, METH_O, nullptr},
     {"stats", stats, METH_NOARGS, nullptr},
+    {"microseconds_on_one_core", microseconds_on_one_core, METH_VARARGS, nullptr},
     {"fallback_counts", fallback_counts, METH_NOARGS, nullptr},
     {"stop_engine", stop_engine, METH_NOARGS, nullptr},
     {"start_engine", start_engine, METH_NOARGS, nullptr},

@@ -71,4 +71,10 @@ Kernel torch_function(Opcode opcode, Type type) {
   return type == Type::f64 ? find<double>(opcode) : nullptr;
 }
 
+void prepare_torch_functions() {
+  const float one = 1;
+  float made;
+  if (const auto any = function<float, 0>()) any(1, &one, &made, kMode);
+}
+
 }  // namespace lazyeng::fuse

@@ -11,4 +11,9 @@ namespace lazyeng::fuse {
 /// Null: torch has no other than at::vec's, or this build of it has no MKL.
 Kernel torch_function(Opcode opcode, Type type);
 
+/// Once, when the module is loaded. MKL chooses its functions at the first call, and not in a way
+/// that is safe for threads: of two that make it at the same time one may get a function of less
+/// accuracy (docs/architecture.md, Eager's bits).
+void prepare_torch_functions();
+
 }  // namespace lazyeng::fuse

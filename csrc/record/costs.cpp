@@ -31,7 +31,7 @@ bool are_alike(const std::vector<run::GeometryRef>& tensors) {
   return first;
 }
 
-/// The arguments (null: none), then the results. Empty: some of them are not the CPU's.
+/// The arguments (null: none, or a table), then the results. Empty: some of them are not the CPU's.
 std::vector<run::GeometryRef> tensors_of(const Call& call, const Plan& plan) {
   std::vector<run::GeometryRef> tensors(call.looks.begin(), call.looks.end());
   for (const OutputPlan& output : plan.outputs) tensors.push_back(output.geometry);
@@ -39,6 +39,7 @@ std::vector<run::GeometryRef> tensors_of(const Call& call, const Plan& plan) {
     return tensor && !tensor->device().is_cpu();
   };
   if (std::any_of(tensors.begin(), tensors.end(), elsewhere)) tensors.clear();
+  run::leave_out_table(call.info, tensors);
   return tensors;
 }
 

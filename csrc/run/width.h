@@ -28,7 +28,11 @@ namespace lazyeng::run {
 /// Microseconds on one core from which it pays to wake the others.
 inline constexpr double kWorthAllCores = 150;
 
-/// Of an op with these tensors: the arguments (null: none), then the results.
+/// Leaves out the tensor that a lookup (of elements, of rows) takes some of: it may be much larger
+/// than what the op goes over.
+void leave_out_table(const OpInfo& info, std::vector<GeometryRef>& tensors);
+
+/// Of an op with these tensors: the arguments (null: none, or left out), then the results.
 /// Microseconds on one core, by a table for float32 on a core of about 3 GHz with AVX2; infinite
 /// for ops that are not among those above.
 double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRef>& tensors,
