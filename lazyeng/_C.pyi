@@ -254,7 +254,9 @@ def announce_own_write(tensor: torch.Tensor, /) -> None:
 def stats() -> dict[str, int]:
     """recorded, executed, on_one_core, syncs, fallbacks, pending_ops, pending_bytes and stack_table_entries, since import."""
 
-def microseconds_on_one_core(name: str, overload: str, tensors: list[torch.Tensor], num_args: int, /) -> float:
+def microseconds_on_one_core(
+    name: str, overload: str, tensors: list[torch.Tensor], num_args: int, /
+) -> float:
     """What the table of costs (csrc/run/width.cpp) says of the op with these arguments, then results. Infinite: it does not know it."""
 
 def fallback_counts() -> dict[str, int]:
