@@ -12,6 +12,7 @@
 #include "csrc/fuse/device_calls.h"
 #include "csrc/fuse/plan.h"
 #include "csrc/run/launch_log.h"
+#include "csrc/run/spare_cores.h"
 #include "csrc/run/trace.h"
 
 namespace lazyeng::fuse {
@@ -160,16 +161,19 @@ double microseconds_per_element(const Program& program) {
   return sum + kStep * static_cast<double>(program.reductions.size());
 }
 
-/// Whether it takes all cores (csrc/run/width.h). Only sums over all elements depend on that.
-bool Group::is_wide(const Program& program) const {
+double Group::microseconds_on_one_core(const Program& program) const {
   constexpr double kMicrosecondsPerRow = 0.03;  // of each fold, beside its elements
-  if (depends_on_width(program))
-    return static_cast<uint64_t>(numel) * sizeof(float) >= run::kWideBytes;
   const auto rows = static_cast<double>(row ? numel / row : 0);
   const auto folds = std::count_if(program.steps.begin(), program.steps.end(), folds_rows);
   return static_cast<double>(numel) * microseconds_per_element(program) +
-             rows * static_cast<double>(folds) * kMicrosecondsPerRow >=
-         run::kWorthAllCores;
+         rows * static_cast<double>(folds) * kMicrosecondsPerRow;
+}
+
+/// Whether it takes all cores (csrc/run/width.h). Only sums over all elements depend on that.
+bool Group::is_wide(const Program& program) const {
+  if (depends_on_width(program))
+    return static_cast<uint64_t>(numel) * sizeof(float) >= run::kWideBytes;
+  return run::takes_all_cores(microseconds_on_one_core(program));
 }
 
 /// Data that leave it uncertain once will do so again: the members run at once then.
@@ -183,6 +187,17 @@ bool Group::run_fused(const PlanRef& plan) {
   return members[0].node->device.is_cpu() ? run_tiles(*plan) : run_kernels(plan);
 }
 
+/// What it took on all cores may have been a wait for helpers: no more than the table says, then.
+void Group::note_time(const Program& program, bool wide,
+                      std::chrono::steady_clock::time_point begin) const {
+  const double by_table = microseconds_on_one_core(program);
+  if (by_table < run::kWorthAllCores) return;
+  const run::SpareCores::Clock::time_point end = run::SpareCores::Clock::now();
+  const double took = std::chrono::duration<double, std::micro>(end - begin).count();
+  const int cores = members[0].node->settings.num_threads;
+  run::spare_cores().ran_large(wide ? std::min(by_table, took * cores) : took, cores, end);
+}
+
 bool Group::run_tiles(const Plan& plan) {
   members[0].node->settings.apply();  // all have the same
   try {
@@ -191,7 +206,10 @@ bool Group::run_tiles(const Plan& plan) {
     const bool wide = is_wide(plan.program);
     const std::unique_lock<std::mutex> cores =
         wide ? run::take_all_cores() : std::unique_lock<std::mutex>();
-    if (!bound.run(wide) && checked) {
+    const auto begin = run::SpareCores::Clock::now();
+    const bool certain = bound.run(wide);
+    note_time(plan.program, wide, begin);
+    if (!certain && checked) {
       std::atomic_ref(plan.doubted).store(true, std::memory_order_relaxed);
       return false;  // (what it has made so far nobody has seen)
     }

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 
 #include "csrc/fuse/tile_program.h"
 #include "csrc/run/node.h"
@@ -70,7 +71,10 @@ class Group final : public engine::Op, public engine::Pooled<Group> {
   bool run_planned();
   void settle_lost(const std::exception_ptr& error);
   bool is_trusted(const Plan& plan) const;
+  double microseconds_on_one_core(const Program& program) const;
   bool is_wide(const Program& program) const;
+  void note_time(const Program& program, bool wide,
+                 std::chrono::steady_clock::time_point begin) const;
   bool is_soon_done() const;
   void trace(int64_t begin) const noexcept;
   void report_changed_inputs();

@@ -78,8 +78,9 @@ void add_costs(const Call& call, Plan& plan) {
   if (tensors.empty()) return;
   const double microseconds = run::microseconds_on_one_core(call.info, tensors, call.looks.size());
   const bool apart = call.info.work == run::Work::elements && !are_alike(tensors);
-  if (microseconds < run::kWorthAllCores && !apart && starts_helpers(call, tensors))
-    plan.width = make_ref<run::Width>(call.info, tensors[0] ? tensors[0]->numel() : 0);
+  if (microseconds < run::kAlwaysAllCores && !apart && starts_helpers(call, tensors))
+    plan.width =
+        make_ref<run::Width>(call.info, microseconds, tensors[0] ? tensors[0]->numel() : 0);
   plan.brief = are_small(tensors);
 }
 

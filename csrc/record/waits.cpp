@@ -11,6 +11,7 @@
 #include "csrc/run/plain_values.h"
 #include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
+#include "csrc/run/spare_cores.h"
 
 namespace lazyeng::record {
 namespace {
@@ -29,11 +30,12 @@ struct FreshVersion final : engine::Op {
 /// What is polled during one wait: a wait long enough to be polled leaves the cores to the engine.
 class Polled {
  public:
-  Polled() = default;
+  Polled() { run::spare_cores().program_waits(true, begin_); }
   Polled(const Polled&) = delete;
   ~Polled() {
-    if (std::chrono::steady_clock::now() - begin_ > kMoment)
-      run::openmp_helpers().program_has_waited();
+    const auto now = std::chrono::steady_clock::now();
+    run::spare_cores().program_waits(false, now);
+    if (now - begin_ > kMoment) run::openmp_helpers().program_has_waited();
     if (long_) run::openmp_helpers().program_waits(false);
   }
 

@@ -14,6 +14,7 @@
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
+#include "csrc/run/spare_cores.h"
 #include "csrc/run/trace.h"
 
 namespace lazyeng::run {
@@ -154,11 +155,22 @@ void Node::call_kernel_here(torch::jit::Stack& stack) const {
   if (host_copy) return run_host_copy(host_copy, info, stack);
   if (width && width->is_one(info, stack, settings.num_threads)) {
     const OneCore one(settings.num_threads);
-    info.handle.callBoxed(stack);
-  } else {
-    const std::unique_lock<std::mutex> cores = wait_for_cores();
-    info.handle.callBoxed(stack);
+    return call_and_measure(stack, 1);
   }
+  if (const std::unique_lock<std::mutex> cores = wait_for_cores())
+    call_and_measure(stack, settings.num_threads);
+  else
+    info.handle.callBoxed(stack);
+}
+
+void Node::call_and_measure(torch::jit::Stack& stack, int cores) const {
+  const auto begin = SpareCores::Clock::now();
+  info.handle.callBoxed(stack);
+  const auto end = SpareCores::Clock::now();
+  const double took = std::chrono::duration<double, std::micro>(end - begin).count();
+  const double on_one_core = width ? width->took(took, cores) : took * cores;
+  if (on_one_core >= kWorthAllCores)
+    spare_cores().ran_large(on_one_core, settings.num_threads, end);
 }
 
 void Node::execute() {

@@ -120,14 +120,22 @@ constexpr std::array<string_view, 2> kCrossesDevices = {"aten::_to_copy", "aten:
 constexpr std::array<string_view, 4> kProducts = {"aten::mm", "aten::addmm", "aten::bmm",
                                                   "aten::baddbmm"};
 
-/// Ops that do each row by itself, all in one way.
-constexpr std::array<string_view, 7> kRows = {"aten::_softmax",
-                                              "aten::_log_softmax",
-                                              "aten::_softmax_backward_data",
-                                              "aten::_log_softmax_backward_data",
-                                              "aten::native_layer_norm",
-                                              "aten::nll_loss_backward",
-                                              "aten::_fused_rms_norm"};
+/// Ops that do each row, or column, by itself, all in one way. (Sums do so if their results are
+/// many; else each thread has its part. width.h tells by trying.)
+constexpr std::array<string_view, 14> kRows = {"aten::sum",
+                                               "aten::mean",
+                                               "aten::amax",
+                                               "aten::amin",
+                                               "aten::var",
+                                               "aten::logsumexp",
+                                               "aten::native_layer_norm_backward",
+                                               "aten::_softmax",
+                                               "aten::_log_softmax",
+                                               "aten::_softmax_backward_data",
+                                               "aten::_log_softmax_backward_data",
+                                               "aten::native_layer_norm",
+                                               "aten::nll_loss_backward",
+                                               "aten::_fused_rms_norm"};
 
 /// They move elements, or set them.
 constexpr std::array<string_view, 10> kCopies = {

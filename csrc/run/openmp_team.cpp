@@ -12,6 +12,8 @@
 #include <limits>
 #include <utility>
 
+#include "csrc/run/spare_cores.h"
+
 namespace lazyeng::run {
 namespace {
 
@@ -189,7 +191,8 @@ void OpenMpHelpers::work() {
   pthread_setname_np(pthread_self(), "lazyeng-openmp");
   std::unique_lock lock(mutex_);
   while (runs_) {
-    const bool wanted = recording_ && (is_crowded() || (waiting_ == 0 && !has_waited_lately()));
+    const bool wanted = recording_ && (is_crowded() || !spare_cores().for_large_ops() ||
+                                       (waiting_ == 0 && !has_waited_lately()));
     if (wanted != has_team_.load(std::memory_order_relaxed)) {
       lock.unlock();
       wanted ? make_team() : end_team();

@@ -49,6 +49,9 @@ class OpenMpHelpers {
   /// team, left over from eager code, ends too.
   void program_waits(bool waits);
 
+  /// Told to sleep between kernels, on account of the program.
+  bool sleep() const { return has_team_.load(std::memory_order_relaxed); }
+
   /// The calling thread has waited for a result, and not for a moment only.
   void program_has_waited();
 

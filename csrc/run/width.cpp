@@ -9,6 +9,8 @@
 #include <limits>
 
 #include "csrc/run/ignored_warnings.h"
+#include "csrc/run/openmp_team.h"
+#include "csrc/run/spare_cores.h"
 
 namespace lazyeng::run {
 namespace {
@@ -19,8 +21,10 @@ constexpr int64_t kEnoughElements = 64;
 constexpr int64_t kMostElements = 1 << 22;
 /// A multiple of the elements that any vectorised kernel takes at a time.
 constexpr int64_t kVectors = 256;
-/// A program that runs an op only so often gains nothing by the trial.
+/// A program that runs an op only so often gains nothing by the trial; nor by that of a large one,
+/// which takes milliseconds.
 constexpr int kUsesBeforeTrial = 3;
+constexpr int kUsesOfLargeBeforeTrial = 20;
 
 // The table of costs, for a core of about 3 GHz.
 constexpr double kFlopsPerMicrosecond = 60e3;
@@ -140,18 +144,34 @@ double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRe
   return flops(tensors, num_args) / kFlopsPerMicrosecond;
 }
 
+bool takes_all_cores(double microseconds) {
+  if (microseconds >= kAlwaysAllCores) return true;
+  if (microseconds >= kWorthAllCores) return spare_cores().for_large_ops();
+  return microseconds >= kWorthFreeCores && spare_cores().for_large_ops() &&
+         spare_cores().program_waits() && !openmp_helpers().sleep();
+}
+
 bool Width::is_one(const OpInfo& info, const torch::jit::Stack& args, int threads) {
-  if (threads == 1 || !libraries().omp_set) return false;
+  if (threads == 1 || !libraries().omp_set || takes_all_cores(microseconds_)) return false;
   if (in_vectors_ && numel_ % (kVectors * threads) != 0) return false;
   int found = found_.load(std::memory_order_relaxed);
   if (!copies_ && std::abs(found) != threads) {
-    if (uses_.fetch_add(1, std::memory_order_relaxed) < kUsesBeforeTrial) return false;
+    const int enough = microseconds_ < kWorthAllCores ? kUsesBeforeTrial : kUsesOfLargeBeforeTrial;
+    if (uses_.fetch_add(1, std::memory_order_relaxed) < enough) return false;
     found = one_core_gives_the_bits(info, args, threads) ? threads : -threads;
     found_.store(found, std::memory_order_relaxed);
   }
   if (found < 0) return false;
   on_one_core.fetch_add(1, std::memory_order_relaxed);
   return true;
+}
+
+double Width::took(double microseconds, int cores) {
+  constexpr float kForgets = 1.01f;
+  const float before = best_.load(std::memory_order_relaxed);
+  const float now = std::min(static_cast<float>(microseconds * cores), before * kForgets);
+  best_.store(now, std::memory_order_relaxed);
+  return now;
 }
 
 uint64_t ops_on_one_core() { return on_one_core.load(std::memory_order_relaxed); }

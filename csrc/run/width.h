@@ -18,6 +18,7 @@
 #include <ATen/core/stack.h>
 
 #include <atomic>
+#include <limits>
 
 #include "csrc/engine/ref.h"
 #include "csrc/run/geometry.h"
@@ -25,8 +26,16 @@
 
 namespace lazyeng::run {
 
-/// Microseconds on one core from which it pays to wake the others.
+/// Microseconds on one core from which it may pay to wake the others: if the program leaves them
+/// (spare_cores.h).
 inline constexpr double kWorthAllCores = 150;
+/// From which on an op has all cores in any case.
+inline constexpr double kAlwaysAllCores = 5000;
+/// From which it pays to use the others if they are awake, and the program waits.
+inline constexpr double kWorthFreeCores = 30;
+
+/// Whether what takes so long on one core, by the table, has all of them now.
+bool takes_all_cores(double microseconds);
 
 /// Leaves out the tensor that a lookup (of elements, of rows) takes some of: it may be much larger
 /// than what the op goes over.
@@ -42,16 +51,22 @@ double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRe
 class Width final : public RefCounted {
  public:
   /// `numel`: of each tensor of an elementwise op.
-  Width(const OpInfo& info, int64_t numel)
-      : copies_(info.work == Work::copies || info.work == Work::lookups),
+  Width(const OpInfo& info, double microseconds, int64_t numel)
+      : microseconds_(microseconds),
+        copies_(info.work == Work::copies || info.work == Work::lookups),
         in_vectors_(info.work == Work::elements),
         numel_(numel) {}
 
   /// Whether the kernel runs on one core now; else with `threads`, as in eager. `args` are the
   /// arguments of this run. Tries it, once, when the plan has been used a few times.
   bool is_one(const OpInfo& info, const torch::jit::Stack& args, int threads);
+  /// A run took so long on so many cores. Returns what it takes on one, from what
+  /// it took at best lately (helpers that stand in line say nothing about the op).
+  double took(double microseconds, int cores);
 
  private:
+  const double microseconds_;  // on one core, by the table
+  std::atomic<float> best_{std::numeric_limits<float>::max()};
   const bool copies_;
   const bool in_vectors_;
   const int64_t numel_;

@@ -1,0 +1,40 @@
+// csrc/run/spare_cores.cpp: sums of the last ten milliseconds.
+#include "csrc/run/spare_cores.h"
+
+#include <algorithm>
+
+namespace lazyeng::run {
+
+void SpareCores::program_waits(bool waits, Clock::time_point now) {
+  const std::lock_guard lock(mutex_);
+  const int before = waiting_.fetch_add(waits ? 1 : -1, std::memory_order_relaxed);
+  if (waits && before == 0) waits_since_ = now;
+  if (!waits && before == 1) waited_ += now - std::max(waits_since_, period_);
+}
+
+void SpareCores::ran_large(double microseconds, int cores, Clock::time_point now) {
+  const std::lock_guard lock(mutex_);
+  large_ += microseconds;
+  if (now - period_ < kPeriod) return;
+  // (A program that had nothing large to do for long is measured from now on.)
+  if (now - period_ < 20 * kPeriod) decide(cores, now);
+  period_ = now;
+  waited_ = {};
+}
+
+void SpareCores::decide(int cores, Clock::time_point now) {
+  Clock::duration waited = waited_;
+  if (program_waits()) waited += now - std::max(waits_since_, period_);
+  own_ += std::chrono::duration<double, std::micro>(now - period_ - waited).count();
+  const double times = for_large_ops() ? kStillPays : kPays;
+  for_large_ops_.store(large_ * (cores - 1) > times * own_, std::memory_order_relaxed);
+  large_ *= kRemembers;
+  own_ *= kRemembers;
+}
+
+SpareCores& spare_cores() {
+  static auto* const instance = new SpareCores;
+  return *instance;
+}
+
+}  // namespace lazyeng::run

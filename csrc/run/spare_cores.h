@@ -1,0 +1,59 @@
+// csrc/run/spare_cores.h: whether large ops have all cores, or leave one to the program.
+//
+// On c cores, in the same while: R is what the program takes itself (it records, it computes), W
+// what the large ops take on one core, S what is too small to be shared. With large ops on one core
+// the worker is done after S + W; on all cores, which the program wants one of, after
+// S + (W + R) / c at best. So all cores pay if W * (c - 1) > R. At best: a kernel whose helper
+// stands in line behind the program waits for it, and between kernels helpers of OpenMP spin, on a
+// core that the program or the worker lacks (two of three milliseconds of a helper in a step of
+// SAC, where large ops on all cores took 1.3 times as long as on one). So they must pay by far.
+//
+// Both are measured, ten milliseconds at a time: a program that records some steps ahead and then
+// waits has large ops on one core first, and on all cores then.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+
+namespace lazyeng::run {
+
+/// Any thread. Time and cores come from outside, for the tests.
+class SpareCores {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  static constexpr std::chrono::milliseconds kPeriod{10};
+  /// What the sums keep after each: some steps of most programs.
+  static constexpr double kRemembers = 0.9;
+  /// W * (c - 1) in multiples of R: from the first large ops take one core no longer, below the
+  /// second all cores no longer.
+  static constexpr double kPays = 3, kStillPays = 2;
+
+  /// A thread of the program begins, or ends, to wait for the engine.
+  void program_waits(bool waits, Clock::time_point now);
+  /// Whether one waits at this moment.
+  bool program_waits() const { return waiting_.load(std::memory_order_relaxed) > 0; }
+
+  /// A large op has run: what it takes on one core. Every now and then it decides anew.
+  void ran_large(double microseconds, int cores, Clock::time_point now);
+
+  /// Whether large ops shall run on all cores.
+  bool for_large_ops() const { return for_large_ops_.load(std::memory_order_relaxed); }
+
+ private:
+  void decide(int cores, Clock::time_point now);
+
+  std::atomic<bool> for_large_ops_{true};
+  std::atomic<int> waiting_{0};
+  std::mutex mutex_;
+  double large_ = 0, own_ = 0;       // W and R in microseconds; those of earlier periods count less
+  Clock::time_point period_{};       // its begin
+  Clock::time_point waits_since_{};  // somebody does, since then or the period's begin
+  Clock::duration waited_{};         // in this period, before that
+};
+
+SpareCores& spare_cores();
+
+}  // namespace lazyeng::run

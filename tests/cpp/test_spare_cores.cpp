@@ -1,0 +1,97 @@
+// tests/cpp/test_spare_cores.cpp: when large ops leave a core to the program (run/spare_cores.h).
+#include "csrc/run/spare_cores.h"
+#include "tests/cpp/check.h"
+
+namespace lazyeng::test {
+namespace {
+
+using run::SpareCores;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+/// A program on a machine where time passes.
+struct Machine {
+  SpareCores cores;
+  SpareCores::Clock::time_point now{std::chrono::hours(5)};
+  int count = 2;
+
+  /// Steps of five milliseconds for so long: the program waits for some of it, and large ops run
+  /// that take so long on one core.
+  void runs(milliseconds time, milliseconds waited, milliseconds large) {
+    for (const auto end = now + time; now < end;) {
+      cores.program_waits(true, now);
+      now += waited;
+      cores.program_waits(false, now);
+      now += milliseconds(5) - waited;
+      cores.ran_large(std::chrono::duration<double, std::micro>(large).count(), count, now);
+    }
+  }
+};
+
+void who_waits_leaves_its_core() {
+  Machine machine;
+  check(machine.cores.for_large_ops(), "until something is known, as in eager");
+  machine.runs(seconds(1), milliseconds(4), milliseconds(4));
+  check(machine.cores.for_large_ops(), "the program needs a fifth");
+}
+
+void who_records_keeps_it() {
+  Machine machine;
+  machine.runs(seconds(1), milliseconds(2), milliseconds(3));
+  check(!machine.cores.for_large_ops(), "the program takes as long as the large ops");
+}
+
+void between_the_bounds_it_stays() {
+  Machine machine;  // (the program takes two milliseconds)
+  machine.runs(seconds(1), milliseconds(3), milliseconds(5));
+  check(machine.cores.for_large_ops(), "2.5 times that still pays");
+  machine.runs(seconds(1), milliseconds(3), milliseconds(3));
+  check(!machine.cores.for_large_ops(), "1.5 times does not");
+  machine.runs(seconds(1), milliseconds(3), milliseconds(5));
+  check(!machine.cores.for_large_ops(), "2.5 times does not pay yet");
+  machine.runs(seconds(1), milliseconds(3), milliseconds(7));
+  check(machine.cores.for_large_ops(), "3.5 times pays");
+}
+
+void many_cores_have_one_to_spare() {
+  Machine machine;
+  machine.count = 16;
+  machine.runs(seconds(1), milliseconds(1), milliseconds(4));
+  check(machine.cores.for_large_ops(), "the program's is one of sixteen");
+}
+
+void a_long_wait_counts_before_it_ends() {
+  Machine machine;
+  machine.runs(seconds(1), milliseconds(0), milliseconds(1));
+  check(!machine.cores.for_large_ops(), "it records all the time");
+  machine.cores.program_waits(true, machine.now);
+  check(machine.cores.program_waits(), "one waits");
+  for (int i = 0; i < 200; ++i) {
+    machine.now += milliseconds(5);
+    machine.cores.ran_large(5000, machine.count, machine.now);
+  }
+  check(machine.cores.for_large_ops(), "it has waited for a second");
+}
+
+void what_was_long_ago_is_forgotten() {
+  Machine machine;
+  machine.runs(seconds(1), milliseconds(5), milliseconds(5));
+  machine.now += seconds(60);  // eager code
+  machine.runs(seconds(1), milliseconds(0), milliseconds(1));
+  check(!machine.cores.for_large_ops(), "a second is enough");
+}
+
+}  // namespace
+}  // namespace lazyeng::test
+
+int main(int argc, char** argv) {
+  using namespace lazyeng::test;
+  return run_tests(argc, argv,
+                   {{"who waits leaves its core", who_waits_leaves_its_core},
+                    {"who records keeps it", who_records_keeps_it},
+                    {"between the bounds it stays", between_the_bounds_it_stays},
+                    {"many cores have one to spare", many_cores_have_one_to_spare},
+                    {"a long wait counts before it ends", a_long_wait_counts_before_it_ends},
+                    {"what was long ago is forgotten", what_was_long_ago_is_forgotten}});
+}
