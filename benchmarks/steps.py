@@ -7,9 +7,10 @@ seconds of eager work), so that drift of a shared machine hits both; the figure 
 rounds of eager's time by lazy's: above 1 lazy is faster. A burst of lazy steps runs inside one
 lazy() block, and ends when all of it is done. "read" is the same with `loss.item()` after every
 step, in eager too.
-"first" is the first step of a fresh process by eager's in another fresh process, from after the
-import; "memory" what the steps add to the process's peak memory, by what eager's add (or 1 MiB, if
-that is more). torch.compile of the whole step is shown where it runs (`--compile`). With
+"first" is the first step of a fresh process by eager's in another fresh process; "start" the time
+from the start of the process, with all imports, to the end of that step, likewise; "memory" what 21
+steps add to the process's peak memory, by what eager's add (or 1 MiB, if that is more); "peak" that
+peak itself, likewise. torch.compile of the whole step is shown where it runs (`--compile`). With
 `--beside N` so many other processes want a core each all the time, as on a shared machine.
 """
 
@@ -77,19 +78,24 @@ def serve(name: str, kind: str) -> None:
         print(burst(step, count, kind, bool(read)), flush=True)
 
 
-def first_step(name: str, kind: str) -> None:
-    """Milliseconds of the first step, and mebibytes that 20 steps add to the peak."""
+def first_step(name: str, kind: str, began: float) -> None:
+    """Milliseconds of the first step, and since the process began; mebibytes that 21 steps add to
+    the peak, and that."""
     step = prepare(name, kind)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds = burst(step, 1, kind, True)
+    since_start = time.monotonic() - began
     burst(step, 20, kind, False)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({"ms": seconds * 1e3, "mib": (after - before) / 1024}))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    figures = {"first": seconds * 1e3, "start": since_start * 1e3}
+    figures |= {"memory": (peak - before) / 1024, "peak": peak / 1024}
+    print(json.dumps(figures))
 
 
 def new_process(name: str, kind: str, part: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.steps", "--part", part, "--only", name, "--kind", kind],
+        [sys.executable, "-m", "benchmarks.steps", "--part", part, "--only", name, "--kind", kind,
+         "--began", str(time.monotonic())],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env=os.environ | ({} if kind == "lazy" else {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}),
     )  # fmt: skip
@@ -150,10 +156,11 @@ def first(name: str, kind: str) -> dict[str, float]:
 def measure(name: str, options: argparse.Namespace) -> dict[str, float]:
     figures = compare(name, options)
     firsts = [[first(name, kind) for kind in ("eager", "lazy")] for _ in range(3)]
-    figures["first"] = statistics.median(lazy["ms"] / eager["ms"] for eager, lazy in firsts)
-    figures["memory"] = statistics.median(
-        lazy["mib"] / max(eager["mib"], 1.0) for eager, lazy in firsts
-    )
+    for figure in ("first", "start", "memory", "peak"):
+        figures[figure] = statistics.median(
+            lazy[figure] / max(eager[figure], 1.0 if figure == "memory" else 0.0)
+            for eager, lazy in firsts
+        )
     return figures
 
 
@@ -179,9 +186,12 @@ def main() -> None:
     parser.add_argument("--beside", type=int, default=0, help="busy processes beside it")
     parser.add_argument("--part", choices=("serve", "first"), help=argparse.SUPPRESS)
     parser.add_argument("--kind", help=argparse.SUPPRESS)
+    parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.part:
-        return (serve if options.part == "serve" else first_step)(options.only, options.kind)
+    if options.part == "serve":
+        return serve(options.only, options.kind)
+    if options.part == "first":
+        return first_step(options.only, options.kind, options.began)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; eager's time by lazy's")
     wanted = [options.only] if options.only else [*WORKLOADS, *SMALL_PROGRAMS]
     if options.only == "small":
@@ -196,12 +206,13 @@ def print_workloads(names: list[str], options: argparse.Namespace) -> None:
         return
     compile_title = f"{'compile':>9}" if options.compile else ""
     print(f"{'':25}{'eager ms':>9}{'lazy':>7}{'target':>8}{'read':>7}{compile_title}"
-          f"{'first':>7}{'memory':>8}")  # fmt: skip
+          f"{'first':>7}{'start':>7}{'memory':>8}{'peak':>6}")  # fmt: skip
     for name in names:
         f = measure(name, options)
         compile_ratio = f"{f['compile']:9.2f}" if options.compile else ""
         print(f"{name:25}{f['ms']:9.2f}{f['lazy']:7.2f}{TARGETS[name]:8.1f}{f['read']:7.2f}"
-              f"{compile_ratio}{f['first']:7.2f}{f['memory']:8.2f}", flush=True)  # fmt: skip
+              f"{compile_ratio}{f['first']:7.2f}{f['start']:7.2f}{f['memory']:8.2f}{f['peak']:6.2f}",
+              flush=True)  # fmt: skip
 
 
 def print_small_programs(names: list[str], options: argparse.Namespace) -> None:

@@ -194,6 +194,9 @@ def set_inexact_fusion(on: bool, /) -> None:
 def plan_count() -> int:
     """How many plans of groups are kept."""
 
+def set_ops_before_trials(ops: int, /) -> None:
+    """How many ops are recorded, after one that may join groups if it gives eager's bits, before that is tried (1000); 0: at once."""
+
 def set_inexact_device_fusion(on: bool, /) -> None:
     """The same for groups of other devices than the CPU."""
 

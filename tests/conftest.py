@@ -16,6 +16,10 @@ from lazyeng import _C
 DEFAULT_LIMIT = 180
 
 
+# Ops that join groups if they give eager's bits are tried at once: tests are short.
+_C.set_ops_before_trials(0)
+
+
 @pytest.fixture(autouse=True)
 def limit(request):
     """`@pytest.mark.limit(seconds)` sets another limit. When it is over, all stacks are printed and

@@ -107,6 +107,25 @@ def test_adamw_is_one_group_by_default(dtype):
         assert lazyeng.engine_stats()["groups"] == 1
 
 
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="sqrt may have other bits then")
+def test_functions_are_tried_once_they_are_used_for_a_while():
+    """Not in a program's first step, whose time the trials would be."""
+    code = """if True:
+        import torch
+        import lazyeng
+        x = torch.rand(64, 64)
+        found = []
+        for i in range(400):
+            with lazyeng.lazy("deferred"):
+                y = (x * 2).sqrt() + 1
+                lazyeng.synchronize()
+            found.append(lazyeng.engine_stats()["groups"])
+            assert torch.equal(lazyeng.unwrap(y), (x * 2).sqrt() + 1)
+        assert found[200] == 0 and found[-1] > 0, found
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 @pytest.mark.parametrize("mode", ["async", "deferred"])
 def test_exact_fusion_trains_with_the_bits_of_eager(mode, groups):
     """What is fused by default leaves no trace in the parameters, whatever their size."""

@@ -70,6 +70,52 @@ def test_failures_of_held_ops_are_raised_at_the_read():
             assert torch.ones(3).sum().item() == 3
 
 
+def counted(program):
+    """What the program did, after it has read so often that it is expected to."""
+    with lazyeng.lazy("async"):
+        read_often()
+        lazyeng.synchronize()
+        before = lazyeng.engine_stats()
+        program()
+        lazyeng.synchronize()
+    after = lazyeng.engine_stats()
+    return {name: after[name] - before[name] for name in ("recorded", "executed", "launches")}
+
+
+def test_ops_that_are_run_at_once_are_counted():
+    def program():
+        for i in range(10):
+            assert torch.full((3,), i).sort().values.cumsum(0)[2].item() == 3 * i
+
+    assert counted(program) == {"recorded": 20, "executed": 20, "launches": 20}
+
+
+def test_an_op_that_fails_at_once_is_one_failure_all_the_same():
+    """It runs once more with the engine: what is told, counted and kept is of one failure."""
+
+    def program():
+        for i in range(10):
+            bad = torch.arange(3)[torch.tensor([7 + i])]
+            after = bad + 1
+            with pytest.raises(IndexError, match=f"index {7 + i} is out of bounds") as caught:
+                after.item()
+            failure = caught.value
+            assert isinstance(failure, lazyeng.LazyError) and failure.op == "aten.index.Tensor"
+            assert failure.creation_stack[-1].line.startswith("bad = ")
+
+    counts = counted(program)
+    assert counts["recorded"] == counts["executed"] + 10  # (what follows a failed op is left out)
+
+
+def test_what_fails_at_once_and_is_read_by_nobody_is_told_at_the_end():
+    with lazyeng.lazy("async"):
+        read_often()
+        torch.arange(3)[torch.tensor([7])]
+        with pytest.raises(IndexError, match="index 7 is out of bounds"):
+            lazyeng.synchronize()
+        lazyeng.synchronize()  # once
+
+
 def test_habits_are_of_a_thread():
     """One thread reads all the time, another records and waits for its results at the end."""
     stop = threading.Event()

@@ -98,13 +98,14 @@ PyObject* stats(PyObject*, PyObject*) {
   using ull = unsigned long long;
   const fuse::Stats& fused = fuse::stats();
   const ull groups = fused.groups;
+  const ull executed = counters.executed + recorded.at_once;
   const run::BufferStats buffers = run::buffer_stats();
   const std::pair<const char*, ull> numbers[] = {
       {"recorded", recorded.recorded},
-      {"executed", counters.executed},
+      {"executed", executed},
       {"groups", groups},
       {"hand_written", fused.by_hand},
-      {"launches", counters.executed + groups - fused.members},
+      {"launches", executed + groups - fused.members},
       {"on_one_core", run::ops_on_one_core()},
       {"crowded", run::openmp_helpers().times_crowded()},
       {"plans", recorded.plans},

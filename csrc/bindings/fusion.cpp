@@ -1,5 +1,6 @@
 // csrc/bindings/fusion.cpp: the function of lazyeng._C that shows what would run as groups, as
-// plain data: what lazyeng/fuse makes Triton source of, and what tests compare with eager.
+// plain data: what lazyeng/fuse makes Triton source of, and what tests compare with eager. And when
+// ops are tried for them.
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
@@ -10,6 +11,7 @@
 #include "csrc/bindings/programs.h"
 #include "csrc/fuse/device_kernels.h"
 #include "csrc/fuse/plan.h"
+#include "csrc/fuse/trials.h"
 #include "csrc/record/recorder.h"
 
 namespace lazyeng::bindings {
@@ -123,10 +125,18 @@ PyObject* planned(PyObject*, PyObject*) {
   });
 }
 
+PyObject* set_ops_before_trials(PyObject*, PyObject* ops) {
+  const unsigned long long number = PyLong_AsUnsignedLongLong(ops);
+  if (PyErr_Occurred()) return nullptr;
+  fuse::set_ops_before_trials(number);
+  Py_RETURN_NONE;
+}
+
 }  // namespace
 
 PyMethodDef fusion_methods[] = {
     {"planned", planned, METH_NOARGS, nullptr},
+    {"set_ops_before_trials", set_ops_before_trials, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -67,6 +67,8 @@ class Op : public RefCounted {
 
   /// Whether the last run() has asked to be called once more.
   bool asks_again() const noexcept { return again_ == Again::asked || moves_to_; }
+  /// It was run by somebody else, and is to be pushed after all: what it has asked for is void.
+  void was_not_run() noexcept { again_ = Again::no; }
 
   QueueId queue = QueueId::cpu;
   int16_t priority = 0;  ///< higher runs first among ready ops of one queue

@@ -208,7 +208,7 @@ bool agree_on_others(const Oracle& oracle, const Tensors& in, double number) {
   return true;
 }
 
-enum class Verdict : uint8_t { untried, same, same_if_dense, other };
+enum class Verdict : uint8_t { untried, wanted, same, same_if_dense, other };
 
 template <class T>
 Verdict try_oracle(const Oracle& oracle) {
@@ -233,6 +233,10 @@ std::atomic<Verdict>* verdict(Opcode opcode, c10::ScalarType dtype) {
   return &verdicts[static_cast<size_t>(opcode)][dtype == c10::kDouble];
 }
 
+std::atomic<bool> any_wanted{false};
+std::atomic<uint64_t> due_at{0};  // the number of an op; 0: nobody has looked since it was wanted
+std::atomic<uint64_t> ops_before{kOpsBefore};
+
 /// The step of the rule that has to be tried.
 Opcode opcode_of(const OpRule& rule) {
   const bool scaled = rule.form == Form::binary_scaled || rule.form == Form::reversed;
@@ -256,14 +260,38 @@ Verdict find_out(Opcode opcode, c10::ScalarType dtype) {
 
 }  // namespace
 
-void try_bits(const run::OpInfo& info, c10::ScalarType dtype) {
+void want_trial(const run::OpInfo& info, c10::ScalarType dtype) {
   const OpRule* rule = rule_of(info);
   if (!rule || allows_inexact(c10::kCPU)) return;
-  const Opcode opcode = opcode_of(*rule);
-  std::atomic<Verdict>* const known = verdict(opcode, dtype);
-  if (known && known->load(std::memory_order_relaxed) == Verdict::untried)
-    known->store(find_out(opcode, dtype), std::memory_order_relaxed);
+  std::atomic<Verdict>* const known = verdict(opcode_of(*rule), dtype);
+  if (!known || known->load(std::memory_order_relaxed) != Verdict::untried) return;
+  known->store(Verdict::wanted, std::memory_order_relaxed);
+  any_wanted.store(true, std::memory_order_release);
+  if (ops_before.load(std::memory_order_relaxed) == 0) run_trials();
 }
+
+bool trials_are_due(uint64_t number) {
+  if (!any_wanted.load(std::memory_order_relaxed)) return false;
+  uint64_t due = due_at.load(std::memory_order_relaxed);
+  if (due == 0) {
+    due = number + ops_before.load(std::memory_order_relaxed);
+    due_at.store(due, std::memory_order_relaxed);
+  }
+  return number >= due;
+}
+
+void run_trials() {
+  if (!any_wanted.exchange(false, std::memory_order_acquire)) return;  // another thread does
+  due_at.store(0, std::memory_order_relaxed);
+  for (size_t opcode = 0; opcode < kOpcodes; ++opcode)
+    for (const c10::ScalarType dtype : {c10::kFloat, c10::kDouble}) {
+      std::atomic<Verdict>* const known = verdict(static_cast<Opcode>(opcode), dtype);
+      if (known->load(std::memory_order_relaxed) == Verdict::wanted)
+        known->store(find_out(static_cast<Opcode>(opcode), dtype), std::memory_order_relaxed);
+    }
+}
+
+void set_ops_before_trials(uint64_t ops) { ops_before.store(ops, std::memory_order_relaxed); }
 
 bool gives_torchs_bits(Opcode opcode, c10::ScalarType dtype, bool dense) {
   const std::atomic<Verdict>* const known = verdict(opcode, dtype);

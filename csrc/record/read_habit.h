@@ -3,7 +3,8 @@
 // `if x.any():`, `total += loss.item()`: a few small ops, then a read. Handing these to a worker
 // costs two wake-ups and a sleep, ten times what the ops cost; the reader runs them itself in less
 // time than a worker takes to wake up. So a thread that has read twice in a row soon after it
-// recorded is expected to do it again: what it records is held for its read, while that is little.
+// recorded is expected to do it again: what it records is held for its read, while that is little,
+// or run there and then if its arguments are complete (Recorder::run_at_once).
 // (If the read does not come, the worker that watches held windows takes them.)
 #pragma once
 

@@ -50,9 +50,9 @@ bool grows_given_memory(const Call& call, const Plan& plan) {
 }
 
 /// A new call: may it join groups?
-void try_bits(const Call& call) {
+void want_trials(const Call& call) {
   for (const run::GeometryRef& look : call.looks)
-    if (look && look->device().is_cpu()) fuse::try_bits(call.info, look->dtype());
+    if (look && look->device().is_cpu()) fuse::want_trial(call.info, look->dtype());
 }
 
 bool is_mask(const run::GeometryRef& look) {
@@ -96,12 +96,23 @@ bool is_awaited(const Call& call) {
   });
 }
 
+bool has_arguments(const run::Node& node) {
+  return std::none_of(node.tensors.begin(), node.tensors.end(), [](const run::TensorArg& arg) {
+    return arg.value && (arg.value->var().awaited() || arg.value->var().failure());
+  });
+}
+
+/// It makes something new of its arguments, on the CPU, and nobody can tell when.
+bool is_free_of_order(const run::Node& node) {
+  return node.queue == engine::QueueId::cpu && node.info.aten && !node.info.random &&
+         !node.collective && !node.host_copy && node.rewrites.empty() && !node.outputs.empty() &&
+         std::none_of(node.tensors.begin(), node.tensors.end(),
+                      [](const run::TensorArg& arg) { return arg.written; });
+}
+
 /// Such an op has no order to keep, and nothing to wait for: `x.item()` once x is there.
 bool reads_what_is_complete(const Call& call, const run::Node& node) {
-  return node.written_vars.empty() && call.info.aten &&
-         std::none_of(call.tensors.begin(), call.tensors.end(), [](const run::TensorArg& arg) {
-           return arg.value && (arg.value->var().awaited() || arg.value->var().failure());
-         });
+  return node.written_vars.empty() && call.info.aten && has_arguments(node);
 }
 
 /// A number changed in place, with nothing else pending on it: a counter, as optimizers keep for
@@ -213,7 +224,7 @@ void Recorder::record(Call call, torch::jit::Stack* results) {
     const run::IgnoredWarnings ignored;
     plan = infer(call);
     if (!plan) return run_now(call, keyed ? &key : nullptr, results);
-    if (fusion_.load(std::memory_order_relaxed)) try_bits(call);
+    if (fusion_.load(std::memory_order_relaxed)) want_trials(call);
     if (keyed) plans_.insert(key, call, plan);
   }
   if (plan->run_now || rewrites_plain(call, *plan) || grows_given_memory(call, *plan))
@@ -269,10 +280,36 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
 }
 
 void Recorder::schedule(run::Node& node) {
-  if (thread_mode().mode == Mode::async && is_counter(node))
-    run_in_order(node, Before::needed);
-  else
-    append(node);
+  if (thread_mode().mode != Mode::async) return append(node, /*for_reader=*/false);
+  if (is_counter(node)) return run_in_order(node, Before::needed);
+  const bool for_reader = read_habit.records(node.brief) && watched();
+  if (!for_reader || !run_at_once(node)) append(node, for_reader);
+}
+
+/// Held for its read, the op would run on this thread anyway. If nothing is missing it can run now,
+/// and the engine never hears of it: a third of the time. What fails goes the usual way after all.
+bool Recorder::run_at_once(run::Node& node) {
+  if (!is_free_of_order(node) || !has_arguments(node) || reports_waits()) return false;
+  engine::FailurePtr failure;
+  {
+    const run::NoGil released;
+    const Gate::Inside inside;
+    const run::AsEngineThread as_engine_thread;
+    {
+      std::lock_guard lock(window_mutex_);
+      number_locked(node);
+    }
+    failure = node.run();
+  }
+  if (!failure && !node.asks_again()) {
+    counters_.at_once.fetch_add(1, std::memory_order_relaxed);
+    return true;
+  }
+  if (failure) static_cast<const run::OpFailure&>(*failure).root()->reported = true;
+  node.was_not_run();
+  std::lock_guard lock(window_mutex_);
+  counters_.recorded.fetch_sub(1, std::memory_order_relaxed);  // it will be numbered once more
+  return false;
 }
 
 /// Pushes the node and runs it on this thread when its turn comes.
@@ -310,12 +347,12 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
     noted = capture_stacks(*node, at::Tensor());
   }
   WaitScope waits("its result is needed at the call");
+  read_habit.reads();
   if (reads_what_is_complete(call, *node)) {
     const run::NoGil released;
     node->run();
   } else {
     if (waits.wanted() && is_awaited(call)) waits.begin(call.info.torch_name);
-    read_habit.reads();
     run_in_order(*node, Before::all);
   }
   for (run::StorageVar* var : node->written_vars) run::plain_storages().release(*var);

@@ -23,6 +23,7 @@ struct RecordCounters {
   std::atomic<uint64_t> syncs{0};      ///< places where the program waited
   std::atomic<uint64_t> plans{0};      ///< calls of a kind that was not known before
   std::atomic<uint64_t> fallbacks{0};  ///< ops run at the call because they cannot be recorded
+  std::atomic<uint64_t> at_once{0};    ///< recorded ops that the engine never heard of
 };
 
 class Recorder {
@@ -90,7 +91,8 @@ class Recorder {
  private:
   void run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack* results);
   void schedule(run::Node& node);
-  void append(run::Node& node);
+  bool run_at_once(run::Node& node);
+  void append(run::Node& node, bool for_reader);
   /// Whether what was recorded before is pushed first: always, or only what the node must follow.
   enum class Before : uint8_t { all, needed };
   void run_in_order(run::Node& node, Before before);

@@ -73,10 +73,10 @@ std::string Recorder::writer_name(const run::StorageVar& var) {
 
 void Recorder::wait_for(run::StorageVar& var) {
   WaitScope waits("its value is read");
+  read_habit.reads();
   if (var.awaited()) {
     counters_.syncs.fetch_add(1, std::memory_order_relaxed);
     if (waits.wanted()) waits.begin(writer_name(var));
-    read_habit.reads();
     wait_until_done([&](const engine::Interrupt& interrupt) {
       if (var.has_unpushed()) flush();
       return engine_->wait_for_var(var, interrupt);

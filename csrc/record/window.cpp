@@ -8,6 +8,7 @@
 // (watch). In deferred mode nodes stay until somebody reads,
 // synchronizes, or the run-ahead bound is reached.
 #include "csrc/fuse/op_table.h"
+#include "csrc/fuse/trials.h"
 #include "csrc/record/read_habit.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/sync_debug.h"
@@ -86,9 +87,9 @@ Graph Recorder::pending(const std::vector<run::StorageVarRef>& vars) {
   return make_graph(planned(), vars);
 }
 
-void Recorder::append(run::Node& node) {
+/// `for_reader`: it may be held until somebody reads.
+void Recorder::append(run::Node& node, bool for_reader) {
   const bool async = thread_mode().mode == Mode::async;
-  const bool for_reader = async && read_habit.records(node.brief) && watched();
   engine_->admit(node.cost_bytes);
   bool full, held, first;
   {
@@ -228,6 +229,7 @@ bool Recorder::fits_when_fused() {
 void Recorder::throttle(const run::Node& node) {
   // What is pending stands in a cache line that the workers write: small ops look now and then.
   if (node.number % kLookEvery != 0 && node.cost_now() < kLookAtBytes) return;
+  if (fuse::trials_are_due(node.number)) fuse::run_trials();
   if (!engine_->above_limits() || fits_when_fused()) return;
   WaitScope waits("more is recorded and not run than the bounds of run-ahead allow");
   if (waits.wanted()) waits.begin(node.info.torch_name);
