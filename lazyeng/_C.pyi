@@ -111,7 +111,7 @@ def unreported() -> list[BaseException]:
 def unreported_of_block(block: int, /) -> list[BaseException]:
     """The same for failed writes to plain tensors that this lazy() block recorded."""
 
-def forget_failures() -> None:
+def mark_reported() -> None:
     """Marks all failures so far as reported."""
 
 def deliver_warnings() -> None:

@@ -15,14 +15,6 @@ from lazyeng.sync_debug import SyncError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_left_early: list[int] = []  # blocks whose wait was interrupted
-
-
-def _leave_again() -> None:
-    """After a wait for all writes to plain tensors: their tensors forget what failed meanwhile."""
-    while _left_early:
-        _C.leave_block(_left_early.pop())
-
 
 class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
     """Inside, operators on plain tensors and modules are recorded too.
@@ -73,12 +65,8 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
             _C.wait_for_plain_writes()
         except (SyncError, Warning) as report:  # the wait is over, and the writes are complete
             waited.append(report)
-        except BaseException:  # Ctrl-C: writes of the block may fail after it is left
-            _left_early.append(block)
-            raise
         finally:
             _C.leave_block(block)
-        _leave_again()
         problems = _C.unreported_of_block(block) or waited
         if not problems:
             return
@@ -111,7 +99,6 @@ def synchronize() -> None:
             ``ExceptionGroup`` in the order of creation.
     """
     _C.wait_for_all()
-    _leave_again()
     failed = _C.unreported()
     if failed:
         errors.raise_all(failed)

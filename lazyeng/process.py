@@ -23,7 +23,7 @@ def _in_child() -> None:
         atexit.unregister(_at_exit)  # forked from within an op: there is no engine to stop
         return
     # Failures that nobody has seen yet are the parent's to report; reading them still raises here.
-    _C.forget_failures()
+    _C.mark_reported()
 
 
 def _at_exit() -> None:

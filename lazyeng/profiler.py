@@ -172,7 +172,7 @@ def _counters(
                 steps.append((end, 1, size))
                 steps.append((max(end, runs[number][1][4]), -1, -size))
     ops = pending = 0
-    for at, change, size in sorted(steps):
+    for at, change, size in sorted(steps, key=lambda step: (step[0], -step[1])):
         ops, pending = ops + change, pending + size
         for name, key, value in (("pending ops", "ops", ops), ("pending bytes", "bytes", pending)):
             yield {"ph": "C", "name": name, "pid": pid, "ts": (at - origin) / 1000,

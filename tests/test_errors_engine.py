@@ -441,6 +441,48 @@ def test_ctrl_c_during_an_op_run_at_the_call_keeps_its_failure():
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("lazily", [True, False])
+def test_what_a_signal_handler_raises_in_a_step_is_raised_as_it_is(lazily, mode):
+    """100 times, at any moment of a training step; each next step is eager's, bit for bit."""
+    done = finished(start(f"""if True:
+        import random, signal, time, torch, lazyeng
+        from lazyeng import lazy, wrap
+        from tests.out_of_memory import Training
+        torch.set_num_threads(1)
+        class Injected(Exception): pass
+        def handler(*_): raise Injected()
+        signal.signal(signal.SIGALRM, handler)
+        random.seed(0)
+        kind = {"momentum" if lazily else "adamw"!r}
+        eager = Training(kind)
+        eager.restore(eager.begin)
+        expected = eager.step(), eager.snapshot()
+        training = Training(kind)
+        if {lazily}: wrap(training.model)
+        def step():
+            with lazy({mode!r}): return training.step()
+        for _ in range(3): step()
+        training.restore(training.begin)
+        begin = time.perf_counter(); step(); took = time.perf_counter() - begin
+        raised = 0
+        until = time.time() + 60
+        while raised < 100 and time.time() < until:
+            training.restore(training.begin)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.random() * took + 1e-6)
+                step()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Injected:
+                raised += 1
+            torch.set_grad_enabled(True)  # (it may have come within torch's own no_grad.__exit__)
+            lazyeng.synchronize()
+            training.restore(training.begin)
+            assert (step(), training.snapshot()) == expected, raised
+        print(raised >= 20)
+    """))  # fmt: skip
+    assert done.stdout == "True\n", done.stderr[-3000:]
+
+
 def test_ctrl_c_during_a_read_leaves_the_engine_usable():
     done = finished(start(SLOW + textwrap.dedent("""
         with lazy("async"):

@@ -346,6 +346,32 @@ def test_memory_from_the_pool_is_as_any_other():
     assert shared.is_shared() and torch.equal(shared, expected)
 
 
+def test_the_pool_gives_way_to_what_the_program_allocates():
+    """There is room for it only without what the pool keeps."""
+    code = """if True:
+        import os, resource, torch, lazyeng
+        from lazyeng import lazy
+        x = torch.ones(1 << 28, dtype=torch.uint8)
+        with lazy():
+            for _ in range(2): (x.sort().values + 1).sum().item()
+        lazyeng.synchronize()
+        kept = lazyeng.engine_stats()["pool_bytes"]
+        assert kept >= 1 << 28, kept
+        used = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        limit = used + (200 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        y = torch.ones(1 << 28, dtype=torch.uint8)
+        print(y[-1].item(), lazyeng.engine_stats()["pool_bytes"])
+        try: torch.ones(1 << 30, dtype=torch.uint8)
+        except RuntimeError as error: print("memory" in str(error))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=150,
+        env={**os.environ, "LAZYENG_MAX_POOL_BYTES": str(1 << 30)},
+    )  # fmt: skip
+    assert done.stdout == "1 0\nTrue\n", done.stderr
+
+
 def test_a_bound_of_the_pool_is_kept():
     result = measure(
         """

@@ -1,6 +1,7 @@
 """lazy(): what records, when it runs, and what plain tensors show in and after the block."""
 
 import signal
+import sys
 import threading
 import time
 
@@ -401,6 +402,33 @@ def test_source_freed_behind_a_pending_read():
     del other
 
 
+@pytest.mark.parametrize("lazily", [True, False])
+def test_threads_that_record_to_one_tensor_do_not_interfere(lazily, mode):
+    """Which write a read follows is a matter of luck; not that none is lost, and none refused."""
+    plain = torch.zeros(64)
+    x = wrap(plain) if lazily else plain
+    begin, failed = threading.Barrier(4), []
+
+    def work():
+        try:
+            begin.wait()
+            with lazy(mode):
+                for _ in range(300):
+                    x.add_(1)
+                    y = x[:1] * 2
+                y.tolist()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed[0]
+    assert x.tolist() == [1200] * 64
+
+
 def test_recorded_change_after_a_recorded_read_is_in_order(mode):
     x = torch.ones(3)
     with lazy(mode):
@@ -591,6 +619,61 @@ def test_a_failed_write_of_an_inner_block_ends_with_it(lazy_mode):
             run_all()
         y += x + 1
     assert y.tolist() == [1.0] * 3
+
+
+def test_an_inner_block_does_not_end_what_the_outer_one_knows_of_a_plain_tensor(lazy_mode):
+    """Both have failed to write it; the inner one only because of the outer one."""
+    p = torch.zeros(3)
+    with pytest.raises(RuntimeError, match="out of bounds"), lazy(lazy_mode):
+        p.add_(torch.ones(3).gather(0, torch.tensor([5])).sum())
+        with pytest.raises(RuntimeError, match="out of bounds"), lazy(lazy_mode):
+            p.mul_(2)
+        after = p + 1
+        with pytest.raises(RuntimeError, match="out of bounds"):
+            after.tolist()
+        raise RuntimeError("out of bounds, and told")
+    assert p.tolist() == [0, 0, 0]
+
+
+def test_a_lazy_tensor_written_with_a_plain_one_keeps_its_failure(lazy_mode):
+    p, lazily = torch.zeros(3), lazyeng.wrap(torch.zeros(3))
+    with pytest.raises(RuntimeError, match="out of bounds"), lazy(lazy_mode):
+        bad = torch.ones(3).gather(0, torch.tensor([5])).sum()
+        torch._foreach_add_([p, lazily], [bad, bad])
+    assert p.tolist() == [0, 0, 0]
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        lazily.tolist()
+
+
+@pytest.mark.parametrize("other", ["waits for everything", "leaves blocks"])
+def test_what_other_threads_do_shows_nobody_old_memory(other, lazy_mode):
+    """A write is recorded, and another thread has just waited for everything, or for its own."""
+    stop = threading.Event()
+
+    def does():
+        x = lazyeng.wrap(torch.ones(4))
+        while not stop.is_set():
+            if other == "leaves blocks":
+                with lazy():
+                    x + 1
+            else:
+                lazyeng.synchronize()
+
+    thread = threading.Thread(target=does)
+    thread.start()
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(4000):
+            p = torch.zeros(1000)
+            with lazy(lazy_mode):
+                p.add_(1)
+            assert p[7].item() == 1
+    finally:
+        sys.setswitchinterval(switch)
+        stop.set()
+        thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_a_block_raises_what_its_writes_get_from_elsewhere(lazy_mode):

@@ -266,6 +266,60 @@ def test_fork_from_a_thread_while_others_record():
     """, "[0, 0, 0, 0, 0]")  # fmt: skip
 
 
+def test_fork_while_others_leave_blocks_that_have_failed():
+    """They push what makes their plain tensors forget it."""
+    check("""
+        import threading, contextlib
+        stop = False
+        def fails():
+            while not stop:
+                plain = [torch.zeros(3) for _ in range(20)]
+                with contextlib.suppress(Exception), lazy("deferred"):
+                    for p in plain: p.add_(torch.ones(3).gather(0, torch.tensor([5])).sum())
+        threads = [threading.Thread(target=fails) for _ in range(2)]
+        for t in threads: t.start()
+        codes = set()
+        for _ in range(150):
+            pid = os.fork()
+            if pid == 0:
+                ok = (wrap(torch.ones(3)) + 1).sum().item() == 6.0
+                os._exit(0 if ok else 1)
+            codes.add(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        stop = True
+        for t in threads: t.join()
+        synchronize()
+        print(codes)
+    """, "{0}")  # fmt: skip
+
+
+def test_child_leaves_the_blocks_of_threads_that_it_has_not():
+    """A plain tensor counts as failed until the block that failed to write it is left."""
+    check("""
+        import threading
+        p, failed, go = torch.zeros(3), threading.Event(), threading.Event()
+        def other():
+            try:
+                with lazy():
+                    p.add_(torch.ones(3).gather(0, torch.tensor([5])).sum())
+                    try: synchronize()
+                    except RuntimeError: pass
+                    failed.set(); go.wait()
+            except RuntimeError: pass
+        thread = threading.Thread(target=other)
+        thread.start(); failed.wait()
+        pid = os.fork()
+        if pid == 0:
+            with lazy(): print((p + 1).tolist()[0], flush=True)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        with lazy():
+            try: print((p + 1).tolist())
+            except RuntimeError: print("failed")
+        go.set(); thread.join()
+        with lazy(): print((p + 1).tolist()[0])
+    """, "1.0 failed 1.0")  # fmt: skip
+
+
 def test_ops_run_in_parallel_right_after_a_fork():
     """torch's own thread pool has to be made anew, and cannot be in two threads at once."""
     check("""

@@ -4,6 +4,9 @@ Which thread runs it is a matter of luck on a busy machine: what is held is deci
 tests/cpp/test_read_habit.cpp.
 """
 
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 
@@ -11,6 +14,7 @@ import pytest
 import torch
 
 import lazyeng
+from lazyeng.errors import UnseenFailureWarning
 
 READS = 5  # enough to be expected to go on
 
@@ -82,6 +86,24 @@ def counted(program):
     return {name: after[name] - before[name] for name in ("recorded", "executed", "launches")}
 
 
+def test_what_makes_a_group_is_fused_in_a_program_that_reads():
+    def program():
+        x = torch.rand(300)
+        for _ in range(10):
+            y = x
+            for _ in range(4):
+                y = (y + x) * x
+            y[0].item()
+
+    with lazyeng.lazy("async"):
+        program()
+        before = lazyeng.engine_stats()
+        program()
+        after = lazyeng.engine_stats()
+    assert after["groups"] - before["groups"] >= 9
+    assert after["launches"] - before["launches"] <= 20
+
+
 def test_ops_that_are_run_at_once_are_counted():
     def program():
         for i in range(10):
@@ -91,8 +113,6 @@ def test_ops_that_are_run_at_once_are_counted():
 
 
 def test_an_op_that_fails_at_once_is_one_failure_all_the_same():
-    """It runs once more with the engine: what is told, counted and kept is of one failure."""
-
     def program():
         for i in range(10):
             bad = torch.arange(3)[torch.tensor([7 + i])]
@@ -107,13 +127,65 @@ def test_an_op_that_fails_at_once_is_one_failure_all_the_same():
     assert counts["recorded"] == counts["executed"] + 10  # (what follows a failed op is left out)
 
 
-def test_what_fails_at_once_and_is_read_by_nobody_is_told_at_the_end():
+IN_PYTHON = """if True:
+    import signal, torch, lazyeng
+    library, calls, interrupts = torch.library.Library("aten", "IMPL"), [], []
+    def tan(x):
+        calls.append(1)
+        if interrupts: signal.raise_signal(interrupts.pop())
+        if x[0] > 5: raise ValueError("too large")
+        return x.clone()
+    library.impl("tan", tan, "CPU")
+    x = lazyeng.wrap(torch.ones(8))
+    for _ in range(5): x.tan().sum().item()
+    calls.clear()
+"""
+
+
+def in_python(program):
+    """What the program prints, with a kernel in Python for an op of torch."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", IN_PYTHON + textwrap.indent(program, "    ")],
+        check=True, timeout=100, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+
+
+def test_an_op_that_fails_at_once_runs_once():
+    assert in_python("""
+try: (x * 9).tan().sum().item()
+except ValueError as error: print(error, len(calls))
+lazyeng.synchronize()
+""") == "too large 1\n"  # fmt: skip
+
+
+def test_ctrl_c_in_a_kernel_in_python_that_runs_at_once_is_not_lost():
+    assert in_python("""
+interrupts.append(signal.SIGINT)
+try: x.tan()
+except KeyboardInterrupt: print("interrupted", len(calls))
+lazyeng.synchronize()
+print(x.tan().sum().item())
+""") == "interrupted 1\n8.0\n"  # fmt: skip
+
+
+def test_what_fails_at_once_and_is_read_by_nobody_is_told_when_it_dies():
     with lazyeng.lazy("async"):
         read_often()
-        torch.arange(3)[torch.tensor([7])]
+        bad = torch.arange(3)[torch.tensor([7])]
+        with pytest.warns(UnseenFailureWarning, match="index 7 is out of bounds"):
+            del bad
+        lazyeng.synchronize()  # (it is told once)
+
+
+def test_what_fails_at_once_is_raised_by_synchronize():
+    with lazyeng.lazy("async"):
+        read_often()
+        bad = torch.arange(3)[torch.tensor([7])]
         with pytest.raises(IndexError, match="index 7 is out of bounds"):
             lazyeng.synchronize()
-        lazyeng.synchronize()  # once
+        lazyeng.synchronize()
+        with pytest.raises(IndexError, match="index 7 is out of bounds"):
+            bad.tolist()
 
 
 def test_habits_are_of_a_thread():

@@ -21,7 +21,9 @@ PyObject* enter_block(PyObject*, PyObject* mode) {
     record::first_use();
     record::adopt_new_ops();
     const auto wanted = static_cast<record::Mode>(PyLong_AsLong(mode));
-    return PyLong_FromUnsignedLongLong(record::enter_block(wanted));
+    const uint64_t block = record::enter_block(wanted);
+    run::failure_log().enter_block(block);
+    return PyLong_FromUnsignedLongLong(block);
   });
 }
 
@@ -86,7 +88,7 @@ PyObject* unreported_of_block(PyObject*, PyObject* block) {
   });
 }
 
-PyObject* forget_failures(PyObject*, PyObject*) {
+PyObject* mark_reported(PyObject*, PyObject*) {
   for (const auto& root : run::failure_log().unreported()) root->reported = true;
   Py_RETURN_NONE;
 }
@@ -114,7 +116,7 @@ PyMethodDef block_methods[] = {
     {"wait_for_plain_writes", wait_for_plain_writes, METH_NOARGS, nullptr},
     {"unreported", unreported, METH_NOARGS, nullptr},
     {"unreported_of_block", unreported_of_block, METH_O, nullptr},
-    {"forget_failures", forget_failures, METH_NOARGS, nullptr},
+    {"mark_reported", mark_reported, METH_NOARGS, nullptr},
     {"deliver_warnings", deliver_warnings, METH_NOARGS, nullptr},
     {"set_reports_waits", set_reports_waits, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -76,6 +76,15 @@ void DependencyTracker::complete(Op& op, const FailurePtr& failure, ReadyList& r
     if (access.var) complete(access, op, failure, ready);
 }
 
+void DependencyTracker::fail_unpushed(const Op& op, const FailurePtr& failure) {
+  for (const Access& access : op.accesses_) {
+    if (!access.write || access.var->kind_ != Var::Kind::data) continue;
+    std::lock_guard lock(access.var->mutex_);
+    access.var->failure_ = failure;
+    access.var->failed_.store(true, std::memory_order_release);
+  }
+}
+
 void DependencyTracker::complete_early(Op& op, const Var& var, ReadyList& ready) {
   for (Access& access : op.accesses_) {
     if (access.var.get() != &var) continue;

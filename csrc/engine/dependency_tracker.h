@@ -41,6 +41,9 @@ class DependencyTracker {
   /// The same for one of its vars, whose version is ready; the op has other claims left.
   static void complete_early(Op& op, const Var& var, ReadyList& ready);
 
+  /// As Engine::fail_unpushed.
+  static void fail_unpushed(const Op& op, const FailurePtr& failure);
+
   /// The wait for all ops pushed so far: close, then ask whether it is complete.
   uint64_t close_epoch();
   bool is_complete(uint64_t epoch);

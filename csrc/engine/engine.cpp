@@ -1,12 +1,18 @@
 // csrc/engine/engine.cpp: run-ahead accounting and counters, common to all engines.
 #include "csrc/engine/engine.h"
 
+#include "csrc/engine/dependency_tracker.h"
+
 namespace lazyeng::engine {
 
 GuestScope::GuestScope(Engine& engine) : engine_(engine.begin_visit() ? &engine : nullptr) {}
 
 GuestScope::~GuestScope() {
   if (engine_) engine_->end_visit();
+}
+
+void Engine::fail_unpushed(const Op& op, const FailurePtr& failure) noexcept {
+  DependencyTracker::fail_unpushed(op, failure);
 }
 
 void Engine::admit(uint64_t bytes) noexcept {

@@ -46,6 +46,10 @@ class Engine {
   virtual WaitResult push_and_run(Ref<Op> op, const Interrupt& interrupt,
                                   const std::function<void()>& appended = {}) = 0;
 
+  /// The op, which nobody will ever push, was run by the caller, and failed: so have the vars that
+  /// it writes, which nobody else knows yet.
+  static void fail_unpushed(const Op& op, const FailurePtr& failure) noexcept;
+
   /// Returns when every write appended to the var before the call is complete.
   /// Does not wait for reads, except those that such a write itself waits for.
   virtual WaitResult wait_for_var(Var& var, const Interrupt& interrupt) = 0;

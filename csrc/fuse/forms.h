@@ -16,6 +16,11 @@ void lower_fold(Registers& r, const OpRule& rule, const Extent& extent);
 /// A reduction along rows.
 void lower_rows(Registers& r, const OpRule& rule, const Extent& extent);
 
+/// The exponent if it decides which steps a power is made of, else NaN.
+double step_exponent(const c10::Scalar& exponent);
+/// Whether the variance of every row that a program takes is defined with that correction.
+bool leaves_freedom(const c10::Scalar& correction);
+
 /// The squared difference of the arguments, not rounded, in the dtype's register.
 Operand squared_error(Registers& r);
 

@@ -38,6 +38,8 @@ void with_converted(const c10::Scalar& number, const ParameterSource& source, F 
   const auto convert = [&]<class T>(T) {
     T value = argument ? number.to<T>() : cast_number<T>(number);
     if (source.negate) value = static_cast<T>(-value);
+    if (argument && source.constant != 0)
+      value = static_cast<T>(value + static_cast<T>(source.constant));
     if constexpr (std::is_same_v<T, c10::Half> || std::is_same_v<T, c10::BFloat16>)
       f(static_cast<float>(value));
     else

@@ -58,6 +58,10 @@ constexpr bool is_plain_fold(Form form) { return form >= Form::sum && form <= Fo
 /// Of these, what has a result as large as its argument.
 constexpr bool is_normalization(Form form) { return form >= Form::softmax; }
 
+constexpr bool is_variance(Form form) {
+  return form == Form::variance || form == Form::variance_and_mean;
+}
+
 struct OpRule {
   Form form;
   Opcode opcode;

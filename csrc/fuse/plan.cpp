@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "csrc/fuse/device_kernels.h"
+#include "csrc/fuse/forms.h"
 #include "csrc/fuse/key.h"
 #include "csrc/fuse/op_table.h"
 
@@ -18,8 +19,8 @@ constexpr size_t kMaxPlans = 1 << 12;
 void add_number(const OpRule& rule, const c10::IValue& number, Key& key) {
   const c10::Scalar scalar = number.toScalar();
   key.push_back(static_cast<uint64_t>(scalar.type()) << 8 | 1);
-  if (rule.form == Form::power || is_reduction(rule.form))
-    key.push_back(std::bit_cast<uint64_t>(scalar.toDouble()));
+  if (rule.form == Form::power) key.push_back(std::bit_cast<uint64_t>(step_exponent(scalar)));
+  if (is_variance(rule.form)) key.push_back(leaves_freedom(scalar));
   if (rule.form == Form::binary_scaled || rule.form == Form::reversed)
     key.push_back(scalar.equal(1));
 }
@@ -30,7 +31,8 @@ void add_argument(const OpRule& rule, const run::ArgInfo& info, const c10::IValu
   key.push_back(static_cast<uint64_t>(value.isNone()));
   if (value.isInt()) key.push_back(static_cast<uint64_t>(value.toInt()));
   if (value.isBool()) key.push_back(value.toBool());
-  if (value.isDouble()) key.push_back(std::bit_cast<uint64_t>(value.toDouble()));
+  if (value.isDouble() && rule.form != Form::layer_norm)  // (of that it is eps)
+    key.push_back(std::bit_cast<uint64_t>(value.toDouble()));
   if (value.isIntList()) {
     const std::vector<int64_t> list = value.toIntVector();
     key.push_back(list.size());

@@ -21,8 +21,8 @@ struct ParameterSource {
   };
   Kind kind = Kind::constant;
   uint16_t member = 0;
-  uint16_t index = 0;  ///< of the tensor argument, the value or the argument
-  double constant = 0;
+  uint16_t index = 0;                    ///< of the tensor argument, the value or the argument
+  double constant = 0;                   ///< of an argument: what is added to it
   c10::ScalarType as = c10::kFloat;      ///< rounded to it
   c10::ScalarType stored = c10::kFloat;  ///< what memory holds, of a value
   bool negate = false;

@@ -4,6 +4,8 @@
 // the kernel runs in that dtype (float32 for float16 and bfloat16, whose result is rounded), and
 // the result is cast to the dtype of the tensor that it goes to. Where torch departs from that, the
 // form says so.
+#include <limits>
+
 #include "csrc/fuse/forms.h"
 
 namespace lazyeng::fuse {
@@ -147,7 +149,7 @@ Operand gelu_backward(Registers& r) {
 
 Operand power(Registers& r) {
   if (!r.args().has_number(1)) throw Unfit();
-  const double exponent = r.args().node().args[1].toScalar().toDouble();
+  const double exponent = step_exponent(r.args().node().args[1].toScalar());
   const c10::ScalarType dtype = r.args().common_dtype({0, 1});
   const RegisterId x = r.as(0, dtype);
   if (exponent == 2) return r.step(Opcode::square, dtype, {x});
@@ -194,6 +196,13 @@ Operand mse_loss_backward(Registers& r) {
 }
 
 }  // namespace
+
+double step_exponent(const c10::Scalar& exponent) {
+  constexpr double kOfTheirOwn[] = {2, 0, 1, 0.5, -0.5, -1, 3, -2};  // as in torch's kernel
+  for (const double known : kOfTheirOwn)
+    if (exponent.toDouble() == known) return known;
+  return std::numeric_limits<double>::quiet_NaN();
+}
 
 Operand lower_pointwise(Registers& r, const OpRule& rule) {
   switch (rule.form) {

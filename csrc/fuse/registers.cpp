@@ -60,13 +60,15 @@ RegisterId Registers::constant(double value, c10::ScalarType as) {
   return add_parameter(source, as);
 }
 
-RegisterId Registers::number(size_t arg, c10::ScalarType as, bool negate, bool no_nan) {
+RegisterId Registers::number(size_t arg, c10::ScalarType as, bool negate, bool no_nan,
+                             double plus) {
   if (!args_.has_number(arg)) throw Unfit();
   ParameterSource source;
   source.kind = ParameterSource::Kind::argument;
   source.index = static_cast<uint16_t>(arg);
   source.negate = negate;
   source.no_nan = no_nan;
+  source.constant = plus;
   return add_parameter(source, as);
 }
 

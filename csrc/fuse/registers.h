@@ -33,7 +33,8 @@ class Registers {
   /// tensors are of a narrow dtype.
   RegisterId as(size_t arg, c10::ScalarType dtype, bool exact = false);
   RegisterId constant(double value, c10::ScalarType as);
-  RegisterId number(size_t arg, c10::ScalarType as, bool negate = false, bool no_nan = false);
+  RegisterId number(size_t arg, c10::ScalarType as, bool negate = false, bool no_nan = false,
+                    double plus = 0);
 
   /// A step in the dtype, whose result is rounded to it.
   Operand step(Opcode opcode, c10::ScalarType dtype, std::initializer_list<RegisterId> in);

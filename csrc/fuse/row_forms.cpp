@@ -21,6 +21,11 @@ class Math {
   c10::ScalarType dtype() const { return dtype_; }
   RegisterId argument(size_t arg) const { return r_.as(arg, dtype_); }
   RegisterId number(double value) const { return r_.constant(value, dtype_); }
+  RegisterId number_of(size_t arg) const { return r_.number(arg, dtype_); }
+  /// `of` less the argument.
+  RegisterId rest(double of, size_t arg) const {
+    return r_.number(arg, dtype_, /*negate=*/true, /*no_nan=*/false, /*plus=*/of);
+  }
   RegisterId operator()(Opcode opcode, RegisterId a) const {
     return r_.builder().step(opcode, type_, type_, {a});
   }
@@ -126,7 +131,7 @@ void lower_logsumexp(Registers& r) {
 struct Moments {
   RegisterId mean;
   RegisterId centered;  ///< x less the mean
-  RegisterId variance;
+  RegisterId variance;  ///< times n / divisor
 };
 
 /// In two passes. What the rounded mean is off is taken out of the sum of squares.
@@ -142,13 +147,14 @@ Moments moments(const Math& math, RegisterId x, int64_t row, double divisor) {
 
 void lower_variance(Registers& r, const OpRule& rule, int64_t row) {
   const Math math(r, r.args().dtype_at(0));
-  const c10::IValue& correction = r.args().node().args[2];
-  const double freedom =
-      static_cast<double>(row) - (correction.isNone() ? 1 : correction.toScalar().toDouble());
-  if (freedom <= 0) throw Unfit();  // torch warns
-  const Moments m = moments(math, math.argument(0), row, freedom);
+  const auto n = static_cast<double>(row);
+  const bool given = r.args().has_number(2);
+  if (given && !leaves_freedom(r.args().node().args[2].toScalar())) throw Unfit();
+  const Moments m = moments(math, math.argument(0), row, given ? 1 : n - 1);
+  RegisterId variance = m.variance;
+  if (given) variance = math(Opcode::div, variance, math.rest(n, 2));
   const bool root = rule.opcode == Opcode::sqrt;
-  math.set_result(root ? math(Opcode::sqrt, m.variance) : m.variance, Rate::row);
+  math.set_result(root ? math(Opcode::sqrt, variance) : variance, Rate::row);
   if (rule.form == Form::variance_and_mean) math.set_result(m.mean, Rate::row, 1);
 }
 
@@ -159,7 +165,7 @@ bool is_given(const Registers& r, size_t arg) {
 void lower_layer_norm(Registers& r, int64_t row) {
   const Math math(r, r.args().dtype_at(0));
   const Moments m = moments(math, math.argument(0), row, static_cast<double>(row));
-  const RegisterId eps = math.number(r.args().node().args[4].toDouble());
+  const RegisterId eps = math.number_of(4);
   const RegisterId rstd = math(Opcode::rsqrt, math(Opcode::add, m.variance, eps));
   RegisterId y = math(Opcode::mul, m.centered, rstd);
   if (is_given(r, 2)) y = math(Opcode::mul, y, math.argument(2));
@@ -191,6 +197,9 @@ void lower_layer_norm_backward(Registers& r, const Extent& extent) {
 }
 
 }  // namespace
+
+// (Rows have 32 elements and more; of less freedom torch warns.)
+bool leaves_freedom(const c10::Scalar& correction) { return correction.toDouble() < 32; }
 
 Operand squared_error(Registers& r) {
   const c10::ScalarType dtype = r.args().common_dtype({0, 1});

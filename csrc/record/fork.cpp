@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "csrc/record/gate.h"
+#include "csrc/record/thread_mode.h"
 #include "csrc/run/buffers.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/plain_storage.h"
@@ -68,6 +69,12 @@ bool drain(Recorder& recorder, milliseconds patience) {
 /// others; not the forking one, whose own number of threads may be another than the process's.
 void renew_torch_thread_pool() { std::thread(at::init_num_threads).join(); }
 
+/// Of threads that the child does not have: nobody else will leave them.
+void leave_blocks_of_others(Recorder& recorder) {
+  for (const uint64_t block : run::failure_log().open_blocks())
+    if (!is_open_here(block)) recorder.forget_failures(run::failure_log().leave_block(block));
+}
+
 }  // namespace
 
 void install_fork_handlers() { pthread_atfork(&hold_leaves, &let_go_of_leaves, &in_child); }
@@ -107,6 +114,7 @@ bool after_fork_in_child(Recorder& recorder) {
   renew_torch_thread_pool();
   recorder.engine().start();
   recorder.start_threads();
+  leave_blocks_of_others(recorder);
   return true;
 }
 

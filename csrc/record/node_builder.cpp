@@ -14,8 +14,6 @@ namespace {
 void write(run::Node& node, const run::StorageVarRef& var, bool overwrites) {
   node.add_write(var, overwrites);
   node.written_vars.push_back(var.get());
-  if (!var->exposed()) return;
-  if (!node.discover) run::plain_storages().guard(*var);
 }
 
 bool overwrites(const run::TensorArg& arg) {
@@ -100,9 +98,11 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   }
   // Reads go through the engine face; a plain tensor itself is passed only to an op whose effect on
   // its metadata is not known, with what else it gets of that tensor's memory.
-  for (run::TensorArg& arg : node->tensors)
+  for (run::TensorArg& arg : node->tensors) {
+    arg.plain = arg.value && arg.raw.defined();
     if (arg.value && !(discover && (arg.written || shares_written(*node, arg))))
       arg.raw = at::Tensor();
+  }
   if (!call.info.aten) node->queue = engine::QueueId::python;
   if (node->host_copy) node->queue = node->host_copy.queue();
   if (call.info.collective != run::Collectivity::none) {

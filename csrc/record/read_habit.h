@@ -15,17 +15,23 @@ namespace lazyeng::record {
 /// Of one thread.
 class ReadHabit {
  public:
-  /// True if the node may be held for a read.
-  bool records(bool brief) {
+  /// True if the node may be held for a read. `fusable`: it may join a group.
+  bool records(bool brief, bool fusable) {
     ++since_read_;
+    fusable_ += fusable;
     all_brief_ &= brief;
     return in_a_row_ >= kTwice && is_little();
   }
 
+  /// Of what may be held: whether it may as well run at once. So many together run faster as a
+  /// group than each by itself; as many as there were before the last read are expected.
+  bool runs_at_once(bool fusable) const { return !fusable || fusable_before_ < kWorthAGroup; }
+
   void reads() {
     if (since_read_ == 0) return;
     in_a_row_ = is_little() ? in_a_row_ + (in_a_row_ < kTwice) : 0;
-    since_read_ = 0;
+    fusable_before_ = fusable_;
+    since_read_ = fusable_ = 0;
     all_brief_ = true;
   }
 
@@ -33,9 +39,12 @@ class ReadHabit {
   static constexpr uint32_t kTwice = 2;
   static constexpr uint32_t kFew = 32;  // with 16 a step of 27 ops was 1.3 times as slow
 
+  static constexpr uint32_t kWorthAGroup = 6;
+
   bool is_little() const { return all_brief_ && since_read_ <= kFew; }
 
   uint32_t since_read_ = 0;
+  uint32_t fusable_ = 0, fusable_before_ = 0;  // since the last read; between the last two
   uint32_t in_a_row_ = 0;
   bool all_brief_ = true;
 };

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "csrc/fuse/op_table.h"
 #include "csrc/fuse/trials.h"
 #include "csrc/record/factories.h"
 #include "csrc/record/first_use.h"
@@ -102,10 +103,12 @@ bool has_arguments(const run::Node& node) {
   });
 }
 
-/// It makes something new of its arguments, on the CPU, and nobody can tell when.
+/// It makes something new of its arguments, on the CPU, and nobody can tell when. (More would be
+/// made on all cores, which something large may have now.)
 bool is_free_of_order(const run::Node& node) {
   return node.queue == engine::QueueId::cpu && node.info.aten && !node.info.random &&
-         !node.collective && !node.host_copy && node.rewrites.empty() && !node.outputs.empty() &&
+         node.cost_bytes < run::kWideBytes && !node.collective && !node.host_copy &&
+         node.rewrites.empty() && !node.outputs.empty() &&
          std::none_of(node.tensors.begin(), node.tensors.end(),
                       [](const run::TensorArg& arg) { return arg.written; });
 }
@@ -160,6 +163,22 @@ void take_copy(run::TensorArg& source) {
 void note_values_read(const Call& call) {
   if (!call.info.returns_plain || call.tensors.size() != 1 || !call.tensors[0].value) return;
   call.tensors[0].value->var().values_read.store(true, std::memory_order_relaxed);
+}
+
+/// Ctrl-C has come while this thread itself ran the op: what is raised at the call is not what the
+/// op has thrown. (If the engine runs it, found.thrown is never set.)
+void keep_failure(const run::Node& node) {
+  if (!node.found.thrown) return;
+  const engine::FailurePtr failure = node.fail(node.found.thrown);
+  run::failure_log().add(static_cast<const run::OpFailure&>(*failure).root(),
+                         run::FailureLog::Holder::log);
+}
+
+/// Nobody sees old memory from now on: the node's writes count as pending.
+void guard_plain_memory(const run::Node& node) {
+  if (node.discover) return;
+  for (run::StorageVar* var : node.written_vars)
+    if (var->exposed()) run::plain_storages().guard(*var);
 }
 
 }  // namespace
@@ -280,14 +299,18 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
 }
 
 void Recorder::schedule(run::Node& node) {
-  if (thread_mode().mode != Mode::async) return append(node, /*for_reader=*/false);
-  if (is_counter(node)) return run_in_order(node, Before::needed);
-  const bool for_reader = read_habit.records(node.brief) && watched();
-  if (!for_reader || !run_at_once(node)) append(node, for_reader);
+  const bool async = thread_mode().mode == Mode::async;
+  if (async && is_counter(node)) return run_in_order(node, Before::needed);
+  const bool fusable = fusion_.load(std::memory_order_relaxed) && fuse::may_join(node);
+  const bool for_reader = async && read_habit.records(node.brief, fusable) && watched();
+  if (for_reader && read_habit.runs_at_once(fusable) && run_at_once(node)) return;
+  append(node, for_reader);
+  guard_plain_memory(node);
 }
 
 /// Held for its read, the op would run on this thread anyway. If nothing is missing it can run now,
-/// and the engine never hears of it: a third of the time. What fails goes the usual way after all.
+/// and the engine never hears of it: a third of the time. (One that lacks memory goes the usual way
+/// after all, to wait until others have let go of theirs.)
 bool Recorder::run_at_once(run::Node& node) {
   if (!is_free_of_order(node) || !has_arguments(node) || reports_waits()) return false;
   engine::FailurePtr failure;
@@ -301,15 +324,19 @@ bool Recorder::run_at_once(run::Node& node) {
     }
     failure = node.run();
   }
-  if (!failure && !node.asks_again()) {
-    counters_.at_once.fetch_add(1, std::memory_order_relaxed);
-    return true;
+  if (node.asks_again()) {
+    node.was_not_run();
+    std::lock_guard lock(window_mutex_);
+    counters_.recorded.fetch_sub(1, std::memory_order_relaxed);  // it will be numbered once more
+    return false;
   }
-  if (failure) static_cast<const run::OpFailure&>(*failure).root()->reported = true;
-  node.was_not_run();
-  std::lock_guard lock(window_mutex_);
-  counters_.recorded.fetch_sub(1, std::memory_order_relaxed);  // it will be numbered once more
-  return false;
+  counters_.at_once.fetch_add(1, std::memory_order_relaxed);
+  if (failure) {
+    engine::Engine::fail_unpushed(node, failure);
+    node.finish(failure);
+    run::throw_if_interrupt(failure);
+  }
+  return true;
 }
 
 /// Pushes the node and runs it on this thread when its turn comes.
@@ -332,7 +359,10 @@ void Recorder::run_in_order(run::Node& node, Before before) {
   if (!window.empty()) window = push_taken(std::move(window), before_node);
   engine_->admit(node.cost_bytes);
   wait_until_done([&](const engine::Interrupt& interrupt) {
-    return engine_->push_and_run(Ref<engine::Op>(&node), interrupt, [&] { pushing.unlock(); });
+    return engine_->push_and_run(Ref<engine::Op>(&node), interrupt, [&] {
+      pushing.unlock();
+      guard_plain_memory(node);
+    });
   });
 }
 
@@ -353,7 +383,12 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
     node->run();
   } else {
     if (waits.wanted() && is_awaited(call)) waits.begin(call.info.torch_name);
-    run_in_order(*node, Before::all);
+    try {
+      run_in_order(*node, Before::all);
+    } catch (...) {
+      keep_failure(*node);
+      throw;
+    }
   }
   for (run::StorageVar* var : node->written_vars) run::plain_storages().release(*var);
   if (node->found.thrown) std::rethrow_exception(node->found.thrown);

@@ -116,6 +116,8 @@ class Recorder {
   bool may_wait_for_more(const run::Node& node) const;
   void throttle(const run::Node& node);
   bool fits_when_fused();
+  /// Waits for what was recorded that writes the var.
+  void complete(run::StorageVar& var);
   Batch planned_locked();
   engine::FailurePtr wait_for_launched(c10::Device device);
   void count_fallback(const run::OpInfo& info);

@@ -3,6 +3,7 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <atomic>
 
 namespace lazyeng::record {
@@ -48,6 +49,11 @@ uint64_t enter_block(Mode mode) {
 void leave_block(uint64_t block) {
   std::erase_if(open_blocks, [&](const OpenBlock& open) { return open.number == block; });
   be_in_innermost();
+}
+
+bool is_open_here(uint64_t block) {
+  return std::any_of(open_blocks.begin(), open_blocks.end(),
+                     [&](const OpenBlock& open) { return open.number == block; });
 }
 
 OutsideBlock::OutsideBlock() {

@@ -41,6 +41,9 @@ uint64_t enter_block(Mode mode);
 /// what then counts is the innermost of those that are still open.
 void leave_block(uint64_t block);
 
+/// Whether it is one of the calling thread's.
+bool is_open_here(uint64_t block);
+
 struct OpenBlock {
   Mode mode;
   uint64_t number;

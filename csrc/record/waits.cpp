@@ -16,10 +16,15 @@
 namespace lazyeng::record {
 namespace {
 
-/// Whether a signal handler raised (Ctrl-C); only the main thread ever sees one.
-bool signal_raised() {
+/// What a signal handler raised (Ctrl-C); only the main thread ever sees one.
+std::exception_ptr raised_by_signal() {
   run::Gil gil;
-  return PyErr_CheckSignals() != 0;
+  if (PyErr_CheckSignals() == 0) return nullptr;
+  try {
+    run::throw_current_python_error();
+  } catch (...) {
+    return std::current_exception();
+  }
 }
 
 /// A version of vars that has not failed, in the memory as it is.
@@ -41,29 +46,35 @@ class Polled {
 
   bool operator()() {
     if (!std::exchange(long_, true)) run::openmp_helpers().program_waits(true);
-    return signal_raised();
+    raised_ = raised_by_signal();
+    return raised_ != nullptr;
   }
+
+  /// Also if the wait has come to its end all the same: by then its last op was this thread's own.
+  const std::exception_ptr& raised() const { return raised_; }
 
  private:
   static constexpr std::chrono::microseconds kMoment{100};
 
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   bool long_ = false;
+  std::exception_ptr raised_;
 };
 
 }  // namespace
 
 void Recorder::wait_until_done(
     const std::function<engine::WaitResult(const engine::Interrupt&)>& wait) {
-  engine::WaitResult result;
+  std::exception_ptr raised;
   {
     const run::NoGil released;
     const Gate::Inside inside;
     const engine::GuestScope guest(*engine_);
     Polled polled;
-    result = wait([&] { return polled(); });
+    wait([&] { return polled(); });
+    raised = polled.raised();
   }
-  if (result == engine::WaitResult::interrupted) run::throw_current_python_error();
+  if (raised) std::rethrow_exception(raised);
 }
 
 std::string Recorder::writer_name(const run::StorageVar& var) {
@@ -72,9 +83,14 @@ std::string Recorder::writer_name(const run::StorageVar& var) {
 }
 
 void Recorder::wait_for(run::StorageVar& var) {
-  WaitScope waits("its value is read");
   read_habit.reads();
+  complete(var);
+}
+
+void Recorder::complete(run::StorageVar& var) {
+  WaitScope waits("its value is read");
   if (var.awaited()) {
+    read_habit.reads();
     counters_.syncs.fetch_add(1, std::memory_order_relaxed);
     if (waits.wanted()) waits.begin(writer_name(var));
     wait_until_done([&](const engine::Interrupt& interrupt) {
@@ -126,7 +142,7 @@ void Recorder::wait_for_plain_writes() {
   WaitScope waits("plain tensors that the block writes are complete at its end");
   {
     const run::WarningsHeld held;
-    for (const run::StorageVarRef& var : run::plain_storages().guarded()) wait_for(*var);
+    for (const run::StorageVarRef& var : run::plain_storages().guarded()) complete(*var);
     wait_for_generators();
   }
   run::deliver_warnings();
@@ -139,6 +155,7 @@ void Recorder::forget_failures(std::vector<Ref<engine::Var>> plain) {
     if (var->failure()) fresh->add_write(std::move(var), /*overwrites=*/true);
   if (fresh->claims().empty()) return;
   const run::NoGil released;
+  const Gate::Inside inside;
   flush();
   const std::lock_guard pushing(push_mutex_);
   engine_->admit(0);
@@ -147,7 +164,7 @@ void Recorder::forget_failures(std::vector<Ref<engine::Var>> plain) {
 
 void Recorder::wait_for_generators() {
   WaitScope waits("the state of the random generators is used");
-  for (const run::StorageVarRef& var : all_generator_vars()) wait_for(*var);
+  for (const run::StorageVarRef& var : all_generator_vars()) complete(*var);
   waits.report();
 }
 

@@ -6,12 +6,15 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <thread>
+#include <utility>
 
 #include "csrc/run/cpu_allocator.h"
 #include "csrc/run/kernel_warnings.h"
 
 namespace lazyeng::run {
 namespace {
+
+thread_local constinit bool is_active = false;
 
 /// What torch keeps per thread. Made on a new engine thread: as it is there.
 struct Fresh {
@@ -46,7 +49,8 @@ AsEngineThread::AsEngineThread()
     : autograd_(c10::AutogradState::get_tls_state()),
       warnings_(&kernel_warning_handler()),
       settings_(ThreadSettings::of_this_thread()),
-      from_pool_(allocate_from_pool(true)) {
+      from_pool_(allocate_from_pool(true)),
+      outer_(std::exchange(is_active, true)) {
   if (has_more()) {
     everything_.emplace(fresh().everything);
   } else {
@@ -55,7 +59,10 @@ AsEngineThread::AsEngineThread()
   }
 }
 
+bool AsEngineThread::active() { return is_active; }
+
 AsEngineThread::~AsEngineThread() {
+  is_active = outer_;
   settings_.apply();
   allocate_from_pool(from_pool_);
   if (everything_) return;

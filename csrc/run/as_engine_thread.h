@@ -18,6 +18,8 @@ class AsEngineThread {
  public:
   AsEngineThread();
   ~AsEngineThread();
+  /// Whether the calling thread is within such a scope.
+  static bool active();
   AsEngineThread(const AsEngineThread&) = delete;
   AsEngineThread& operator=(const AsEngineThread&) = delete;
 
@@ -30,6 +32,7 @@ class AsEngineThread {
   const c10::WarningUtils::WarningHandlerGuard warnings_;
   const ThreadSettings settings_;
   const bool from_pool_;
+  const bool outer_;
 };
 
 }  // namespace lazyeng::run

@@ -8,6 +8,7 @@
 #include <array>
 #include <bit>
 #include <mutex>
+#include <new>
 #include <unordered_map>
 #include <vector>
 
@@ -67,23 +68,19 @@ class Pool {
     return address;
   }
 
-  bool take_back(void* memory) {
-    std::vector<Record> dropped;  // freed after the lock
+  bool take_back(void* memory) noexcept {
+    Record not_kept;
+    std::vector<Record> dropped;  // both are freed after the lock
     std::lock_guard lock(mutex_);
     Record record = lent_.extract(memory);
     if (!record) return false;
-    const size_t index = record.mapped().index;
-    const uint64_t size = size_of(index);
-    used_ -= size;
-    if (size > limit_) {
-      dropped.push_back(std::move(record));
-      return true;
+    used_ -= size_of(record.mapped().index);
+    try {
+      if (size_of(record.mapped().index) <= limit_) keep(record, dropped);
+    } catch (const std::bad_alloc&) {
+      // (This is a deleter: what cannot be noted is freed.)
     }
-    // The largest go first: they make the most room, and are the least likely to be asked for.
-    while (kept_bytes_ + size > limit_) dropped.push_back(drop_largest());
-    kept_[index].push_back(std::move(record));
-    kept_bytes_ += size;
-    largest_ = std::max(largest_, index);
+    not_kept = std::move(record);
     return true;
   }
 
@@ -113,6 +110,16 @@ class Pool {
   void count_used(uint64_t size) {
     used_ += size;
     peak_ = std::max(peak_, used_);
+  }
+
+  void keep(Record& record, std::vector<Record>& dropped) {
+    const size_t index = record.mapped().index;
+    const uint64_t size = size_of(index);
+    // The largest go first: they make the most room, and are the least likely to be asked for.
+    while (kept_bytes_ + size > limit_) dropped.push_back(drop_largest());
+    kept_[index].push_back(std::move(record));
+    kept_bytes_ += size;
+    largest_ = std::max(largest_, index);
   }
 
   /// Something must be kept.

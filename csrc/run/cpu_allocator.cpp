@@ -17,9 +17,20 @@ void give_back(void* memory) {
   if (!take_back_buffer(memory)) c10::GetDefaultCPUAllocator()->raw_deallocate(memory);
 }
 
+/// For a thread of the program. What the pool keeps is nobody's: it gives way.
+at::DataPtr allocate_outside(size_t nbytes) {
+  try {
+    return c10::GetDefaultCPUAllocator()->allocate(nbytes);
+  } catch (...) {
+    if (buffer_stats().kept == 0) throw;
+    empty_buffer_pool();
+  }
+  return c10::GetDefaultCPUAllocator()->allocate(nbytes);
+}
+
 struct CpuAllocator final : c10::Allocator {
   at::DataPtr allocate(size_t nbytes) override {
-    return from_pool ? allocate_buffer(nbytes) : c10::GetDefaultCPUAllocator()->allocate(nbytes);
+    return from_pool ? allocate_buffer(nbytes) : allocate_outside(nbytes);
   }
   at::DeleterFnPtr raw_deleter() const override { return &give_back; }
   void copy_data(void* dest, const void* src, size_t count) const override {
@@ -27,16 +38,16 @@ struct CpuAllocator final : c10::Allocator {
   }
 };
 
-CpuAllocator instance;
+CpuAllocator* const instance = new CpuAllocator;  // (threads may outlive statics)
 
 }  // namespace
 
 void install_cpu_allocator() {
-  if (c10::GetCPUAllocator() == c10::GetDefaultCPUAllocator()) c10::SetCPUAllocator(&instance);
+  if (c10::GetCPUAllocator() == c10::GetDefaultCPUAllocator()) c10::SetCPUAllocator(instance);
 }
 
 bool is_usual_cpu_allocator(const c10::Allocator* allocator) {
-  return allocator == &instance || allocator == c10::GetDefaultCPUAllocator();
+  return allocator == instance || allocator == c10::GetDefaultCPUAllocator();
 }
 
 bool allocate_from_pool(bool yes) { return std::exchange(from_pool, yes); }

@@ -1,8 +1,9 @@
 // csrc/run/cpu_allocator.h: torch's CPU allocator, with the buffer pool on engine threads.
 //
 // Kernels of torch allocate their results, and oneDNN its scratch memory, from the process's CPU
-// allocator. On an engine thread that is the pool (run/buffers.h); on all others torch's own, as
-// before lazyeng was imported.
+// allocator. On an engine thread, and on a thread of the program while it runs ops of the engine,
+// that is the pool (run/buffers.h); on all others torch's own, as before lazyeng was imported, but
+// that the pool gives back what it keeps before an allocation fails.
 #pragma once
 
 #include <c10/core/Allocator.h>

@@ -156,7 +156,9 @@ void FailureLog::add_of_block(const std::shared_ptr<FailureRoot>& root, uint64_t
 
 void FailureLog::add(Item item) {
   std::vector<Item> over;  // dropped after the lock: a root's destructor may take the GIL
+  std::vector<Ref<engine::Var>> not_held;
   std::lock_guard lock(mutex_);
+  if (!is_open_locked(item.block)) not_held.swap(item.plain);
   if (items_.size() >= sweep_at_) {
     auto first_over =
         std::stable_partition(items_.begin(), items_.end(), std::not_fn(&Item::is_over));
@@ -190,21 +192,39 @@ std::vector<std::shared_ptr<FailureRoot>> FailureLog::unreported_of_block(uint64
   return in_order_of_creation(std::move(result));
 }
 
-std::vector<Ref<engine::Var>> FailureLog::leave_block(uint64_t block) {
-  std::vector<Ref<engine::Var>> plain;
+void FailureLog::enter_block(uint64_t block) {
   std::lock_guard lock(mutex_);
-  for (Item& item : items_) {
-    if (item.plain.empty() || item.block != block) continue;
-    std::move(item.plain.begin(), item.plain.end(), std::back_inserter(plain));
-    item.plain.clear();
-  }
-  return plain;
+  open_blocks_.push_back(block);
 }
 
-void FailureLog::clear() {
-  std::vector<Item> items;
+std::vector<Ref<engine::Var>> FailureLog::leave_block(uint64_t block) {
+  std::vector<Ref<engine::Var>> left, forgotten;
   std::lock_guard lock(mutex_);
-  items.swap(items_);
+  std::erase(open_blocks_, block);
+  for (Item& item : items_) {
+    if (item.plain.empty() || item.block != block) continue;
+    std::move(item.plain.begin(), item.plain.end(), std::back_inserter(left));
+    item.plain.clear();
+  }
+  for (const Ref<engine::Var>& var : left)
+    if (!is_held_locked(*var)) forgotten.push_back(var);
+  return forgotten;
+}
+
+std::vector<uint64_t> FailureLog::open_blocks() {
+  std::lock_guard lock(mutex_);
+  return open_blocks_;
+}
+
+bool FailureLog::is_open_locked(uint64_t block) const {
+  return std::find(open_blocks_.begin(), open_blocks_.end(), block) != open_blocks_.end();
+}
+
+bool FailureLog::is_held_locked(const engine::Var& var) const {
+  return std::any_of(items_.begin(), items_.end(), [&](const Item& item) {
+    return std::any_of(item.plain.begin(), item.plain.end(),
+                       [&](const Ref<engine::Var>& held) { return held.get() == &var; });
+  });
 }
 
 FailureLog& failure_log() {
@@ -229,6 +249,16 @@ void throw_python_error(const engine::FailurePtr& failure) {
   Gil gil;
   set_python_error(failure);
   throw_current_python_error();
+}
+
+void throw_if_interrupt(const engine::FailurePtr& failure) {
+  const FailureRoot& root = *as_op_failure(failure).root();
+  if (!root.from_python) return;
+  Gil gil;
+  PyObject* const original = root.original();
+  if (!original) PyErr_Clear();
+  if (original && !PyErr_GivenExceptionMatches(original, PyExc_Exception))
+    throw_python_error(failure);
 }
 
 }  // namespace lazyeng::run

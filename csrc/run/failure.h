@@ -44,6 +44,7 @@ struct FailureRoot {
   std::string lost_device;            ///< "cuda:0"; empty: no device is lost
   std::vector<Candidate> candidates;  ///< what is said above is of the first of them
   size_t others = 0;                  ///< ops that may have failed too, and probably did not
+  bool from_python = false;           ///< Python code raised it
   mutable std::exception_ptr error;   ///< dropped once original() has been made of it
   mutable std::atomic<bool> reported{false};
 
@@ -88,18 +89,20 @@ class FailureLog {
   void add(const std::shared_ptr<FailureRoot>& root, Holder holder);
   /// An op of a lazy() block failed, or was skipped, and should have written plain tensors, which
   /// cannot carry a failure: the block raises it. `plain` are their vars, held until the block is
-  /// left: the table of plain tensors holds vars weakly, and a new one would show the memory as it
-  /// was before the write.
+  /// left (if it is not already: Ctrl-C ends its last wait): the table of plain tensors holds vars
+  /// weakly, and a new one would show the memory as it was before the write.
   void add_of_block(const std::shared_ptr<FailureRoot>& root, uint64_t block,
                     std::vector<Ref<engine::Var>> plain);
   /// Those that are unreported now.
   std::vector<std::shared_ptr<FailureRoot>> unreported();
   /// Those of one lazy() block that failed to write a plain tensor.
   std::vector<std::shared_ptr<FailureRoot>> unreported_of_block(uint64_t block);
-  /// The block is left. Returns the vars of plain tensors that ops of it should have written.
+  void enter_block(uint64_t block);
+  /// Returns the vars of plain tensors that ops of the block, and of no other that is still open,
+  /// should have written: they have failed no longer.
   std::vector<Ref<engine::Var>> leave_block(uint64_t block);
-  /// After fork in the child, and at exit after the warnings: forget everything.
-  void clear();
+  /// Of all threads.
+  std::vector<uint64_t> open_blocks();
 
  private:
   struct Item {
@@ -114,9 +117,12 @@ class FailureLog {
     }
   };
   void add(Item item);
+  bool is_open_locked(uint64_t block) const;
+  bool is_held_locked(const engine::Var& var) const;
 
   std::mutex mutex_;
   std::vector<Item> items_;
+  std::vector<uint64_t> open_blocks_;
   size_t sweep_at_ = 64;
 };
 
@@ -131,5 +137,8 @@ PyObject* build_exception(const FailureRoot& root);
 void set_python_error(const engine::FailurePtr& failure);
 /// The same as a C++ exception that torch turns into that Python error. Takes the GIL.
 [[noreturn]] void throw_python_error(const engine::FailurePtr& failure);
+/// Throws it if it is none for later: Ctrl-C while a kernel in Python ran on the program's own
+/// thread, or SystemExit. Takes the GIL.
+void throw_if_interrupt(const engine::FailurePtr& failure);
 
 }  // namespace lazyeng::run

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "csrc/run/as_engine_thread.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/kernel_warnings.h"
 #include "csrc/run/launch_log.h"
@@ -64,8 +65,8 @@ bool sends(const Node& node) {
 std::vector<Ref<engine::Var>> plain_vars_written(const Node& node) {
   std::vector<Ref<engine::Var>> vars;
   if (node.writes_plain && node.block != 0)
-    for (StorageVar* var : node.written_vars)
-      if (var->exposed()) vars.emplace_back(var);
+    for (const TensorArg& arg : node.tensors)
+      if (arg.written && arg.plain) vars.push_back(arg.value->var_ref());
   return vars;
 }
 
@@ -88,6 +89,7 @@ std::string describe(const Geometry& g) {
 
 std::unique_lock<std::mutex> take_all_cores() {
   static std::mutex all_cores;
+  if (AsEngineThread::active()) return std::unique_lock(all_cores, std::try_to_lock);
   std::unique_lock lock(all_cores);
   openmp_helpers().look_for_cores();
   return lock;
@@ -110,15 +112,18 @@ void Node::keep_overwritten_failures() const {
       failure_log().add(static_cast<const OpFailure&>(*failure).root(), FailureLog::Holder::log);
 }
 
-/// Bytes that it makes or rewrites.
-uint64_t Node::written_bytes() const {
-  uint64_t bytes = 0;
+/// Of the largest tensor that it goes over.
+uint64_t Node::largest_bytes() const {
+  uint64_t largest = 0;
+  const auto look_at = [&](const Geometry& g) {
+    largest = std::max(largest, static_cast<uint64_t>(g.numel()) * c10::elementSize(g.dtype()));
+  };
   for (const ValueRef& output : outputs)
-    if (output) bytes += output->geometry().extent_bytes();
-  for (const Rewrite& rewrite : rewrites) bytes += rewrite.after->geometry().extent_bytes();
-  for (const TensorArg& arg : tensors)
-    if (arg.written && arg.value) bytes += arg.value->geometry().extent_bytes();
-  return bytes;
+    if (output) look_at(output->geometry());
+  for (const Rewrite& rewrite : rewrites) look_at(rewrite.after->geometry());
+  for (size_t i = info.takes_some_of_first ? 1 : 0; i < tensors.size(); ++i)
+    if (tensors[i].value) look_at(tensors[i].value->geometry());
+  return largest;
 }
 
 /// Until its default stream has nothing to do.
@@ -129,9 +134,9 @@ void synchronize(c10::Device device) {
 }
 
 /// Large ops run on all cores, with torch's own width, so that results are eager's bit for bit.
-/// (Small ops never fan out.)
+/// (Most kernels fan out for no less.)
 std::unique_lock<std::mutex> Node::wait_for_cores() const {
-  if (discover || queue != engine::QueueId::cpu || written_bytes() < kWideBytes) return {};
+  if (discover || queue != engine::QueueId::cpu || largest_bytes() < kWideBytes) return {};
   return take_all_cores();
 }
 
@@ -272,7 +277,8 @@ engine::FailurePtr Node::fail(std::exception_ptr error) const noexcept {
   root->stack = stack;
   root->forward_stack = forward_stack;
   root->error = error;
-  if (is_python_error(error)) {  // anything else becomes a Python exception when it is read
+  root->from_python = is_python_error(error);
+  if (root->from_python) {  // anything else becomes a Python exception when it is read
     // It holds the frames of the Python kernel, and through them its locals: let go of them now.
     Gil gil;
     if (!root->original()) PyErr_Clear();

@@ -29,6 +29,7 @@ struct TensorArg {
   at::Tensor raw;
   bool written = false;
   bool overwritten = false;  ///< as ArgInfo::overwritten
+  bool plain = false;        ///< the call had a plain tensor here
 };
 
 class Node final : public engine::Op, public engine::Pooled<Node> {
@@ -101,7 +102,7 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
     torch::jit::Stack results;  ///< what the op returned
     std::vector<std::pair<uint32_t, at::Tensor>>
         written;                  ///< written arguments as they are after it
-    std::exception_ptr thrown;    ///< by the op
+    std::exception_ptr thrown;    ///< by the op, on that thread
     engine::FailurePtr poisoned;  ///< it was skipped: an argument had failed
   };
   bool discover = false;
@@ -116,7 +117,7 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   void call_and_measure(torch::jit::Stack& stack, int cores) const;
   void follow_resizes() const;
   void keep_overwritten_failures() const;
-  uint64_t written_bytes() const;
+  uint64_t largest_bytes() const;
   std::unique_lock<std::mutex> wait_for_cores() const;
   engine::FailurePtr run_once() noexcept;
   bool retry_for_memory() noexcept;
@@ -126,7 +127,8 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
 /// elements).
 inline constexpr uint64_t kWideBytes = 32768;
 /// Held by what runs on all cores: one op at a time, so that inter-op times intra-op threads stay
-/// within the cores.
+/// within the cores. A thread of the program, which runs brief ops only, does not wait for it: if
+/// something large has the cores, it gets a lock that holds nothing.
 std::unique_lock<std::mutex> take_all_cores();
 
 /// "float32[2,3]@cpu"

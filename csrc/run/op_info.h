@@ -90,6 +90,8 @@ struct OpInfo {
   /// Its kernels read and write where values of an argument point, without a check: a workspace, or
   /// LAPACK's row numbers. Never called with made-up arguments.
   bool trusts_contents = false;
+  /// Of its first tensor it takes some rows or elements: that may be much larger than what it does.
+  bool takes_some_of_first = false;
   bool looks_once = false;  ///< its kernel takes time linear in the size of what it gets
   /// On the CPU it is made of other ops, and so it is on the meta device: that tells the truth.
   bool made_of_ops = false;

@@ -120,7 +120,7 @@ void PlainStorages::attach(StorageVar& var, const c10::Storage& user) {
 void PlainStorages::guard(StorageVar& var) {
   Face alive;
   std::lock_guard lock(mutex_);
-  if (var.guarded_ || !var.user_face_ref_) return;
+  if (var.guarded_ || !var.user_face_ref_ || !var.awaited()) return;
   alive = var.user_face_ref_->lock();
   if (!alive) return;
   // (The name is torch's; it releases nothing: it makes data accesses raise with the message.)

@@ -30,7 +30,8 @@ class PlainStorages {
   /// while anybody holds it.
   c10::Storage user_face(StorageVar& var);
 
-  /// Makes accesses to the user face raise until release(). For recorded writes.
+  /// Makes accesses to the user face raise until release(), unless no recorded write is pending.
+  /// To be called once a write counts as pending: any thread may lift every other guard.
   void guard(StorageVar& var);
   /// Lifts the guard if no recorded write is pending any more.
   void release(StorageVar& var);

@@ -58,6 +58,8 @@ bool is_python_error(const std::exception_ptr& error) noexcept {
     std::rethrow_exception(error);
   } catch (const python_error&) {
     return true;
+  } catch (const pybind11::error_already_set&) {
+    return true;
   } catch (...) {
     return false;
   }

@@ -13,6 +13,7 @@ void SpareCores::program_waits(bool waits, Clock::time_point now) {
 }
 
 void SpareCores::ran_large(double microseconds, int cores, Clock::time_point now) {
+  if (cores < 2) return;  // whoever asked for one thread has nothing to share
   const std::lock_guard lock(mutex_);
   large_ += microseconds;
   if (now - period_ < kPeriod) return;

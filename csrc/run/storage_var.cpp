@@ -33,10 +33,25 @@ struct Table {
   }
 };
 
-/// The version first: see foreign_writes_when_run.
+// A recorded write is counted when it is recorded (own_writes, under the table's lock) and bumps
+// its counter afterwards (ADInplaceOrView, when our kernel has returned). So version less own
+// writes, taken while own writes stand still, is the number of foreign writes less the writes that
+// other threads are about to bump for: never too large. Foreign writes do not become fewer, so the
+// most that was ever counted is right if it was counted between the last foreign write and the next
+// own one, which whoever counts an own write does.
+
+/// The version first: never too large, but too small while writes are recorded.
 int64_t foreign_writes(const TrackedVersion& tracked) {
   const int64_t version = tracked.counter.current_version();
   return version - tracked.own_writes.load(std::memory_order_seq_cst);
+}
+
+int64_t most_foreign_writes(TrackedVersion& tracked) {
+  const int64_t found = foreign_writes(tracked);
+  int64_t most = tracked.most_foreign.load(std::memory_order_relaxed);
+  while (found > most && !tracked.most_foreign.compare_exchange_weak(most, found)) {
+  }
+  return std::max(found, most);
 }
 
 Table& table() {
@@ -55,8 +70,10 @@ bool count_own_write(const at::Tensor& tensor) {
   auto found = table().versions.find(identity(counter));
   if (found == table().versions.end()) return false;
   const auto tracked = found->second.lock();
-  if (tracked) tracked->own_writes.fetch_add(1, std::memory_order_seq_cst);
-  return tracked != nullptr;
+  if (!tracked) return false;
+  most_foreign_writes(*tracked);
+  tracked->own_writes.fetch_add(1, std::memory_order_seq_cst);
+  return true;
 }
 
 }  // namespace
@@ -77,7 +94,7 @@ void StorageVar::note_plain_tensor(const at::Tensor& tensor) {
   const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
   if (!counter.enabled()) return;  // an inference tensor: torch does not track it either
   std::shared_ptr<TrackedVersion> tracked = table().find_or_add(counter);
-  const int64_t base = foreign_writes(*tracked);
+  const int64_t base = most_foreign_writes(*tracked);
   const std::lock_guard<engine::SpinLock> lock(versions_mutex_);
   for (const SeenVersion& seen : versions_)
     if (seen.tracked == tracked) return;
@@ -90,17 +107,11 @@ void StorageVar::note_plain_tensor(const at::Tensor& tensor) {
   versions_.push_back({std::move(tracked), base});
 }
 
-// A recorded write is counted when it is recorded and bumps its counter afterwards
-// (ADInplaceOrView, when our kernel has returned). The two functions read in opposite orders, so
-// that a write recorded meanwhile can only make the number at recording larger, and the number at
-// running smaller.
+// A read has been interfered with if more are counted when it runs than when it was recorded.
 int64_t StorageVar::foreign_writes_when_recorded() const {
   int64_t sum = 0;
   const std::lock_guard<engine::SpinLock> lock(versions_mutex_);
-  for (const SeenVersion& seen : versions_) {
-    const int64_t own = seen.tracked->own_writes.load(std::memory_order_seq_cst);
-    sum += static_cast<int64_t>(seen.tracked->counter.current_version()) - own - seen.base;
-  }
+  for (const SeenVersion& seen : versions_) sum += most_foreign_writes(*seen.tracked) - seen.base;
   return sum;
 }
 

@@ -37,6 +37,8 @@ struct TrackedVersion {
 
   const c10::VariableVersion counter;
   std::atomic<int64_t> own_writes{0};
+  /// The most foreign writes that anybody has counted.
+  std::atomic<int64_t> most_foreign{0};
 };
 
 /// Vars written by one op that reports its success in a tensor named "info": a later check of that

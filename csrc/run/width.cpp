@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "csrc/run/as_engine_thread.h"
 #include "csrc/run/ignored_warnings.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/spare_cores.h"
@@ -127,8 +128,7 @@ double bytes(const std::vector<GeometryRef>& tensors) {
 }  // namespace
 
 void leave_out_table(const OpInfo& info, std::vector<GeometryRef>& tensors) {
-  const bool rows = info.name == "aten::embedding" || info.name == "aten::index_select";
-  if ((rows || info.work == Work::lookups) && !tensors.empty()) tensors[0] = nullptr;
+  if (info.takes_some_of_first && !tensors.empty()) tensors[0] = nullptr;
 }
 
 double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRef>& tensors,
@@ -147,8 +147,9 @@ double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRe
 bool takes_all_cores(double microseconds) {
   if (microseconds >= kAlwaysAllCores) return true;
   if (microseconds >= kWorthAllCores) return spare_cores().for_large_ops();
+  // (A guest has no helpers: OpenMP would make it some of its own.)
   return microseconds >= kWorthFreeCores && spare_cores().for_large_ops() &&
-         spare_cores().program_waits() && !openmp_helpers().sleep();
+         spare_cores().program_waits() && !openmp_helpers().sleep() && !AsEngineThread::active();
 }
 
 bool Width::is_one(const OpInfo& info, const torch::jit::Stack& args, int threads) {

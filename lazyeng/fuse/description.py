@@ -58,9 +58,9 @@ class Tensor:
 class Parameter:
     """A number, in a register of ``type``, rounded to the dtype ``rounded_to``.
 
-    ``kind``: "constant" (part of the op, as the 0 of zeros_like), "number" (an argument: no part of
-    the source) or "value" (a tensor of one element, of the dtype ``stored``). ``no_nan``: with NaN
-    the group must run unfused.
+    ``kind``: "constant" (part of the op, as the 0 of zeros_like), "number" (an argument, negated if
+    ``negate``, with ``constant`` added: no part of the source) or "value" (a tensor of one element,
+    of the dtype ``stored``). ``no_nan``: with NaN the group must run unfused.
     """
 
     type: str

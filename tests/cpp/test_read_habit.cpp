@@ -8,9 +8,9 @@ namespace {
 using record::ReadHabit;
 
 /// Records so many brief nodes; how many of them may be held.
-int records(ReadHabit& habit, int count) {
+int records(ReadHabit& habit, int count, bool fusable = false) {
   int held = 0;
-  for (int i = 0; i < count; ++i) held += habit.records(/*brief=*/true);
+  for (int i = 0; i < count; ++i) held += habit.records(/*brief=*/true, fusable);
   return held;
 }
 
@@ -47,10 +47,21 @@ void no_more_than_a_little_is_held() {
 
 void what_follows_a_large_node_is_not_held() {
   ReadHabit habit = made_a_habit();
-  check(!habit.records(/*brief=*/false), "a large node is held");
+  check(!habit.records(/*brief=*/false, /*fusable=*/false), "a large node is held");
   same(records(habit, 3), 0, "held behind a large node");
   habit.reads();
   same(records(habit, 3), 0, "held after a large node was read");
+}
+
+void what_makes_a_group_is_not_run_at_once() {
+  ReadHabit habit = made_a_habit();
+  records(habit, 5, /*fusable=*/true);
+  habit.reads();
+  check(habit.runs_at_once(/*fusable=*/true), "five wait for a group");
+  records(habit, 6, /*fusable=*/true);
+  habit.reads();
+  check(!habit.runs_at_once(/*fusable=*/true), "six do not wait for a group");
+  check(habit.runs_at_once(/*fusable=*/false), "what joins no group waits for one");
 }
 
 }  // namespace
@@ -63,5 +74,6 @@ int main(int argc, char** argv) {
       {{"two reads make a habit", two_reads_make_a_habit},
        {"reads of what is there make none", reads_of_what_is_there_make_none},
        {"no more than a little is held", no_more_than_a_little_is_held},
-       {"what follows a large node is not held", what_follows_a_large_node_is_not_held}});
+       {"what follows a large node is not held", what_follows_a_large_node_is_not_held},
+       {"what makes a group is not run at once", what_makes_a_group_is_not_run_at_once}});
 }

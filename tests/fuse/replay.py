@@ -14,6 +14,7 @@ from lazyeng.fuse.iteration import BLOCK_SIZE
 from lazyeng.fuse.launches import Launch, launches_of, number_of, partial_bytes
 from lazyeng.fuse.source import Source, source_of
 from tests.fuse import interpreted
+from tests.fuse.programs import can_run
 
 Storage = torch.UntypedStorage
 
@@ -147,11 +148,7 @@ def converted(parameter: Parameter, number: float | int | bool) -> float | int |
     """As csrc/fuse/numbers.h: converted to the dtype, then as it stands in a register."""
     wide = torch.float64 if isinstance(number, float) else torch.int64
     value = torch.tensor(number, dtype=wide).to(parameter.rounded_to)
-    return (-value if parameter.negate else value).to(TORCH_TYPES[parameter.type]).item()
-
-
-def can_run(op: Planned) -> bool:
-    """Whether no number is one that must not come to a kernel."""
-    assert op.program is not None
-    rows = zip(op.program.parameters, op.parameters, strict=True)
-    return not any(p.no_nan and number != number for p, number in rows)
+    value = -value if parameter.negate else value
+    if parameter.kind == "number" and parameter.constant:
+        value = value + parameter.constant
+    return value.to(TORCH_TYPES[parameter.type]).item()
