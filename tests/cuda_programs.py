@@ -64,6 +64,47 @@ def _train(device: str) -> tuple[list[float], list[torch.Tensor]]:
     return [loss.item() for loss in losses], [p.detach().cpu() for p in model.parameters()]
 
 
+def check_backward_passes_record_as_their_block_does() -> None:
+    """On a thread of autograd's own, which is in no block."""
+    x = torch.rand(4, device="cuda")
+
+    def loss(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weight = torch.ones(4, device="cuda", requires_grad=True)
+        return weight, (weight.sin() * x).sum()
+
+    with lazyeng.lazy("deferred"):
+        weight, total = loss(x)
+        before = lazyeng.engine_stats()
+        total.backward()
+        after = lazyeng.engine_stats()
+        assert after["recorded"] > before["recorded"]
+        assert after["executed"] == before["executed"], (before, after)
+        assert weight.grad is not None and not weight.grad.is_ready()  # type: ignore[attr-defined]
+        weight.grad.sum().item()
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad + torch.linalg.cholesky(grad.cpu().view(2, 2) * 0).sum()
+
+    for mode in ("deferred", "sync"):
+        with lazyeng.lazy(mode):
+            weight, _ = loss(x)
+            total = Fails.apply(weight).sum()
+            try:
+                total.backward()
+                raised = False
+            except torch.linalg.LinAlgError:
+                raised = True
+            assert raised == (mode == "sync"), mode
+            with contextlib.suppress(torch.linalg.LinAlgError):
+                lazyeng.synchronize()
+
+
 def check_training_equals_the_cpu() -> None:
     losses, parameters = _train("cpu")
     for us in (0, 300):
@@ -497,7 +538,7 @@ def check_random_programs_as_kernels() -> None:
         exact = seed % 2 == 0
 
         def run(wrap: Any, seed: int = seed, exact: bool = exact) -> list[torch.Tensor]:
-            return Dag(seed, exact, wrap, FLOATS[:2], rows=not exact).run(3 + seed)
+            return Dag(seed, wrap, exact, FLOATS[:2], rows=not exact).run(3 + seed)
 
         expected = run(lambda x: x)
         for _ in range(2):

@@ -78,7 +78,9 @@ LOOPS = {
 @pytest.mark.parametrize("name", LOOPS)
 def test_50000_ops_leak_nothing(name, mode):
     """After two rounds of warm-up, three more: the objects stay as many, the memory as large. Five
-    rounds of 10,000 ops; the bound of 8 MB is below 300 bytes for each measured op."""
+    rounds of 10,000 ops; the bound of 8 MB is below 300 bytes for each measured op. (How far the
+    program gets ahead of the engine, and so the most that is ever pending, is up to the machine:
+    what grows once is measured once more. A leak goes on.)"""
     result = measure(f"""
     def round_():
         x = wrap(torch.ones(8))
@@ -90,9 +92,11 @@ def test_50000_ops_leak_nothing(name, mode):
 
     with lazy("{mode}"):
         for _ in range(2): round_()
-        before, (objects, stacks) = rss(), count()
-        for _ in range(3): round_()
-        after, (objects2, stacks2) = rss(), count()
+        for _ in range(2):
+            before, (objects, stacks) = rss(), count()
+            for _ in range(3): round_()
+            after, (objects2, stacks2) = rss(), count()
+            if after - before < 8 << 20: break
     stats = lazyeng.engine_stats()
     print(json.dumps(dict(grown=after - before, objects=objects2 - objects, stacks=stacks2 - stacks,
                           pending=stats["pending_ops"], pending_bytes=stats["pending_bytes"])))

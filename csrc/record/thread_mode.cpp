@@ -1,10 +1,12 @@
 // csrc/record/thread_mode.cpp: entering and leaving lazy() blocks.
 #include "csrc/record/thread_mode.h"
 
+#include <ATen/ThreadLocalPythonObjects.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 
 namespace lazyeng::record {
 namespace {
@@ -23,6 +25,22 @@ void include_lazy_key(bool include) {
 
 thread_local std::vector<OpenBlock> open_blocks;  // of the calling thread, outermost first
 
+/// What torch takes along when other threads go on for this one (at::ThreadLocalState): of what it
+/// keeps for anybody by name, this is no Python object.
+struct Carried : c10::SafePyObject {
+  explicit Carried(const ThreadMode& mode) : SafePyObject(nullptr, nullptr), mode(mode) {}
+  const ThreadMode mode;
+};
+constexpr const char* kCarried = "lazyeng.block";
+
+void carry(const ThreadMode& mode) {
+  using Objects = at::impl::ThreadLocalPythonObjects;
+  if (mode.inside())
+    Objects::set(kCarried, std::make_shared<Carried>(mode));
+  else if (Objects::contains(kCarried))
+    Objects::erase(kCarried);
+}
+
 void be_in_innermost() {
   ThreadMode& current = detail::thread_mode;
   current = ThreadMode();
@@ -32,9 +50,21 @@ void be_in_innermost() {
     current.block = open_blocks.back().number;
   }
   include_lazy_key(current.inside());
+  carry(current);
 }
 
 }  // namespace
+
+const ThreadMode& detail::mode_outside() {
+  using Objects = at::impl::ThreadLocalPythonObjects;
+  static thread_local ThreadMode outside;
+  outside = {default_mode(), 0, 0};
+  // (What a block includes is carried too, and asked for in less time.)
+  const bool carried = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::PrivateUse1);
+  if (carried && Objects::contains(kCarried))
+    outside = static_cast<const Carried&>(*Objects::get(kCarried)).mode;
+  return outside;
+}
 
 void set_default_mode(Mode mode) { default_mode_.store(mode, std::memory_order_relaxed); }
 Mode default_mode() { return default_mode_.load(std::memory_order_relaxed); }

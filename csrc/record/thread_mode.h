@@ -25,14 +25,14 @@ Mode default_mode();
 
 namespace detail {
 inline constinit thread_local ThreadMode thread_mode;
-}
+const ThreadMode& mode_outside();
+}  // namespace detail
 
-/// The calling thread's mode. Outside any block: the default mode.
+/// The calling thread's mode. Outside any block: that of the thread for which it works (autograd's
+/// own threads, one for each GPU, run backward passes for others), or the default mode.
 inline const ThreadMode& thread_mode() {
-  ThreadMode& current = detail::thread_mode;
-  if (current.depth == 0) [[unlikely]]
-    current.mode = default_mode();
-  return current;
+  const ThreadMode& current = detail::thread_mode;
+  return current.depth != 0 ? current : detail::mode_outside();
 }
 
 /// Enters a block; returns its number.
