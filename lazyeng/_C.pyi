@@ -197,6 +197,9 @@ def plan_count() -> int:
 def set_ops_before_trials(ops: int, /) -> None:
     """How many ops are recorded, after one that may join groups if it gives eager's bits, before that is tried (1000); 0: at once."""
 
+def tried_ops() -> dict[str, tuple[str, str]]:
+    """By name the ops that are tried, and what was found for float32 and float64: "untried", "wanted", "running", "same", "same if dense" or "other"."""
+
 def set_inexact_device_fusion(on: bool, /) -> None:
     """The same for groups of other devices than the CPU."""
 

@@ -132,11 +132,21 @@ PyObject* set_ops_before_trials(PyObject*, PyObject* ops) {
   Py_RETURN_NONE;
 }
 
+PyObject* tried_ops(PyObject*, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    py::dict ops;
+    for (const fuse::TriedOp& op : fuse::tried_ops())
+      ops[op.name.c_str()] = py::make_tuple(op.in_float, op.in_double);
+    return ops.release().ptr();
+  });
+}
+
 }  // namespace
 
 PyMethodDef fusion_methods[] = {
     {"planned", planned, METH_NOARGS, nullptr},
     {"set_ops_before_trials", set_ops_before_trials, METH_O, nullptr},
+    {"tried_ops", tried_ops, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -165,6 +165,11 @@ Table make_table() {
   return table;
 }
 
+const Table& table() {
+  static const Table* const made = new Table(make_table());
+  return *made;
+}
+
 std::atomic<bool> inexact_on_cpu{false}, inexact_on_devices{true};
 
 /// The order does not matter to integers, nor to an extreme value. But of 0.0 and -0.0 it decides
@@ -175,17 +180,27 @@ Bits bits_of_reduction(Form form, c10::ScalarType result) {
   return form == Form::maximum || form == Form::minimum ? Bits::checked : Bits::other;
 }
 
-/// Whether the step was found to give torch's bits for such tensors, on the CPU.
-bool was_tried(Opcode opcode, const run::Node& node, c10::ScalarType dtype) {
+/// Whether the step was found to give torch's bits for such tensors, on the CPU. `number`: another
+/// operand is a number, which torch makes a tensor of.
+bool was_tried(Opcode opcode, const run::Node& node, c10::ScalarType dtype, bool number = false) {
   if (!node.device.is_cpu()) return false;
-  bool dense = true;
+  bool dense = !number;
   for (const run::TensorArg& arg : node.tensors) {
     if (!arg.value || arg.value->geometry().dtype() != dtype) return false;
     const run::Geometry& look = arg.value->geometry();
     const run::Geometry& first = node.tensors[0].value->geometry();
-    dense &= look.dense() && look.sizes() == first.sizes() && look.strides() == first.strides();
+    // (Of a tensor without dims torch takes the way of those with gaps.)
+    dense &= look.dense() && !look.sizes().empty() && look.sizes() == first.sizes() &&
+             look.strides() == first.strides();
   }
   return gives_torchs_bits(opcode, dtype, dense);
+}
+
+/// With a weight of 1 the sign of a zero depends on which of torch's loops the number gets into.
+bool has_weight_other_than_one(const run::Node& node, c10::ScalarType dtype) {
+  if (!node.args[2].isScalar()) return false;  // a tensor may hold it
+  const double weight = node.args[2].toScalar().toDouble();
+  return dtype == c10::kFloat ? static_cast<float>(weight) != 1 : weight != 1;
 }
 
 bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType result) {
@@ -206,8 +221,10 @@ bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType 
   if (rule.form == Form::binary_scaled || rule.form == Form::reversed) {
     const size_t alpha = node.args.size() - 1;  // rsub has one, too
     if (!node.args[alpha].isScalar()) return false;
-    return node.args[alpha].toScalar().equal(1) || was_tried(Opcode::add_scaled, node, result);
+    return node.args[alpha].toScalar().equal(1) ||
+           was_tried(Opcode::add_scaled, node, result, node.args[1].isScalar());
   }
+  if (rule.opcode == Opcode::lerp && !has_weight_other_than_one(node, result)) return false;
   if (was_tried(rule.opcode, node, result)) return true;
   switch (rule.opcode) {
     case Opcode::relu:
@@ -250,15 +267,16 @@ Bits bits_of(const OpRule& rule, const run::Node& node, c10::ScalarType result) 
 }
 
 const OpRule* rule_of(const run::OpInfo& info) {
-  static const Table* const table = new Table(make_table());
   const void* known = info.fuse_rule.load(std::memory_order_acquire);
   if (!known) {
-    const auto found = table->find(info.name);
+    const auto found = table().find(info.name);
     // (The table itself stands for "looked up, and not there".)
-    known = found == table->end() ? static_cast<const void*>(table) : &found->second;
+    known = found == table().end() ? static_cast<const void*>(&table()) : &found->second;
     info.fuse_rule.store(known, std::memory_order_release);
   }
-  return known == table ? nullptr : static_cast<const OpRule*>(known);
+  return known == &table() ? nullptr : static_cast<const OpRule*>(known);
 }
+
+std::map<std::string, OpRule> all_rules() { return {table().begin(), table().end()}; }
 
 }  // namespace lazyeng::fuse

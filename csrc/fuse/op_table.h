@@ -1,6 +1,9 @@
 // csrc/fuse/op_table.h: which ops a tile program can do, and in what form each takes its arguments.
 #pragma once
 
+#include <map>
+#include <string>
+
 #include "csrc/fuse/tile_kernel.h"
 #include "csrc/run/node.h"
 
@@ -90,5 +93,8 @@ bool may_join(const run::Node& node);
 
 /// Null: the op never joins a group.
 const OpRule* rule_of(const run::OpInfo& info);
+
+/// All of them, by the names of the ops.
+std::map<std::string, OpRule> all_rules();
 
 }  // namespace lazyeng::fuse

@@ -2,21 +2,25 @@
 #include "csrc/fuse/trials.h"
 
 #include <ATen/Functions.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <new>
+#include <optional>
 #include <vector>
 
 #include "csrc/fuse/tile_program.h"
 #include "csrc/fuse/torch_functions.h"
 #include "csrc/run/as_engine_thread.h"
 #include "csrc/run/ignored_warnings.h"
+#include "csrc/run/thread_settings.h"
+#include "csrc/run/width.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -28,14 +32,19 @@ struct Oracle {
   Opcode opcode;
   size_t tensors;
   bool number;  ///< and a number, the last input of the step
-  at::Tensor (*eager)(const Tensors& in, const at::Scalar& number);
+  void (*eager)(at::Tensor& out, const Tensors& in, const at::Scalar& number);
 };
 
 #define LAZYENG_FUNCTION(name) \
-  {Opcode::name, 1, false, [](const Tensors& in, const at::Scalar&) { return at::name(in[0]); }}
-#define LAZYENG_OF_RESULT(name) \
-  {Opcode::name, 2, false,      \
-   [](const Tensors& in, const at::Scalar&) { return at::name(in[0], in[1]); }}
+  {Opcode::name, 1, false,     \
+   [](at::Tensor& out, const Tensors& in, const at::Scalar&) { at::name##_out(out, in[0]); }}
+#define LAZYENG_OF_RESULT(name)                                                        \
+  {Opcode::name, 2, false, [](at::Tensor& out, const Tensors& in, const at::Scalar&) { \
+     at::name##_out(out, in[0], in[1]);                                                \
+   }}
+#define LAZYENG_SCALED(name, tensors, ...) \
+  {Opcode::name, tensors, true,            \
+   [](at::Tensor& out, const Tensors& in, const at::Scalar& number) { __VA_ARGS__; }}
 
 constexpr Oracle kOracles[] = {
     LAZYENG_FUNCTION(sqrt),
@@ -60,31 +69,54 @@ constexpr Oracle kOracles[] = {
     LAZYENG_FUNCTION(hardsigmoid),
     LAZYENG_OF_RESULT(tanh_backward),
     LAZYENG_OF_RESULT(silu_backward),
-    {Opcode::add_scaled, 2, true,
-     [](const Tensors& in, const at::Scalar& n) { return at::add(in[0], in[1], n); }},
-    {Opcode::addcmul, 3, true,
-     [](const Tensors& in, const at::Scalar& n) { return at::addcmul(in[0], in[1], in[2], n); }},
-    {Opcode::addcdiv, 3, true,
-     [](const Tensors& in, const at::Scalar& n) { return at::addcdiv(in[0], in[1], in[2], n); }},
-    {Opcode::lerp, 2, true,
-     [](const Tensors& in, const at::Scalar& n) { return at::lerp(in[0], in[1], n); }},
-    {Opcode::lerp, 3, false,
-     [](const Tensors& in, const at::Scalar&) { return at::lerp(in[0], in[1], in[2]); }},
+    LAZYENG_SCALED(add_scaled, 2, at::add_out(out, in[0], in[1], number)),
+    LAZYENG_SCALED(addcmul, 3, at::addcmul_out(out, in[0], in[1], in[2], number)),
+    LAZYENG_SCALED(addcdiv, 3, at::addcdiv_out(out, in[0], in[1], in[2], number)),
+    LAZYENG_SCALED(lerp, 2, at::lerp_out(out, in[0], in[1], number)),
 };
 #undef LAZYENG_FUNCTION
 #undef LAZYENG_OF_RESULT
+#undef LAZYENG_SCALED
 
-constexpr double kNumbers[] = {1, 0.3, 0.7, -2.5};
-constexpr int64_t kCount = 4096 + 37;
+constexpr double kNumbers[] = {0.3, -2.5, 1};
+/// From 0.5 on lerp has another formula. (Of a weight of 1 nobody asks: csrc/fuse/op_table.cpp.)
+constexpr double kWeights[] = {0.3, -2.5, 0.7};
 
-struct Piece {
-  int64_t begin, length;
-};
-constexpr Piece kPieces[] = {{1, 1}, {3, 7}, {5, 17}, {2, 33}, {64, 100}, {9, 1000}};
+double number_for(const Oracle& oracle, size_t which) {
+  return (oracle.opcode == Opcode::lerp ? kWeights : kNumbers)[which];
+}
 
 // ---- numbers
 
-/// Those with a meaning of their own first, then some of every size, most of them near 1.
+constexpr int64_t kCount = 4096 + 37;
+
+uint64_t next(uint64_t& state) {  // splitmix64
+  uint64_t x = state += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+/// Of any size, but most of them near 1, with any digits.
+template <class T>
+T any_number(uint64_t choice, uint64_t digits) {
+  using Limits = std::numeric_limits<T>;
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+  constexpr int kDigits = Limits::digits - 1;
+  constexpr uint64_t kOne = Limits::max_exponent - 1;  // the exponent of 1, as it is stored
+  const auto near_one = [&](uint64_t powers) {
+    return kOne - powers + (choice >> 8) % (2 * powers);
+  };
+  const uint64_t exponent = choice % 8 < 5    ? near_one(4)
+                            : choice % 8 == 5 ? near_one(12)
+                                              : (choice >> 8) % (2 * kOne + 1);
+  const uint64_t sign = choice >> 63;
+  const uint64_t bits =
+      ((sign << (8 * sizeof(T) - 1 - kDigits) | exponent) << kDigits) | digits >> (64 - kDigits);
+  return std::bit_cast<T>(static_cast<Bits>(bits));
+}
+
+/// Of 32 one has a meaning of its own.
 template <class T>
 at::Tensor numbers(uint64_t seed) {
   using Limits = std::numeric_limits<T>;
@@ -93,6 +125,8 @@ at::Tensor numbers(uint64_t seed) {
                             1,
                             -1,
                             T(0.5),
+                            3,
+                            -3,
                             Limits::infinity(),
                             -Limits::infinity(),
                             Limits::quiet_NaN(),
@@ -104,121 +138,219 @@ at::Tensor numbers(uint64_t seed) {
   at::Tensor made = at::empty({kCount}, at::CppTypeToScalarType<T>::value);
   T* const data = made.mutable_data_ptr<T>();
   uint64_t state = seed;
-  const auto next = [&state] {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return state >> 33;
-  };
   for (int64_t i = 0; i < kCount; ++i) {
-    const uint64_t kind = next();
-    if (kind % 32 == 0) {
-      data[i] = kSpecial[next() % std::size(kSpecial)];
-      continue;
-    }
-    const int range = kind % 4 == 0 ? Limits::max_exponent - 1 : 4;
-    const auto exponent = static_cast<int>(next() % (2 * static_cast<uint64_t>(range) + 1)) - range;
-    const T fraction = static_cast<T>(next()) / static_cast<T>(uint64_t{1} << 31) +
-                       static_cast<T>(next()) / static_cast<T>(uint64_t{1} << 62);
-    data[i] = std::ldexp(1 + fraction, exponent) * (kind & 64 ? 1 : -1);
+    const uint64_t choice = next(state), digits = next(state);
+    data[i] =
+        choice >> 32 & 31 ? any_number<T>(choice, digits) : kSpecial[digits % std::size(kSpecial)];
   }
   return made;
 }
 
+/// Of two tensors of rows.
 template <class T>
 bool same_bits(const at::Tensor& ours, const at::Tensor& theirs) {
-  const at::Tensor dense = theirs.contiguous();
-  if (dense.sizes() != ours.sizes() || dense.scalar_type() != ours.scalar_type()) return false;
-  const T* const a = ours.const_data_ptr<T>();
-  const T* const b = dense.const_data_ptr<T>();
-  for (int64_t i = 0; i < ours.numel(); ++i)
-    if (std::memcmp(a + i, b + i, sizeof(T)) != 0 && !(std::isnan(a[i]) && std::isnan(b[i])))
-      return false;
+  const int64_t columns = ours.size(1), a_step = ours.stride(1), b_step = theirs.stride(1);
+  for (int64_t row = 0; row < ours.size(0); ++row) {
+    const T* const a = ours.const_data_ptr<T>() + row * ours.stride(0);
+    const T* const b = theirs.const_data_ptr<T>() + row * theirs.stride(0);
+    if (a_step == 1 && b_step == 1 &&
+        std::memcmp(a, b, static_cast<size_t>(columns) * sizeof(T)) == 0)
+      continue;
+    for (int64_t i = 0; i < columns; ++i) {
+      const T &x = a[i * a_step], &y = b[i * b_step];
+      if (std::memcmp(&x, &y, sizeof(T)) != 0 && !(std::isnan(x) && std::isnan(y))) return false;
+    }
+  }
   return true;
 }
 
-// ---- both ways
+// ---- our way
 
-/// What the step makes of contiguous tensors of one length.
+/// How the step stands in a program.
+struct Place {
+  bool link = false;  ///< of a chain, if it can be one
+  int splat = -1;     ///< this tensor has one number
+};
+
+/// What the step makes of contiguous tensors of one size.
 template <class T>
-at::Tensor by_program(const Oracle& oracle, const Tensors& in, double number) {
+at::Tensor by_program(const Oracle& oracle, const Tensors& in, double number, Place place = {}) {
   constexpr Type type = std::is_same_v<T, float> ? Type::f32 : Type::f64;
-  ProgramBuilder builder(best_kernels(), in[0].numel(), 0, {});
+  const at::Tensor& like = in[place.splat == 0 ? 1 : 0];
+  ProgramBuilder builder(best_kernels(), like.numel(), 0, {});
   RegisterId regs[kMaxInputs] = {};
   Bindings bindings;
-  size_t count = 0;
+  alignas(64) T splats[2][kSplatBytes / sizeof(T)];
+  bindings.splats = reinterpret_cast<char*>(splats);
+  size_t count = 0, parameters = 0;
+  const auto add_parameter = [&](T value) {
+    std::ranges::fill(splats[parameters++], value);
+    return builder.parameter(type);
+  };
   for (const at::Tensor& tensor : in) {
+    if (static_cast<int>(count) == place.splat) {
+      regs[count++] = add_parameter(*tensor.const_data_ptr<T>());
+      continue;
+    }
     regs[count++] = builder.load({.type = type, .strides = {}});
     bindings.tensors.push_back(static_cast<char*>(tensor.mutable_data_ptr()));
   }
-  if (oracle.number) regs[count++] = builder.parameter(type);
+  if (oracle.number) regs[count++] = add_parameter(static_cast<T>(number));
   const Kernel torchs = torch_function(oracle.opcode, type);
   const auto step = [&](std::initializer_list<RegisterId> inputs) {
     return builder.step(oracle.opcode, type, type, inputs, torchs);
   };
-  const RegisterId made = count == 1   ? step({regs[0]})
-                          : count == 2 ? step({regs[0], regs[1]})
-                          : count == 3 ? step({regs[0], regs[1], regs[2]})
-                                       : step({regs[0], regs[1], regs[2], regs[3]});
+  RegisterId made = count == 1   ? step({regs[0]})
+                    : count == 2 ? step({regs[0], regs[1]})
+                    : count == 3 ? step({regs[0], regs[1], regs[2]})
+                                 : step({regs[0], regs[1], regs[2], regs[3]});
+  if (place.link) made = builder.step(Opcode::copy, type, type, {made});
   builder.store(made, {.type = type, .strides = {}});
-  if (!builder.ok()) return {};
+  TORCH_CHECK(builder.ok(), "no kernel");
   const Program program = std::move(builder).finish();
-  at::Tensor result = at::empty_like(in[0]);
+  at::Tensor result = at::empty_like(like);
   bindings.tensors.push_back(static_cast<char*>(result.mutable_data_ptr()));
-  alignas(64) T splat[kSplatBytes / sizeof(T)];
-  std::fill(std::begin(splat), std::end(splat), static_cast<T>(number));
-  bindings.splats = reinterpret_cast<char*>(splat);
   run_program(program, bindings, /*wide=*/false);
   return result;
 }
 
-Tensors pieces(const Tensors& in, Piece piece) {
-  Tensors cut;
-  for (const at::Tensor& tensor : in) cut.push_back(tensor.narrow(0, piece.begin, piece.length));
-  return cut;
+// ---- both ways
+
+/// Rows of the numbers, as they lie in the memory of each tensor.
+struct Layout {
+  int64_t columns, row_stride, stride;
+  bool in_place = false;
+};
+/// In rows that are shorter than two vectors torch goes number by number, as at the end of longer
+/// ones, and of each thread's share of them: in a loop that is compiled on its own, perhaps in one
+/// more where the result takes the place of an argument.
+constexpr Layout kDense[] = {{7, 8, 1},         {15, 16, 1, true}, {31, 32, 1},
+                             {31, 32, 1, true}, {77, 80, 1},       {kCount, kCount, 1, true}};
+constexpr int64_t kLengths[] = {1, 3, 5, 9, 13, 19, 27, 33, 51, 65, 1001};
+/// Another loop.
+constexpr Layout kWithGaps[] = {{31, 64, 2}, {101, 303, 3, true}};
+
+at::Tensor rows(const at::Tensor& memory, const Layout& layout) {
+  return memory.as_strided({kCount / layout.row_stride, layout.columns},
+                           {layout.row_stride, layout.stride});
 }
 
-at::Tensor with_gaps(const at::Tensor& tensor) {
-  return at::stack({tensor, tensor}, 1).select(1, 0);
-}
-
+/// Torch's kernel and the step, with one number.
 template <class T>
-bool agree_on_dense(const Oracle& oracle, const Tensors& in, double number) {
-  const at::Tensor ours = by_program<T>(oracle, in, number);
-  if (!ours.defined() || !same_bits<T>(ours, oracle.eager(in, number))) return false;
-  for (const Piece& piece : kPieces)
-    if (!same_bits<T>(ours.narrow(0, piece.begin, piece.length),
-                      oracle.eager(pieces(in, piece), number)))
-      return false;
-  return true;
-}
+class Comparison {
+ public:
+  Comparison(const Oracle& oracle, const Tensors& in, double number)
+      : oracle_(oracle), in_(in), number_(number), ours_(by_program<T>(oracle, in, number)) {}
 
-/// Of these torch has versions that go element by element.
-template <class T>
-bool agree_on_others(const Oracle& oracle, const Tensors& in, double number) {
-  const at::Tensor ours = by_program<T>(oracle, in, number);
-  Tensors gaps;
-  for (const at::Tensor& tensor : in) gaps.push_back(with_gaps(tensor));
-  if (!same_bits<T>(ours, oracle.eager(gaps, number))) return false;
-  for (size_t i = 0; i < in.size() && in.size() > 1; ++i) {
-    Tensors expanded = in, dense = in;
-    expanded[i] = in[i].narrow(0, kCount - 1, 1).expand({kCount});
-    dense[i] = expanded[i].contiguous();
-    if (!same_bits<T>(by_program<T>(oracle, dense, number), oracle.eager(expanded, number)))
-      return false;
+  /// The step gives the same bits wherever it stands.
+  bool agrees_with_itself() const {
+    if (!same_as_ours(by_program<T>(oracle_, in_, number_, {.link = true}))) return false;
+    for (size_t i = 0; i < in_.size() && in_.size() > 1; ++i)
+      for (int64_t which = 0; which < 8; ++which)
+        if (!agrees_with_splat(i, which)) return false;
+    return true;
   }
-  return true;
-}
 
-enum class Verdict : uint8_t { untried, wanted, same, same_if_dense, other };
+  bool agree_on_dense() const {
+    return std::ranges::all_of(kDense, [this](const Layout& layout) { return agree(layout); });
+  }
+
+  /// Those that lie alone in memory.
+  bool agree_on_lengths() const {
+    int64_t begin = 0;
+    for (const int64_t length : kLengths) {
+      Tensors cut;
+      for (const at::Tensor& tensor : in_) cut.push_back(tensor.narrow(0, begin, length));
+      at::Tensor theirs = at::empty_like(cut[0]);
+      oracle_.eager(theirs, cut, number_);
+      if (!same_bits<T>(ours_.narrow(0, begin, length).view({1, length}), theirs.view({1, length})))
+        return false;
+      begin += length;
+    }
+    return true;
+  }
+
+  bool agree_on_gaps() const {
+    return std::ranges::all_of(kWithGaps, [this](const Layout& layout) { return agree(layout); });
+  }
+
+  /// A tensor that has one number for each row: alone, of these torch has loops of their own, and
+  /// together with others.
+  bool agree_on_expanded() const {
+    for (unsigned which = 1; which < 1u << in_.size(); ++which)
+      if (!agree_on_expanded(which)) return false;
+    return true;
+  }
+
+ private:
+  bool same_as_ours(const at::Tensor& made) const {
+    return same_bits<T>(ours_.view({1, kCount}), made.view({1, kCount}));
+  }
+
+  /// Of one tensor one number, in each element or as the tensor's only one.
+  bool agrees_with_splat(size_t of, int64_t which) const {
+    constexpr int64_t kSome = 512;
+    Tensors given;
+    for (const at::Tensor& tensor : in_) given.push_back(tensor.narrow(0, 0, kSome));
+    Tensors one = given;
+    one[of] = in_[of].narrow(0, kSome + which, 1);
+    given[of] = one[of].expand({kSome}).contiguous();
+    const at::Tensor made = by_program<T>(oracle_, given, number_).view({1, kSome});
+    for (const bool link : {false, true}) {
+      const Place place{link, static_cast<int>(of)};
+      if (!same_bits<T>(made, by_program<T>(oracle_, one, number_, place).view({1, kSome})))
+        return false;
+    }
+    return true;
+  }
+
+  bool agree(const Layout& layout) const {
+    Tensors given;
+    for (const at::Tensor& tensor : in_) given.push_back(rows(tensor, layout));
+    at::Tensor theirs = layout.in_place      ? rows(in_[0].clone(), layout)
+                        : layout.stride == 1 ? rows(at::empty_like(in_[0]), layout)
+                                             : at::empty(given[0].sizes(), given[0].options());
+    if (layout.in_place) given[0] = theirs;
+    oracle_.eager(theirs, given, number_);
+    return same_bits<T>(rows(ours_, layout), theirs);
+  }
+
+  /// `which`: a bit for each tensor.
+  bool agree_on_expanded(unsigned which) const {
+    // Two vectors and some more numbers; rows overlap.
+    constexpr int64_t kColumns = 39, kRowStride = 16;
+    const int64_t rows = std::has_single_bit(which) ? 200 : 50;
+    Tensors given, dense;
+    for (size_t i = 0; i < in_.size(); ++i) {
+      const bool expanded = which >> i & 1;
+      given.push_back(expanded ? in_[i].as_strided({rows, kColumns}, {1, 0})
+                               : in_[i].as_strided({rows, kColumns}, {kRowStride, 1}));
+      dense.push_back(given[i].contiguous());
+    }
+    at::Tensor theirs = at::empty_like(dense[0]);
+    oracle_.eager(theirs, given, number_);
+    return same_bits<T>(by_program<T>(oracle_, dense, number_), theirs);
+  }
+
+  const Oracle& oracle_;
+  const Tensors& in_;
+  const double number_;
+  const at::Tensor ours_;
+};
+
+enum class Verdict : uint8_t { untried, wanted, running, same, same_if_dense, other };
 
 template <class T>
 Verdict try_oracle(const Oracle& oracle) {
   Tensors in;
   for (size_t i = 0; i < oracle.tensors; ++i) in.push_back(numbers<T>(i + 1));
   bool others = true;
-  for (const double number : kNumbers) {
-    if (!agree_on_dense<T>(oracle, in, number)) return Verdict::other;
-    others = others && agree_on_others<T>(oracle, in, number);
-    if (!oracle.number) break;
+  for (size_t which = 0; which < (oracle.number ? std::size(kNumbers) : 1); ++which) {
+    const Comparison<T> both(oracle, in, number_for(oracle, which));
+    if (!both.agree_on_dense()) return Verdict::other;
+    if (which == 0 && (!both.agree_on_lengths() || !both.agrees_with_itself()))
+      return Verdict::other;
+    others = others && both.agree_on_gaps() && both.agree_on_expanded();
   }
   return others ? Verdict::same : Verdict::same_if_dense;
 }
@@ -226,27 +358,52 @@ Verdict try_oracle(const Oracle& oracle) {
 // ---- what was found
 
 constexpr size_t kOpcodes = static_cast<size_t>(Opcode::cast) + 1;
-std::array<std::array<std::atomic<Verdict>, 2>, kOpcodes> verdicts{};
+constexpr c10::ScalarType kDtypes[] = {c10::kFloat, c10::kDouble};
 
-std::atomic<Verdict>* verdict(Opcode opcode, c10::ScalarType dtype) {
+/// Of an opcode in one dtype.
+struct Finding {
+  std::atomic<Verdict> verdict{Verdict::untried};
+  std::atomic<uint64_t> due{0};  ///< the number of an op; set before it is wanted
+};
+std::array<std::array<Finding, std::size(kDtypes)>, kOpcodes> findings;
+
+Finding* finding(Opcode opcode, c10::ScalarType dtype) {
   if (dtype != c10::kFloat && dtype != c10::kDouble) return nullptr;
-  return &verdicts[static_cast<size_t>(opcode)][dtype == c10::kDouble];
+  return &findings[static_cast<size_t>(opcode)][dtype == c10::kDouble];
 }
 
-std::atomic<bool> any_wanted{false};
-std::atomic<uint64_t> due_at{0};  // the number of an op; 0: nobody has looked since it was wanted
 std::atomic<uint64_t> ops_before{kOpsBefore};
+/// A trial is begun only so long after the first.
+constexpr std::chrono::microseconds kMoment{500};
 
-/// The step of the rule that has to be tried.
-Opcode opcode_of(const OpRule& rule) {
+/// At the op of this number the first of those that are wanted is due.
+constexpr uint64_t kNever = ~uint64_t{0};
+std::atomic<uint64_t> next_due{kNever};
+
+void lower_next_due(uint64_t due) {
+  uint64_t known = next_due.load();
+  while (due < known && !next_due.compare_exchange_weak(known, due)) {
+  }
+}
+
+/// The step of the rule that has to be tried, if there is one.
+std::optional<Opcode> tried_opcode(const OpRule& rule) {
   const bool scaled = rule.form == Form::binary_scaled || rule.form == Form::reversed;
-  return scaled ? Opcode::add_scaled : rule.opcode;
+  const Opcode opcode = scaled ? Opcode::add_scaled : rule.opcode;
+  const bool tried =
+      std::ranges::any_of(kOracles, [&](const Oracle& oracle) { return oracle.opcode == opcode; });
+  return tried && !is_reduction(rule.form) ? std::optional(opcode) : std::nullopt;
 }
 
 Verdict find_out(Opcode opcode, c10::ScalarType dtype) {
-  Verdict found = Verdict::untried;
+  Verdict found = Verdict::same;
   try {
     const run::AsEngineThread below;
+    const int threads = at::get_num_threads();
+    // (Of numbers that are flushed to zero less would be seen.)
+    run::ThreadSettings{threads, /*flush_denormal=*/false}.apply();
+    // MKL would make a team of threads for so many numbers.
+    const run::OneCore one(threads);
     const run::IgnoredWarnings quiet;
     for (const Oracle& oracle : kOracles)
       if (oracle.opcode == opcode)
@@ -255,49 +412,73 @@ Verdict find_out(Opcode opcode, c10::ScalarType dtype) {
   } catch (const std::exception&) {
     return Verdict::other;  // memory is short
   }
-  return found == Verdict::untried ? Verdict::other : found;  // (no oracle)
+  return found;
+}
+
+/// Unless another thread does.
+void run_trial(Opcode opcode, c10::ScalarType dtype) {
+  std::atomic<Verdict>& known = finding(opcode, dtype)->verdict;
+  Verdict wanted = Verdict::wanted;
+  if (known.compare_exchange_strong(wanted, Verdict::running)) known.store(find_out(opcode, dtype));
+}
+
+const char* word_for(Verdict verdict) {
+  constexpr const char* kNames[] = {"untried", "wanted",        "running",
+                                    "same",    "same if dense", "other"};
+  return kNames[static_cast<size_t>(verdict)];
 }
 
 }  // namespace
 
-void want_trial(const run::OpInfo& info, c10::ScalarType dtype) {
+void want_trial(const run::OpInfo& info, c10::ScalarType dtype, uint64_t number) {
   const OpRule* rule = rule_of(info);
-  if (!rule || allows_inexact(c10::kCPU)) return;
-  std::atomic<Verdict>* const known = verdict(opcode_of(*rule), dtype);
-  if (!known || known->load(std::memory_order_relaxed) != Verdict::untried) return;
-  known->store(Verdict::wanted, std::memory_order_relaxed);
-  any_wanted.store(true, std::memory_order_release);
-  if (ops_before.load(std::memory_order_relaxed) == 0) run_trials();
+  const std::optional<Opcode> opcode = rule ? tried_opcode(*rule) : std::nullopt;
+  Finding* const found = opcode ? finding(*opcode, dtype) : nullptr;
+  if (!found || found->verdict.load(std::memory_order_relaxed) != Verdict::untried) return;
+  const uint64_t due = number + ops_before.load(std::memory_order_relaxed);
+  found->due.store(due, std::memory_order_relaxed);
+  Verdict untried = Verdict::untried;
+  found->verdict.compare_exchange_strong(untried, Verdict::wanted);
+  lower_next_due(due);
 }
 
 bool trials_are_due(uint64_t number) {
-  if (!any_wanted.load(std::memory_order_relaxed)) return false;
-  uint64_t due = due_at.load(std::memory_order_relaxed);
-  if (due == 0) {
-    due = number + ops_before.load(std::memory_order_relaxed);
-    due_at.store(due, std::memory_order_relaxed);
-  }
-  return number >= due;
+  return number >= next_due.load(std::memory_order_relaxed) && !allows_inexact(c10::kCPU);
 }
 
-void run_trials() {
-  if (!any_wanted.exchange(false, std::memory_order_acquire)) return;  // another thread does
-  due_at.store(0, std::memory_order_relaxed);
+void run_trials(uint64_t number) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
+  const bool all = ops_before.load(std::memory_order_relaxed) == 0;
+  next_due.store(kNever);  // (what is wanted from here on lowers it again)
   for (size_t opcode = 0; opcode < kOpcodes; ++opcode)
-    for (const c10::ScalarType dtype : {c10::kFloat, c10::kDouble}) {
-      std::atomic<Verdict>* const known = verdict(static_cast<Opcode>(opcode), dtype);
-      if (known->load(std::memory_order_relaxed) == Verdict::wanted)
-        known->store(find_out(static_cast<Opcode>(opcode), dtype), std::memory_order_relaxed);
+    for (const c10::ScalarType dtype : kDtypes) {
+      const Finding& found = *finding(static_cast<Opcode>(opcode), dtype);
+      if (found.verdict.load() != Verdict::wanted) continue;
+      const uint64_t due = found.due.load(std::memory_order_relaxed);
+      if (due <= number && (all || Clock::now() - begin < kMoment))
+        run_trial(static_cast<Opcode>(opcode), dtype);
+      else
+        lower_next_due(due);
     }
 }
 
 void set_ops_before_trials(uint64_t ops) { ops_before.store(ops, std::memory_order_relaxed); }
 
 bool gives_torchs_bits(Opcode opcode, c10::ScalarType dtype, bool dense) {
-  const std::atomic<Verdict>* const known = verdict(opcode, dtype);
-  if (!known) return false;
-  const Verdict found = known->load(std::memory_order_relaxed);
-  return found == Verdict::same || (dense && found == Verdict::same_if_dense);
+  const Finding* const found = finding(opcode, dtype);
+  if (!found) return false;
+  const Verdict verdict = found->verdict.load(std::memory_order_relaxed);
+  return verdict == Verdict::same || (dense && verdict == Verdict::same_if_dense);
+}
+
+std::vector<TriedOp> tried_ops() {
+  std::vector<TriedOp> ops;
+  for (const auto& [name, rule] : all_rules())
+    if (const std::optional<Opcode> opcode = tried_opcode(rule))
+      ops.push_back({name, word_for(finding(*opcode, c10::kFloat)->verdict.load()),
+                     word_for(finding(*opcode, c10::kDouble)->verdict.load())});
+  return ops;
 }
 
 }  // namespace lazyeng::fuse

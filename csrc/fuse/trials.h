@@ -1,36 +1,55 @@
 // csrc/fuse/trials.h: whether a step gives the bits of torch's kernel, found out by trying both.
 //
 // Of a product that is added to something, and of functions, that depends on how torch was
-// compiled, and for which processor. So they are compared once, for contiguous tensors, pieces of
-// them, tensors with gaps and expanded ones: some thousand numbers, and those with a meaning of
-// their own. Two ways of rounding differ in more than one number of a thousand.
+// compiled, and for which processor. So they are compared once, in each loop that torch has for
+// them: whole vectors, what is left over of them at the end of a row (and of each thread's share),
+// memory with gaps, a tensor of one number a row. Each compares some thousand numbers, among them
+// those with a meaning of their own.
 //
-// (Of float16 and bfloat16 that is not so: a difference in the last bit of float32 is rounded away
-// mostly. They are not tried.)
+// That is a sample. Where two ways round otherwise, they often do in only 3 of 100 numbers, which
+// it does not miss; ways that differ in one of 10,000 it may take for the same.
+//
+// (Of float16 and bfloat16 it would miss most: a difference in the last bit of float32 is rounded
+// away. They are not tried.)
 #pragma once
 
 #include <c10/core/ScalarType.h>
+
+#include <string>
+#include <vector>
 
 #include "csrc/fuse/op_table.h"
 
 namespace lazyeng::fuse {
 
-/// The program begins to use the op in the dtype: it is tried when kOpsBefore more ops are recorded
-/// (each trial takes half a millisecond or more, which is much of a first step).
-void want_trial(const run::OpInfo& info, c10::ScalarType dtype);
+/// The program begins to use the op in the dtype, after so many ops: it is tried when kOpsBefore
+/// more are recorded (each trial takes about a millisecond, which is much of a first step). Tell it
+/// also while nothing is fused, or whatever its bits: that may change.
+void want_trial(const run::OpInfo& info, c10::ScalarType dtype, uint64_t number);
 
-/// Looks whether it is time, when the op of this number has been recorded.
+/// Looks whether it is time, when so many ops have been recorded. Not while other bits are allowed:
+/// then nobody asks.
 bool trials_are_due(uint64_t number);
 
-/// Of what is wanted. On any thread, which must hold no lock.
-void run_trials();
+/// Of what is due, for about a millisecond: the rest stays due. On any thread, on one core; without
+/// the GIL, as torch's kernels run meanwhile, and without locks.
+void run_trials(uint64_t number);
 
-/// For tests: how many ops to record before. 0: a trial is run when it is wanted.
+/// For tests: how many ops to record before. 0: a trial is due when it is wanted, and all are run.
 inline constexpr uint64_t kOpsBefore = 1000;
 void set_ops_before_trials(uint64_t ops);
 
 /// What was found; false before. `dense`: all tensors lie in memory without gaps and in one order,
-/// so that torch goes over them in whole vectors.
+/// so that torch goes over them in whole vectors, and over what is left of these.
 bool gives_torchs_bits(Opcode opcode, c10::ScalarType dtype, bool dense);
+
+/// For tests: an op of the table that is tried, and how that stands ("untried", "wanted",
+/// "running", "same", "same if dense", "other").
+struct TriedOp {
+  std::string name;
+  const char* in_float;
+  const char* in_double;
+};
+std::vector<TriedOp> tried_ops();
 
 }  // namespace lazyeng::fuse

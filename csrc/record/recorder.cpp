@@ -50,10 +50,11 @@ bool grows_given_memory(const Call& call, const Plan& plan) {
   });
 }
 
-/// A new call: may it join groups?
-void want_trials(const Call& call) {
+/// A new call: may it join groups? (Without dims it is a number mostly, of its own dtype.)
+void want_trials(const Call& call, uint64_t number) {
   for (const run::GeometryRef& look : call.looks)
-    if (look && look->device().is_cpu()) fuse::want_trial(call.info, look->dtype());
+    if (look && look->device().is_cpu() && !look->sizes().empty())
+      fuse::want_trial(call.info, look->dtype(), number);
 }
 
 bool is_mask(const run::GeometryRef& look) {
@@ -243,7 +244,9 @@ void Recorder::record(Call call, torch::jit::Stack* results) {
     const run::IgnoredWarnings ignored;
     plan = infer(call);
     if (!plan) return run_now(call, keyed ? &key : nullptr, results);
-    if (fusion_.load(std::memory_order_relaxed)) want_trials(call);
+    const uint64_t number = counters_.recorded.load(std::memory_order_relaxed);
+    want_trials(call, number);
+    run_due_trials(number);
     if (keyed) plans_.insert(key, call, plan);
   }
   if (plan->run_now || rewrites_plain(call, *plan) || grows_given_memory(call, *plan))

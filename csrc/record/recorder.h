@@ -114,6 +114,7 @@ class Recorder {
   uint64_t held_up_to() const;
   bool watched() const { return watched_.load(std::memory_order_relaxed); }
   bool may_wait_for_more(const run::Node& node) const;
+  void run_due_trials(uint64_t number);
   void throttle(const run::Node& node);
   bool fits_when_fused();
   /// Waits for what was recorded that writes the var.

@@ -9,6 +9,7 @@
 // synchronizes, or the run-ahead bound is reached.
 #include "csrc/fuse/op_table.h"
 #include "csrc/fuse/trials.h"
+#include "csrc/record/gate.h"
 #include "csrc/record/read_habit.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/sync_debug.h"
@@ -226,10 +227,18 @@ bool Recorder::fits_when_fused() {
   return !engine_->above_limits();
 }
 
+/// Of ops that join groups if they give eager's bits (csrc/fuse/trials.h).
+void Recorder::run_due_trials(uint64_t number) {
+  if (!fuse::trials_are_due(number) || !fusion_.load(std::memory_order_relaxed)) return;
+  const run::NoGil released;
+  const Gate::Inside inside;
+  fuse::run_trials(number);
+}
+
 void Recorder::throttle(const run::Node& node) {
   // What is pending stands in a cache line that the workers write: small ops look now and then.
   if (node.number % kLookEvery != 0 && node.cost_now() < kLookAtBytes) return;
-  if (fuse::trials_are_due(node.number)) fuse::run_trials();
+  run_due_trials(node.number);
   if (!engine_->above_limits() || fits_when_fused()) return;
   WaitScope waits("more is recorded and not run than the bounds of run-ahead allow");
   if (waits.wanted()) waits.begin(node.info.torch_name);
