@@ -216,7 +216,7 @@ def first_result(rows: int, rounds: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--largest", type=int, default=64, help="MiB")
+    parser.add_argument("--largest", type=int, default=256, help="MiB")
     parser.add_argument("--only", default="", help="programs whose name has this in it")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     options = parser.parse_args()

@@ -1,25 +1,39 @@
 """Random expression DAGs of ops that can be fused: the same Python code over eager or lazy tensors.
 
-A program is a seed. Its results depend on nothing else, so eager, unfused and fused runs of one
-seed can be compared. `exact` programs use only ops whose fused results are eager's bit for bit;
-others are kept within [-1, 1] now and then, so that a difference in the last bit stays one. Those
-with `rows` reduce along dims as well; exact ones with `folds` do what has no order.
+A program is a seed and a depth. Its results depend on nothing else, so eager, unfused and fused
+runs of one can be compared. `exact` programs use only ops whose fused results are eager's bit for
+bit; those of others are within a tolerance. Those with `rows` reduce along dims as well; exact ones
+with `folds` do what has no order.
+
+Each step makes a tensor of what is there, mostly of the deepest. So that what 30 steps in a row
+make is no constant, all NaN, or of another sign than eager's, some numbers that nothing else has
+touched come into it again and again (`Dag._tamed`).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+NARROW = FLOATS[2:]
 INTS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 SPECIAL = (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40)
 COLUMNS = 70  # more than a tile's lanes, and no multiple of them
+DEEPEST = 30  # steps in a row
 
 Tensor = torch.Tensor
 Maker = Callable[["Dag"], Tensor]
+
+
+@dataclass(slots=True)
+class Made:
+    value: Tensor
+    depth: int = 0  # of steps, the longest way to a leaf
+    coarsest: torch.dtype | None = None  # of the floats that it was made of
 
 
 class Dag:
@@ -28,8 +42,8 @@ class Dag:
     def __init__(
         self,
         seed: int,
-        exact: bool,
         wrap: Callable[[Tensor], Tensor],
+        exact: bool,
         floats: tuple[torch.dtype, ...] = FLOATS,
         rows: bool = False,
         folds: bool = False,
@@ -40,18 +54,26 @@ class Dag:
         if rows:
             # (Of the narrow dtypes only what does not subtract values that were rounded.)
             self.makers = [*self.makers, _normalised, _reduced, _normalised, _reduced]
-            self.makers += [_centered] * (floats[0] not in FLOATS[2:])
+            self.makers += [_centered] * (floats[0] not in NARROW)
             self.makers += [_reduced_outside]
         if folds:
             self.makers = [*self.makers, _folded, _folded, _folded]
         self.floats = floats
-        self.rows = 6 if exact else 470  # functions are fused for many elements only
+        # Some of more than a tile; each op on one thread, that of torch too.
+        self.rows = self.choice.choice([6] * 9 + [300] if exact else [40] * 4 + [300])
+        # How much of its last bit a step hands on. That of the narrow dtypes is as large as their
+        # tolerance: little of it, and by a power of 2, which rounds nothing.
+        self.share = 0.125 if floats[0] in NARROW else 0.4
+        self.taken: list[Made] = []  # by the step that is being made
+        self.cast_to: list[torch.dtype] = []  # by it, of what it has taken
         generator = torch.Generator().manual_seed(seed)
-        self.pool: list[Tensor] = []
-        for _ in range(5):
-            self.pool.append(wrap(self._leaf(generator)))
+        self.pool = [self._leaf(generator, wrap) for _ in range(5)]
+        # Of both signs, and not around zero.
+        noise = torch.rand((self.rows, COLUMNS), generator=generator, dtype=torch.float64) + 1
+        signs = torch.randint(0, 2, noise.shape, generator=generator) - 0.5
+        self.noise = wrap(noise * signs)
 
-    def _leaf(self, generator: torch.Generator) -> Tensor:
+    def _leaf(self, generator: torch.Generator, wrap: Callable[[Tensor], Tensor]) -> Made:
         shape = self.choice.choice(
             [*[(self.rows, COLUMNS)] * 2, (COLUMNS,), (self.rows, 1), (1, COLUMNS), ()]
         )
@@ -66,38 +88,76 @@ class Dag:
             x = x.t().contiguous().t()
         elif layout == 1 and shape == (self.rows, COLUMNS):
             x = torch.cat([x, x], 1)[:, ::2]
-        return x.abs().to(dtype) if dtype == torch.uint8 else x.to(dtype)
+        x = x.abs().to(dtype) if dtype == torch.uint8 else x.to(dtype)
+        return Made(wrap(x), 0, _coarsest([dtype]))
+
+    @property
+    def depth(self) -> int:
+        return max(made.depth for made in self.pool)
 
     def any(self) -> Tensor:
-        return self.choice.choice(self.pool[-8:])
+        """The deepest or another one, and of what a step takes first mostly the deepest."""
+        if self.choice.random() < (0.2 if self.taken else 0.85):
+            made = max(reversed(self.pool), key=lambda made: made.depth)
+        else:
+            made = self.choice.choice(self.pool[-8:])
+        self.taken.append(made)
+        return made.value
 
     def float(self) -> Tensor:
         x = self.any()
-        return x if x.is_floating_point() else x.to(self.choice.choice(self.floats))
+        if not x.is_floating_point():
+            x = x.to(self.choice.choice(self.floats))
+            self.cast_to.append(x.dtype)
+        return x
 
     def wide(self) -> Tensor:
-        """Within [-1, 1], with all rows and columns."""
+        """With all rows and columns, none of them of equal elements, and none near zero."""
         x = self.float()
-        if x.shape != (self.rows, COLUMNS):
-            x = x + torch.zeros(self.rows, COLUMNS, dtype=x.dtype, device=x.device)
-        return x.clamp(-1, 1)
+        return x.clamp(-2, 2) * min(self.share, 0.2) + self.noise.to(x.dtype)
+
+    def some_noise(self, x: Tensor) -> Tensor:
+        """In x's shape, or in that of all."""
+        part = [slice(n) for n in x.shape] if x.dim() == 2 else [0] * (2 - x.dim())
+        noise = self.noise if self.choice.random() < 0.1 else self.noise[tuple(part)]
+        return noise.to(x.dtype if x.is_floating_point() else torch.float32)
 
     def number(self) -> float | int:
         return self.choice.choice([2, 3, -1, 0.5, 1.25, -0.75, 0.1] + [0.0, -0.0] * self.exact)
 
-    def step(self) -> None:
-        x = self.choice.choice(self.makers)(self)
+    def _tamed(self, x: Tensor) -> Tensor:
         if not self.exact and x.is_floating_point():
-            x = x.clamp(-1, 1)
-        if x.numel() <= self.rows * COLUMNS:
-            self.pool.append(x)
+            return x.clamp(-2, 2) * self.share + self.some_noise(x)
+        if not self.exact:
+            return x if x.dtype == torch.bool else torch.bitwise_and(x, 7)
+        if self.choice.random() < 0.4:
+            return x
+        noise = self.some_noise(x)
+        if x.is_floating_point():
+            return torch.where(x.abs() < 100, x, 0.5) + noise
+        if x.dtype == torch.bool and self.choice.random() < 0.5:
+            return torch.where(x, noise, 0.25)
+        return torch.bitwise_xor(x, noise > 0)
 
-    def run(self, steps: int) -> list[Tensor]:
-        for _ in range(steps):
+    def step(self) -> None:
+        self.taken, self.cast_to = [], []
+        x = self._tamed(self.choice.choice(self.makers)(self))
+        depth = 1 + max(made.depth for made in self.taken)
+        dtypes = [x.dtype, *self.cast_to, *(made.coarsest for made in self.taken)]
+        self.pool.append(Made(x, depth, _coarsest(dtypes)))
+
+    def run(self, depth: int) -> list[Tensor]:
+        """Steps until a tensor is that deep; those that are left then."""
+        while self.depth < depth:
             self.step()
             if len(self.pool) > 12 and self.choice.random() < 0.7:
                 del self.pool[self.choice.randrange(len(self.pool) - 4)]
-        return self.pool
+        return [made.value for made in self.pool]
+
+
+def _coarsest(dtypes: Iterable[torch.dtype | None]) -> torch.dtype | None:
+    floats = [dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point]
+    return max(floats, key=lambda dtype: torch.finfo(dtype).eps, default=None)
 
 
 def _arithmetic(dag: Dag) -> Tensor:
@@ -112,7 +172,10 @@ def _arithmetic(dag: Dag) -> Tensor:
 
 
 def _divide(dag: Dag) -> Tensor:
-    return dag.float() / (dag.any() if dag.choice.random() < 0.6 else dag.number())
+    x, y = dag.float(), dag.any() if dag.choice.random() < 0.6 else dag.number()
+    if not dag.exact and torch.is_tensor(y):
+        y = y.abs() + 0.5 if y.is_floating_point() else torch.bitwise_and(y, 7) + 1
+    return x / y
 
 
 def _sign(dag: Dag) -> Tensor:
@@ -122,8 +185,9 @@ def _sign(dag: Dag) -> Tensor:
     return dag.choice.choice([torch.neg, torch.abs, torch.sign, torch.relu])(x)
 
 
-def _widest(dag: Dag) -> Tensor:
-    return dag.choice.choice([torch.maximum, torch.minimum])(dag.any(), dag.any())
+def widest(dag: Dag, prepare: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
+    op = dag.choice.choice([torch.maximum, torch.minimum])
+    return op(prepare(dag.any()), prepare(dag.any()))
 
 
 def _compare(dag: Dag) -> Tensor:
@@ -154,7 +218,7 @@ def _in_place(dag: Dag) -> Tensor:
     if x.dim() == 2 and dag.choice.random() < 0.5:
         part = dag.choice.choice([x[1:], x[:, ::2], x.t(), x[:, :3], x.view(x.shape)])
     if x.dtype == torch.bool:
-        part.fill_(dag.choice.random() < 0.5)
+        part.logical_not_() if part is x else part.fill_(dag.choice.random() < 0.5)
     elif x.is_floating_point():
         dag.choice.choice([part.add_, part.mul_, part.div_])(dag.number())
     else:
@@ -177,8 +241,10 @@ def _bound(dag: Dag) -> Tensor:
         [
             lambda: x.clamp(-0.5, 2), lambda: x.clamp_min(dag.number()),
             lambda: x.clamp(max=dag.number()), lambda: x.clamp_max(dag.number()),
-            lambda: x.clamp(-0.0, 1), lambda: x.clamp(-1, 0.0), lambda: x.clamp_min(float("nan")),
-            lambda: x.clamp(float("nan"), 1), lambda: torch.nn.functional.hardtanh(x, 0.0, 6.0),
+            lambda: x.clamp(-0.0, 1), lambda: x.clamp(-1, 0.0),
+            lambda: torch.where(x > 0, x, x.clamp_min(float("nan"))),
+            lambda: torch.where(x > 0, x, x.clamp(float("nan"), 1)),
+            lambda: torch.nn.functional.hardtanh(x, 0.0, 6.0),
         ]
     )()  # fmt: skip
 
@@ -186,8 +252,11 @@ def _bound(dag: Dag) -> Tensor:
 def _fill(dag: Dag) -> Tensor:
     x = dag.any()
     return dag.choice.choice(
-        [torch.zeros_like, torch.ones_like, lambda t: t.masked_fill(t > 1, 1), torch.clone]
-    )(x)
+        [
+            lambda: x + torch.zeros_like(x), lambda: x * torch.ones_like(x),
+            lambda: x.masked_fill(x > 1, 1), lambda: x.clone(),
+        ]
+    )()  # fmt: skip
 
 
 def _function(dag: Dag) -> Tensor:
@@ -199,7 +268,7 @@ def _function(dag: Dag) -> Tensor:
             torch.nn.functional.elu, lambda t: torch.nn.functional.leaky_relu(t, 0.1),
             lambda t: torch.nn.functional.gelu(t, approximate="tanh"),
             torch.nn.functional.hardswish, torch.nn.functional.hardsigmoid,
-            lambda t: t.abs().sqrt(), lambda t: (t.abs() + 0.5).log(),
+            lambda t: (t.abs() + 0.1).sqrt(), lambda t: (t.abs() + 0.5).log(),
             lambda t: (t.abs() + 0.5).rsqrt(), lambda t: t**2, lambda t: t**3,
             lambda t: (t.abs() + 0.5) ** 1.5, lambda t: (t.abs() + 0.5).reciprocal(),
         ]
@@ -223,11 +292,12 @@ def _reduced(dag: Dag) -> Tensor:
     x, keepdim = dag.wide(), dag.choice.random() < 0.6
     y = dag.choice.choice(
         [
-            lambda: x.sum(-1, keepdim=keepdim) / COLUMNS, lambda: x.mean(-1, keepdim=keepdim),
+            lambda: (x / 64).sum(-1, keepdim=keepdim), lambda: x.mean(-1, keepdim=keepdim),
             lambda: x.amax(-1, keepdim=keepdim), lambda: x.amin(-1, keepdim=keepdim),
             lambda: x.var(-1, keepdim=keepdim), lambda: x.std(-1, keepdim=keepdim),
-            lambda: x.logsumexp(-1, keepdim=keepdim),
-            lambda: (x > 0).sum(-1, keepdim=keepdim), lambda: x.square().sum(-1, keepdim=keepdim),
+            lambda: x.logsumexp(-1, keepdim=keepdim) / 4,
+            lambda: (x > 0).sum(-1, keepdim=keepdim),
+            lambda: (x.square() / 64).sum(-1, keepdim=keepdim),
         ]
     )()  # fmt: skip
     return y if keepdim else y.unsqueeze(1)
@@ -237,7 +307,7 @@ def _reduced_outside(dag: Dag) -> Tensor:
     x, dims = dag.wide(), dag.choice.choice([0, (0, 1)])
     return dag.choice.choice(
         [
-            lambda: x.sum(dims, keepdim=True) / x.numel(), lambda: x.mean(dims, keepdim=True),
+            lambda: (x / 4096).sum(dims, keepdim=True), lambda: x.mean(dims, keepdim=True),
             lambda: x.amax(dims, keepdim=True), lambda: (x > 0).sum(dims, keepdim=True),
         ]
     )()  # fmt: skip
@@ -245,9 +315,9 @@ def _reduced_outside(dag: Dag) -> Tensor:
 
 def _folded(dag: Dag) -> Tensor:
     x, dims = dag.any(), dag.choice.choice([-1, 0, None])
+    if x.numel() < dag.rows * COLUMNS:
+        x = x + (dag.noise * 8).to(torch.int8)
     keepdim = dims is not None
-    if x.dim() < 2:
-        dims, keepdim = None, False
     if x.is_floating_point() and dag.choice.random() < 0.4:  # the maximum is 0.0 or -0.0
         x = x.masked_fill(x.isnan(), -1).clamp_max(0)
     folds = [
@@ -271,7 +341,7 @@ def _normalised(dag: Dag) -> Tensor:
     weight = torch.linspace(0.5, 1.5, COLUMNS).to(x.device, x.dtype)
     return dag.choice.choice(
         [
-            lambda: f.softmax(x * 3, -1), lambda: f.log_softmax(x, -1),
+            lambda: f.softmax(x * 3, -1), lambda: f.log_softmax(x, -1) / 4,
             lambda: f.layer_norm(x, shape, eps=0.1),
             lambda: f.layer_norm(x, shape, weight, weight, eps=0.1),
             lambda: f.rms_norm(x, shape, weight, eps=0.1),
@@ -295,7 +365,7 @@ def _centered(dag: Dag) -> Tensor:
 
 N_ARITHMETIC = 2  # of EXACT: those that smooth programs have too
 EXACT: list[Maker] = [
-    _arithmetic, _divide, _sign, _widest, _compare, _where, _cast, _bits, _in_place, _view, _bound,
+    _arithmetic, _divide, _sign, widest, _compare, _where, _cast, _bits, _in_place, _view, _bound,
     _fill,
 ]  # fmt: skip
 SMOOTH: list[Maker] = [_function, _function, _combined, _in_place, _view]

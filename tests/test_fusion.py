@@ -8,12 +8,13 @@ import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import lazyeng
 from lazyeng import _C, lazy, wrap
 
-from .fusion_programs import FLOATS, Dag, exact_functions, hard_values, tried_functions
-from .fusion_runs import evaluate, fused, same_bits, without_fusion
+from .fusion_programs import DEEPEST, FLOATS, Dag, exact_functions, hard_values, tried_functions
+from .fusion_runs import compare_random_programs, fused, same_bits
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -26,13 +27,7 @@ EXACT = exact_functions() | tried_functions()
 
 def test_random_programs_of_exact_ops(groups):
     _C.set_inexact_fusion(False)
-    for seed in range(SEEDS):
-        steps = 5 + seed % 26
-        eager = Dag(seed, True, lambda x: x).run(steps)
-        unfused = without_fusion(evaluate, seed, steps, True)
-        for a, b, c in zip(eager, unfused, evaluate(seed, steps, True), strict=True):
-            same_bits(a, b)
-            same_bits(a, c)
+    compare_random_programs(range(SEEDS), True)
     assert groups() > SEEDS
 
 
@@ -62,26 +57,34 @@ def test_exact_ops_give_the_bits_of_eager(name, dtype):
         same_bits(fused(lambda *args: torch.clone(function(*args)), *xs), function(*xs))
 
 
-# (A last bit of the narrow dtypes is as large as the tolerance: it must not pass through many ops.)
-@pytest.mark.parametrize("floats, most", [(FLOATS[:2], 30), (FLOATS[2:], 2)])
-def test_random_programs_of_functions(floats, most, groups):
-    for seed in range(SEEDS // 3):
-        steps = 1 + seed % most
-        eager = Dag(seed, False, lambda x: x, floats).run(steps)
-        for a, b in zip(eager, evaluate(seed, steps, False, floats), strict=True):
-            torch.testing.assert_close(b, a, equal_nan=True)
-    assert groups() > SEEDS // 6
+@pytest.mark.parametrize("floats", [FLOATS[:2], FLOATS[2:]])
+def test_random_programs_of_functions(floats, groups):
+    compare_random_programs(range(SEEDS // 2), False, floats, bits=False)
+    assert groups() > SEEDS
 
 
 def test_random_programs_of_functions_by_default(groups):
     """Whatever the program: what joins a group by default gives eager's bits."""
     _C.set_inexact_fusion(False)
-    for seed in range(SEEDS):
-        steps = 5 + seed % 26
-        eager = Dag(seed, False, lambda x: x).run(steps)
-        for a, b in zip(eager, evaluate(seed, steps, False), strict=True):
-            same_bits(a, b)
-    assert groups() > SEEDS // 6
+    compare_random_programs(range(SEEDS // 2), False)
+    assert groups() > SEEDS
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [(True,), (True, FLOATS, False, True), (False,), (False, FLOATS[:1], True)],
+    ids=["exact", "folds", "functions", "rows"],
+)
+def test_random_programs_are_as_deep_as_they_say(kind):
+    """Each step is an op at least that needs those of the step before."""
+    for _ in range(2):  # the first call of some ops runs at once
+        with lazy("deferred"):
+            results = Dag(0, wrap, *kind).run(DEEPEST)
+            pending = lazyeng.graph(*results)
+    depths: dict[str, int] = {}
+    for op in pending.ops:
+        depths[op.label] = 1 + max((depths.get(made, 0) for made in op.reads), default=0)
+    assert max(depths.values()) >= DEEPEST
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -194,6 +197,37 @@ def test_numbers_are_no_part_of_a_plan():
     for rate in (0.25, 0.1, 3.0):
         same_bits(step(x, rate), (x * rate + rate).clamp(-rate, rate))
     assert _C.plan_count() == plans
+
+
+NUMBERS = {
+    "exponent": (lambda x, n: (x.abs() + 1) ** n, (2.5, 1.7, -0.3, 4.0)),
+    "eps": (lambda x, n: F.layer_norm(x + 1, x.shape[-1:], eps=n), (1e-5, 1e-3, 0.5)),
+    "correction": (lambda x, n: (x + 1).var(-1, correction=n), (1, 0, 5)),
+    "fractional correction": (lambda x, n: (x + 1).std(-1, correction=n), (0.5, 1.5, -2.5)),
+    "alpha": (lambda x, n: (x * 2).add(x, alpha=n), (0.5, 0.25, 3.0)),
+    "value": (lambda x, n: (x * 2).addcmul(x, x, value=n), (0.5, 0.25, 3.0)),
+    "weight": (lambda x, n: (x * 2).lerp(x, n), (0.4, 0.25, 0.1)),
+    "slope": (lambda x, n: F.leaky_relu(x * 2, n), (0.5, 0.25, 0.1)),
+    "bounds": (lambda x, n: (x * 2).clamp(-n, n), (0.5, 0.25, 0.1)),
+    "fill": (lambda x, n: (x * 2).masked_fill(x > 0, n), (0.5, 0.25, 0.1)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_no_number_is_part_of_a_plan(name):
+    program, numbers = NUMBERS[name]
+    x = torch.randn(40, 64)
+
+    def fused_with(number):
+        with lazy("deferred"):
+            return lazyeng.unwrap(program(wrap(x), number))
+
+    fused_with(numbers[0])
+    plans, groups_before = _C.plan_count(), lazyeng.engine_stats()["groups"]
+    for number in numbers:
+        torch.testing.assert_close(fused_with(number), program(x, number))
+    assert _C.plan_count() == plans
+    assert lazyeng.engine_stats()["groups"] == groups_before + len(numbers)
 
 
 def test_another_exponent_is_another_plan():

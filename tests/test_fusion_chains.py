@@ -124,3 +124,25 @@ def test_large_groups_run_on_all_threads():
         stats = lazyeng.engine_stats()
         print(most, stats["launches"] == stats["groups"] > 0)
     """, LAZYENG_NUM_WORKERS="1") == ["2", "True"]  # fmt: skip
+
+
+# (In async the worker may take what there is so far: then one more, between two groups.)
+@pytest.mark.parametrize("mode, buffers", [("async", 3), ("deferred", 2)])
+def test_a_long_chain_needs_few_buffers(mode, buffers):
+    """Of 64 MiB, the input included, by the pool and by the process's peak."""
+    pool, peak = run_alone(f"""
+        import resource
+        def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        def chain(n):
+            with lazyeng.lazy({mode!r}):
+                x = torch.ones(n)
+                y = x
+                for i in range(30): y = y * 1.01 if i % 2 else y + 1
+                y.wait()
+            return x, y
+        chain(1000)
+        before, n = peak(), 1 << 24
+        results = chain(n)
+        print(1 + lazyeng.engine_stats()["peak_bytes"] / (4 * n), (peak() - before) / (4 * n))
+    """)
+    assert float(pool) <= buffers and float(peak) < buffers + 0.1

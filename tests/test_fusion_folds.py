@@ -6,11 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import lazyeng
-from lazyeng import _C, lazy, wrap
+from lazyeng import _C
 
-from .fusion_programs import FLOATS, INTS, Dag
-from .fusion_runs import fused, same_bits
+from .fusion_programs import FLOATS, INTS
+from .fusion_runs import compare_random_programs, fused, same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -205,13 +204,7 @@ def test_what_must_run_again_does_not_write_what_was_there(exact):
 
 
 def test_random_programs_with_folds(exact, groups):
-    for seed in range(120):
-        steps = 4 + seed % 20
-        eager = Dag(seed, True, lambda x: x, folds=True).run(steps)
-        with lazy("deferred"):
-            got = lazyeng.unwrap(Dag(seed, True, wrap, folds=True).run(steps))
-        for a, b in zip(eager, got, strict=True):
-            same_bits(a, b)
+    compare_random_programs(range(100), True, folds=True)
     assert groups() > 100
 
 

@@ -187,7 +187,12 @@ def adamw_update(
     weight_decay: float,
     maximize: bool,
 ) -> None:
-    """`adamw_step` as one op; with max_exp_avg_sqs it is AMSGrad."""
+    """`adamw_step` as one op (Loshchilov and Hutter, arXiv:1711.05101); with max_exp_avg_sqs it is
+    AMSGrad (Reddi, Kale and Kumar, arXiv:1904.09237).
+
+    Each list has one tensor of the parameter's shape for each parameter, of any dtype of
+    `adamw_step`; max_exp_avg_sqs may be empty. steps: one number for each.
+    """
     amsgrad = bool(max_exp_avg_sqs)
     largest = max_exp_avg_sqs if amsgrad else [None] * len(params)
     lists = (params, grads, exp_avgs, exp_avg_sqs, largest)

@@ -147,7 +147,8 @@ def nll_loss_backward(
     ignore_index: int,
     total_weight: torch.Tensor,
 ) -> torch.Tensor:
-    """dx [rows, C]; dy [rows], or [] if the forward reduced."""
+    """dx [rows, C] of x [rows, C]; target [rows], weight [C] or None; dy [rows], or [] if the
+    forward reduced; total_weight [], of the forward."""
     return _backward(nll_loss_backward_kernel, (), dy, x, target, weight, reduction, ignore_index,
                      total_weight)  # fmt: skip
 
@@ -162,7 +163,11 @@ def nll_log_softmax_backward(
     ignore_index: int,
     total_weight: torch.Tensor,
 ) -> torch.Tensor:
-    """dz for x = log_softmax(z), else as `nll_loss_backward`."""
+    """dz [rows, C] for x = log_softmax(z), [rows, C]: the formula at the top of this file.
+
+    target [rows], weight [C] or None; dy [rows], or [] if the forward reduced; total_weight [], of
+    the forward. dtypes as of `nll_loss`; dz has that of x.
+    """
     return _backward(nll_log_softmax_backward_kernel, (x.contiguous(),), dy, x, target, weight,
                      reduction, ignore_index, total_weight)  # fmt: skip
 

@@ -127,7 +127,12 @@ def sgd_update(
     nesterov: bool,
     maximize: bool,
 ) -> None:
-    """`sgd_step` as one op; `first` says whose buffer has no values yet."""
+    """`sgd_step` as one op (Sutskever et al., 2013).
+
+    Each list has one tensor of the parameter's shape for each parameter, of any dtype of
+    `sgd_step`; momentum_buffers is empty without momentum. `first` says whose buffer has no values
+    yet.
+    """
     scalars = (float(lr), float(momentum), float(dampening), float(weight_decay))
     constants = {"MOMENTUM": momentum != 0, "NESTEROV": nesterov, "MAXIMIZE": maximize}
     lists = (params, grads, momentum_buffers or [None] * len(params))

@@ -122,7 +122,8 @@ class _GroupWriter(_Writer):
 
     def _number(self, parameter: Parameter, index: int) -> str:
         if parameter.kind == "constant":
-            return f"tl.full((), {_literal(parameter.constant)}, {TRITON_TYPES[parameter.type]})"
+            number = _literal(parameter.constant, parameter.type)
+            return f"tl.full((), {number}, {TRITON_TYPES[parameter.type]})"
         if parameter.kind == "number":
             type = SIGNATURE_TYPES[NUMBER_TYPES.get(parameter.type, parameter.type)]
             name = self._argument(f"number{index}", "parameter", type, index)
@@ -253,6 +254,8 @@ class _FinishWriter(_Writer):
         return Kernel("finish_kernel", tuple(self.arguments), ("BLOCK_SIZE",)), lines
 
 
-def _literal(number: float) -> str:
+def _literal(number: float, type: str) -> str:
     """The number as Triton reads it."""
+    if type not in FLOATS:
+        return str(int(number))
     return f'float("{number}")' if number in (float("inf"), float("-inf")) else repr(number)

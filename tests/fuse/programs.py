@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 
 import lazyeng
 from lazyeng import _C
 from lazyeng.fuse.description import Planned, Plans, planned
-from tests.fusion_programs import FLOATS, Dag
+from lazyeng.fuse.source import Source, source_of
+from tests.fusion_programs import DEEPEST, FLOATS, Dag, widest
 
 
 @contextlib.contextmanager
@@ -36,16 +38,70 @@ def plans_of(function: Callable[..., object], *tensors: torch.Tensor) -> Plans:
     return plans
 
 
-def random_plans(seed: int, steps: int, exact: bool, floats=FLOATS, rows: bool = False) -> Plans:
-    if rows:  # (the first call of some ops runs what was recorded before)
-        with recording():
-            Dag(seed, exact, lazyeng.wrap, floats, rows).run(steps)
+def random_plans(seed: int, depth: int, exact: bool, floats=FLOATS, rows: bool = False) -> Plans:
+    """Those of a random program, all of whose results are needed."""
+
+    def record() -> tuple[list[torch.Tensor], Plans]:
+        dag = Dag(seed, lazyeng.wrap, exact, floats, rows)
+        dag.makers = [_widest if maker is widest else maker for maker in dag.makers]
+        return dag.run(depth), planned()
+
+    with recording():  # the first call of some ops runs what was recorded before
+        record()
     with recording():
-        pool = Dag(seed, exact, lazyeng.wrap, floats, rows).run(steps)
-        plans = planned()
-        del pool
-    return plans
+        return record()[1]
+
+
+def _widest(dag: Dag) -> torch.Tensor:
+    """Which of 0.0 and -0.0 is the larger one depends on the place in a vector, and GPUs have none.
+    So all are 0.0."""
+    return widest(dag, lambda x: x + 0.0 if x.is_floating_point() else x)
 
 
 def groups_of(plans: Plans) -> list[Planned]:
     return [op for op in plans.ops if op.program is not None]
+
+
+def can_run(op: Planned) -> bool:
+    """Whether no number is one that must not come to a kernel."""
+    assert op.program is not None
+    rows = zip(op.program.parameters, op.parameters, strict=True)
+    return not any(p.no_nan and number != number for p, number in rows)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Random programs. Of those with `rows` only groups with rows count."""
+
+    share: int  # in PARTS, of all groups
+    exact: bool
+    floats: tuple[torch.dtype, ...] = FLOATS
+    rows: bool = False
+
+    def plans(self, groups: int) -> Iterator[tuple[Plans, list[tuple[Planned, Source]]]]:
+        """Programs until there are this sample's share of so many groups, and what is new in each:
+        groups of another source than all before."""
+        known: set[str] = set()
+        seed = 0
+        while len(known) < groups // PARTS * self.share:
+            depth = DEEPEST - seed * 7 % DEEPEST
+            plans = random_plans(seed, depth, self.exact, self.floats, self.rows)
+            new = {}
+            for op in groups_of(plans):
+                source = source_of(op.program, op.ops)
+                if can_run(op) and source.text not in known and (op.program.row or not self.rows):
+                    new[source.text] = op, source
+            known |= new.keys()
+            seed += 1
+            yield plans, list(new.values())
+
+
+# What is interpreted (test_source.py) is compiled as well (test_compiler.py).
+PARTS = 8
+SAMPLES = {
+    "exact": Sample(4, True),
+    "functions": Sample(1, False, FLOATS[:2]),
+    "functions of narrow dtypes": Sample(1, False, FLOATS[2:]),
+    "rows": Sample(1, False, FLOATS[:2], True),
+    "rows of narrow dtypes": Sample(1, False, FLOATS[2:], True),
+}

@@ -1,5 +1,6 @@
 """Compiling generated kernels without a device, in the worker's process."""
 
+import functools
 import os
 import re
 from dataclasses import replace
@@ -14,21 +15,25 @@ from lazyeng.fuse import compiler
 from lazyeng.fuse.compiler import Compiled, CompileError, answers, request_for
 from lazyeng.fuse.launches import launches_of
 from lazyeng.fuse.source import source_of
-from tests.fuse.programs import groups_of, plans_of, random_plans
+from tests.fuse.programs import PARTS, SAMPLES, groups_of, plans_of
 
 pytestmark = pytest.mark.plain_process
 
 ARCHES = (80, 90)
-# Groups to compile for both; each takes about a second.
-SAMPLE = int(os.environ.get("LAZYENG_TEST_COMPILED_GROUPS", "8"))
+# Groups to compile for each: those that test_source.py interprets, and more by the variable.
+GROUPS = int(os.environ.get("LAZYENG_TEST_COMPILED_GROUPS", "200"))
+MOST_BYTES = 1 << 20  # of a kernel's ptx, and of its cubin
 
 
 def requests_of(plans, arches=ARCHES):
-    """One for each kernel of each group and each architecture, as for aligned memory and a number
-    of elements that is a multiple of 16."""
-    for group in groups_of(plans):
-        assert group.program is not None
-        source = source_of(group.program, group.ops)
+    groups = groups_of(plans)
+    return requests_for([(group, source_of(group.program, group.ops)) for group in groups], arches)
+
+
+def requests_for(groups, arches):
+    """One for each kernel and architecture, as for aligned memory and a number of elements that is
+    a multiple of 16."""
+    for group, source in groups:
         for launch in launches_of(group.program, source):
             aligned = [
                 a.name
@@ -52,28 +57,36 @@ def compile_all(requests, folder):
     return made
 
 
-def test_a_sample_of_random_groups_compiles(tmp_path):
-    requests, seed = [], 0
-    while len(requests) < SAMPLE * len(ARCHES):
-        exact = seed % 2 == 0
-        plans = random_plans(seed, 3 + seed * 7 % 20, exact)
-        requests += list(requests_of(plans))[: 6 if SAMPLE < 50 else None]
-        seed += 1
-    compile_all(requests, tmp_path)
+@functools.cache
+def groups_of_sample(name):
+    return [one for _, new in SAMPLES[name].plans(GROUPS) for one in new]
 
 
-def test_a_sample_of_groups_with_rows_compiles(tmp_path):
-    requests, seed = [], 0
-    while len(requests) < SAMPLE // 2 * len(ARCHES):
-        plans = random_plans(seed, 6, False, rows=True)
-        requests += [r for r in requests_of(plans) if "ROWS" in r.constants][: 4 * len(ARCHES)]
-        seed += 1
+@pytest.mark.limit(180 + GROUPS)
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize(
+    "name, part", [(name, i) for name, sample in SAMPLES.items() for i in range(sample.share)]
+)
+def test_random_groups_compile(name, part, arch, tmp_path):
+    """Into small files; those of one architecture are the interpreted groups, all of them."""
+    share = GROUPS // PARTS
+    groups = groups_of_sample(name)[part * share : (part + 1) * share]
+    assert len(groups) == share
+    compile_all(list(requests_for(groups, (arch,))), tmp_path)
+    files = list(tmp_path.iterdir())
+    assert len(files) >= 2 * share
+    assert max(file.stat().st_size for file in files) < MOST_BYTES
+    for file in files:  # (pytest keeps the folders of three runs)
+        file.unlink()
+
+
+def test_a_group_with_folds_of_rows_and_of_all_compiles(tmp_path):
     x = torch.randn(40, 3000)
 
     def program(x):
         return torch.softmax(x, -1).to(torch.bfloat16), x.double().sum(-1), (x > 0).any(), x.mean()
 
-    compile_all([*requests, *requests_of(plans_of(program, x))], tmp_path)
+    compile_all(list(requests_of(plans_of(program, x))), tmp_path)
 
 
 def test_each_dtype_and_fold_compiles(tmp_path):
@@ -81,6 +94,7 @@ def test_each_dtype_and_fold_compiles(tmp_path):
 
     def program(*tensors):
         results = [x for t in tensors for x in (t * t, (t * t).amax(), (t == t).sum())]
+        results += [t * torch.ones_like(t) for t in tensors]  # a number that is part of the op
         floats = [t for t in tensors if t.is_floating_point()]
         return *results, *(torch.tanh(t).mean() for t in floats[1:])
 

@@ -10,11 +10,11 @@ pytest.importorskip("triton", reason="triton is not installed")
 import torch
 
 from lazyeng.fuse.source import source_of
-from tests.fuse.programs import groups_of, plans_of, random_plans
+from tests.fuse.programs import PARTS, SAMPLES, groups_of, plans_of
 from tests.fuse.replay import Replay
 from tests.fusion_programs import FLOATS, exact_functions, hard_values
 
-# Groups that the random programs below are asked for; more by the variable.
+# Groups of random programs, each of another source; more by the variable.
 GROUPS = int(os.environ.get("LAZYENG_TEST_GROUPS", "200"))
 LARGE = 16384  # elements of a program: the interpreter's time goes by operations
 # Ops whose groups stay within a tolerance: what eager has from MKL or adds up in another order.
@@ -45,33 +45,18 @@ def check(replay, same):
     return groups
 
 
-def test_random_programs_of_exact_ops(device):
-    """Bit for bit, with the signs of zeros, NaN, infinities and denormals."""
-    groups, seed = 0, 0
-    while groups < GROUPS * 3 // 4:
-        groups += check(Replay(random_plans(seed, 5 + seed % 26, True), device), same_bits)
-        seed += 1
-
-
-# (A last bit of the narrow dtypes is as large as the tolerance: it must not pass through many ops.)
-@pytest.mark.parametrize("floats, most", [(FLOATS[:2], 30), (FLOATS[2:], 2)])
-def test_random_programs_of_functions(floats, most, device):
-    groups, seed = 0, 0
-    while groups < GROUPS // 8:
-        plans = random_plans(seed, 1 + seed % most, False, floats)
-        groups += check(Replay(plans, device, LARGE), close)
-        seed += 1
-
-
-@pytest.mark.parametrize("floats, most", [(FLOATS[:2], 12), (FLOATS[2:], 3)])
-def test_random_programs_of_rows(floats, most, device):
-    """Reductions along rows, softmax, norms, and what is made of them, once a row or for all."""
-    rows, seed = 0, 0
-    while rows < GROUPS // 8:
-        plans = random_plans(seed, 1 + seed % most, False, floats, rows=True)
-        check(Replay(plans, device, LARGE), close)
-        rows += sum(group.program.row > 0 for group in groups_of(plans))
-        seed += 1
+@pytest.mark.parametrize("name", SAMPLES)
+def test_random_programs(name, device):
+    """Bit for bit those of exact ops: with the signs of zeros, NaN, infinities and denormals."""
+    sample, groups = SAMPLES[name], 0
+    for plans, new in sample.plans(GROUPS):
+        if sample.exact:
+            ran = check(Replay(plans, device), same_bits)
+        else:
+            ran = check(Replay(plans, device, LARGE), close)
+        assert ran >= len(new)
+        groups += len(new)
+    assert groups >= GROUPS // PARTS * sample.share
 
 
 @pytest.mark.parametrize("columns", [32, 33, 700, 4096])

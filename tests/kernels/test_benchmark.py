@@ -28,7 +28,7 @@ def test_cases_compute_what_torch_computes(device):
             ours = ours[0]
         if case.name not in DRAWN_OR_IN_PLACE:
             assert_same(ours, theirs)
-    assert len(names) == len(set(names)) == 12
+    assert len(names) == len(set(names)) == 21
 
 
 @pytest.mark.plain_process

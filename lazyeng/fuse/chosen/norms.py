@@ -1,6 +1,7 @@
 """layer_norm, forward and backward (layer_norm.py).
 
-(rms_norm is recorded as what torch takes it apart into, which generated code runs.)
+(rms_norm is recorded as what torch takes it apart into, which generated code runs, forward and
+backward; ``_fused_rms_norm_backward``, called by that name, is one op, and left to torch.)
 """
 
 from __future__ import annotations
