@@ -5,6 +5,8 @@
 #   make bench   the measurements of the README         make lint    format, lint, types, layers
 #   make tsan    C++ tests under ThreadSanitizer        make asan    under Address- and UBSanitizer
 #   make soak    all of lazyeng under AddressSanitizer: random programs for SOAK seconds (1800), tests
+#   make versions  build and test with other Pythons and torches: VERSIONS="3.12/2.15 ...", or the
+#                  default of tools/versions.sh
 #
 # Settings: PYTHON (3.11 to 3.13), VENV, TORCH (what pip installs), MAX_JOBS (compilers at once).
 PYTHON ?= python3
@@ -20,7 +22,7 @@ cpp_tests := BUILD="$${BUILD:-$(CURDIR)/build/cpp-tests}" sh tests/cpp/run.sh
 sources := $(shell find csrc triton_kernels -type f -not -name '*.pyc')
 cpp_files := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp')
 
-.PHONY: demo test cpp-test py-test bench lint format tsan asan soak build clean
+.PHONY: demo test cpp-test py-test bench lint format tsan asan soak versions build clean
 .DELETE_ON_ERROR:
 
 demo: build $(VENV)/test.stamp
@@ -40,6 +42,9 @@ tsan asan:
 soak: $(VENV)/test.stamp
 	$(bin)/python tools/requirements.py build | $(pip) numpy -r /dev/stdin
 	PYTHON=$(CURDIR)/$(bin)/python sh tools/sanitize.sh address
+
+versions:
+	sh tools/versions.sh $(VERSIONS)
 
 bench: build $(VENV)/test.stamp
 	for script in benchmarks/[a-z]*.py; do \

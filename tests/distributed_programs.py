@@ -1,7 +1,7 @@
 """What test_distributed.py runs in two processes: eager against lazy, with the gloo backend.
 
 Usage: python -m tests.distributed_programs NAME RANK FILE; FILE is where the processes meet. NAME:
-a function of ROLES.
+a function of ROLES. Without RANK and FILE: under_torchrun, in the processes that torchrun starts.
 """
 
 from __future__ import annotations
@@ -155,6 +155,22 @@ def data_parallel(left_of: Callable[[int], bool], side: Side, **options: Any) ->
             optimizer.step()
         found.append([loss.detach(), [p.grad for p in model.parameters()]])
     return [found, state(model)]
+
+
+def five_steps(side: Side) -> Any:
+    """The usual loop: a new batch in each step, whose loss is read."""
+    layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    model = DistributedDataParallel(side(layers))
+    optimizer = torch.optim.AdamW(model.parameters())
+    data = torch.Generator().manual_seed(dist.get_rank())
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 6, generator=data)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return [losses, [p.grad for p in model.parameters()], state(model)]
 
 
 def fully_sharded(side: Side) -> Any:
@@ -403,9 +419,23 @@ def join(rank: int, meeting: str) -> None:
     )
 
 
+def under_torchrun() -> None:
+    """Who the processes are and where they meet stands in the environment."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=PATIENCE)
+    for way in WAYS:
+        check(five_steps, way)
+    # One write, newline included: both processes have one stdout.
+    sys.stdout.write(f"rank {dist.get_rank()} of {dist.get_world_size()}: equal\n")
+    leave_with_something_recorded()
+
+
 ROLES = {role.__name__: role for role in (train_and_compare, look_at_calls, lose_the_peer)}
 
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", message=".* is deprecated", category=FutureWarning)
-    ROLES[sys.argv[1]](int(sys.argv[2]), sys.argv[3])
+    if sys.argv[1] == under_torchrun.__name__:
+        under_torchrun()
+    else:
+        ROLES[sys.argv[1]](int(sys.argv[2]), sys.argv[3])

@@ -1,5 +1,8 @@
 """Two processes that train together: lazily they find what they find in eager."""
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +10,13 @@ from pathlib import Path
 import pytest
 import torch.distributed
 
-from .distributed_programs import PROCESSES, look_at_calls, lose_the_peer, train_and_compare
+from .distributed_programs import (
+    PROCESSES,
+    look_at_calls,
+    lose_the_peer,
+    train_and_compare,
+    under_torchrun,
+)
 
 ROOT = Path(__file__).parent.parent
 
@@ -45,6 +54,26 @@ def test_programs(tmp_path):
 @pytest.mark.limit(120)
 def test_calls(tmp_path):
     run_pair(look_at_calls, tmp_path, limit=110)
+
+
+@pytest.mark.limit(120)
+def test_torchrun():
+    """DistributedDataParallel as it is usually started: losses, gradients and weights are eager's
+    on both ranks."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={PROCESSES}", "-m", "tests.distributed_programs"]
+    process = subprocess.Popen(
+        [*command, under_torchrun.__name__], cwd=ROOT, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        text, _ = process.communicate(timeout=110)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # also those that it started
+    assert process.returncode == 0, text
+    for rank in range(PROCESSES):
+        assert f"rank {rank} of {PROCESSES}: equal\n" in text, text
 
 
 @pytest.mark.limit(60)

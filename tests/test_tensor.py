@@ -3,9 +3,13 @@
 import contextlib
 import copy
 import io
+import os
 import pickle
+import subprocess
+import sys
 import time
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -274,6 +278,77 @@ def test_save_and_load(weights_only):
     loaded = torch.load(file, weights_only=weights_only)
     assert type(loaded["x"]) is LazyTensor and loaded["x"].tolist() == [[3.0] * 3] * 2
     assert type(loaded["plain"]) is torch.Tensor
+
+
+def trained(what):
+    model = wrap(torch.nn.Linear(3, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(wrap(torch.ones(1, 3))).sum().backward()
+    optimizer.step()
+    return (optimizer if what == "optimizer" else model).state_dict()
+
+
+COMPLEX = torch.tensor([1 + 2j, 3 - 1j])
+SAVED = {
+    "pending": pending,
+    "views": lambda: [(x := wrap(torch.arange(6.0))), x[1:], x.view(2, 3)],
+    "transposed": lambda: wrap(torch.arange(6.0).view(2, 3)).t(),
+    "conjugate": lambda: wrap(COMPLEX).conj(),
+    "negative": lambda: wrap(COMPLEX).conj().imag,
+    "conjugate and negative": lambda: torch._neg_view(wrap(COMPLEX).conj()),
+    "number": lambda: {"one": wrap(torch.tensor(2.5)), "bool": wrap(torch.tensor(True))},
+    "empty": lambda: wrap(torch.empty(0, 3)),
+    "bfloat16": lambda: wrap(torch.ones(2, dtype=torch.bfloat16)),
+    "parameter": lambda: torch.nn.Parameter(wrap(torch.ones(2))),
+    "module": lambda: trained("module"),
+    "optimizer": lambda: trained("optimizer"),
+    "sparse": lambda: wrap(torch.eye(3)).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_saved_files_need_no_unsafe_globals(name, tmp_path):
+    """`weights_only=True`, torch's default, takes them: as they are, and mapped into memory."""
+    path = tmp_path / "saved.pt"
+    saved = SAVED[name]()
+    torch.save(saved, path)
+    assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
+    for mmap in (False, True):
+        loaded = torch.load(path, weights_only=True, mmap=mmap)
+        pairs = zip(*map(torch.utils._pytree.tree_leaves, (loaded, saved)), strict=True)
+        for x, y in pairs:
+            assert type(x) is type(y)
+            if isinstance(y, torch.Tensor):
+                assert (x.is_conj(), x.is_neg()) == (y.is_conj(), y.is_neg())
+                assert x.layout is not torch.strided or x.stride() == y.stride()
+                assert torch.equal(unwrap(x.detach()).to_dense(), unwrap(y.detach()).to_dense())
+            else:
+                assert x == y
+
+
+def test_saved_files_and_torch_without_lazyeng(tmp_path):
+    """With autoload off they are refused, as files of any class that torch has not heard of."""
+    torch.save(pending(), tmp_path / "saved.pt")
+    program = """
+import sys, torch
+try:
+    torch.load("saved.pt")
+except Exception as error:
+    assert "Unsupported global: GLOBAL lazyeng.tensor._rebuild" in str(error), error
+else:
+    raise AssertionError("not refused")
+assert "lazyeng" not in sys.modules
+import lazyeng
+assert torch.load("saved.pt").tolist() == [[3.0] * 3] * 2
+"""
+    root = str(Path(__file__).parents[1])
+    path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONPATH": path}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_saved_views_share_a_storage_again():
