@@ -1,9 +1,12 @@
 """A sample of op_db, module_db and optim_db. All of it: `python -m tests.conformance`."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
+from .conformance import __main__ as conformance
 from .conformance import generic, generic_report, log, report
 from .conformance.known import GENERIC, KNOWN, METADATA_ONLY
 from .conformance.report import row, unexpected
@@ -33,6 +36,10 @@ SAMPLES = [
     (Plan("dtype", "async", "block", limit=2), 4),
     (Plan("inplace_forms", "async", "wrap", limit=4), 3),
     (Plan("out_forms", "async", "wrap", limit=7), 3),
+    (Plan("op", "deferred", "wrap", limit=1, fusion="on"), 2),
+    (Plan("op", "async", "block", limit=1, fusion="off"), 3),
+    (Plan("module_error", "async", "wrap"), 1),
+    (Plan("optim_error", "deferred", "block"), 1),
 ]
 
 # Entries in which a full run once found a difference: all samples.
@@ -110,10 +117,48 @@ def test_the_latest_of_the_logs_counts_and_parts_are_left_out(tmp_path):
     results = log.read(paths)
     assert [r["name"] for r in results] == ["add", "mul", "sub", "mul"]
     assert not report.unexpected(results)
-    assert [log.matches(r, Plan("op", "sync", dtype="int64")) for r in results] == [0, 0, 0, 1]
     page = report.docs_page(results)
     assert "| op | int64 | auto | async | wrap | 2 | 2 | 1 | 4 | 2 |" in page
     assert "| sync |" not in page and "| entry |" not in page.partition("## Metadata")[0]
+
+
+def test_the_full_run_is_the_product_of_all():
+    plans = [*conformance.plans(conformance.arguments(["--full"]))]
+    assert len({*plans}) == len(plans) == (9 * 6 + 4) * 3 * 3
+    assert {plan.suite for plan in plans} == {*SUITES}
+    less = conformance.arguments(["--full", "--mode", "sync", "--suite", "op", "dtype"])
+    assert {plan.mode for plan in conformance.plans(less)} == {"sync"}
+    assert len([*conformance.plans(less)]) == (6 + 1) * 3
+
+
+@pytest.mark.limit(300)
+def test_a_full_run_goes_on_where_it_was(tmp_path):
+    path = tmp_path / "log" / "run.jsonl"
+    command = [sys.executable, "-m", "tests.conformance", "--full", "--log", str(path)]
+    command += ["--suite", "optim", "--dtype", "default", "--mode", "deferred", "--fusion", "on"]
+    command += ["--op", "SGD", "Adam"]
+
+    def output(*more):
+        done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    assert "1/1 optim_db, default: 2 of 2 equal" in output("--limit", "2").stderr
+    logged = path.read_text()
+    assert len(logged.splitlines()) == 2
+    again = output("--limit", "2")
+    assert path.read_text() == logged
+    assert "| optim, 2 samples | default | on | deferred | wrap | 2 | 2 | 0 | 4 |" in again.stdout
+
+
+def test_errors_that_come_with_the_read_are_listed():
+    """Each once, however many runs have seen it; and what has none is not there."""
+    late = {"late": ["IndexError: a | b"]}
+    results = [result("take", suite="error", **late), result("take", suite="error", **late)]
+    page = report.docs_page([*results, result("add", suite="error")])
+    section = page.partition("## Raised at the read")[2].partition("##")[0]
+    assert section.count("\n| `error:") == 1
+    assert "| `error:take` | IndexError: a / b |" in section
 
 
 TINY = """

@@ -1,4 +1,5 @@
-"""docs/errors/README.md shows what lazyeng prints: run again, and compared to the letter."""
+"""docs/errors/README.md shows programs and what lazyeng prints: compared to the letter with the
+files, and with what they print when they run again."""
 
 import importlib.util
 import sys
@@ -21,3 +22,9 @@ spec.loader.exec_module(error_texts)
 def test_text_is_as_shown(program):
     shown = error_texts.block(error_texts.PAGE.read_text(), program, "lazyeng")
     assert shown and error_texts.output(program, "lazyeng") == shown
+
+
+@pytest.mark.parametrize("program", error_texts.PROGRAMS)
+def test_program_is_the_file_that_runs(program):
+    _, shown, _ = error_texts.parts(error_texts.PAGE.read_text(), program)
+    assert shown == (error_texts.PAGE.parent / f"{program}.py").read_text()

@@ -1,8 +1,9 @@
 # tools/error_texts.py: writes the outputs in docs/errors/. Usage: error_texts.py [MXNET_PYTHON]
 """Runs the programs of docs/errors/ and puts what they print below the marks of its README.md.
 
-A mark is `<!-- index.py: eager -->` before a fenced block. lazyeng's texts are checked by
-tests/test_errors_texts.py; the others are kept as they were printed.
+A mark is `<!-- index.py: eager -->` before a fenced block; the last block of Python before the
+first mark is the program itself. It and lazyeng's texts are checked by tests/test_errors_texts.py;
+the other texts are kept as they were printed.
 """
 
 from __future__ import annotations
@@ -59,6 +60,20 @@ def shortened(text: str) -> str:
     return "\n".join(lines)
 
 
+def parts(page: str, program: str) -> tuple[str, str, str]:
+    """The page up to the program that it shows, the program, and the rest."""
+    before, mark, rest = page.partition(f"<!-- {program}.py: lazyeng -->\n")
+    start = before.rindex("```python\n") + len("```python\n")
+    end = before.index("```\n", start)
+    return before[:start], before[start:end], before[end:] + mark + rest
+
+
+def with_source(page: str, program: str) -> str:
+    """The page with the program as its file is."""
+    before, _, rest = parts(page, program)
+    return before + (PAGE.parent / f"{program}.py").read_text() + rest
+
+
 def with_block(page: str, program: str, how: str, text: str) -> str:
     """The page with another text below the mark."""
     mark = f"<!-- {program}.py: {how} -->\n"
@@ -77,6 +92,7 @@ def block(page: str, program: str, how: str) -> str:
 def main(mxnet_python: str) -> None:
     page = PAGE.read_text()
     for program in PROGRAMS:
+        page = with_source(page, program)
         for how in ("lazyeng", "eager", "torch.compile", *(["MXNet"] if mxnet_python else [])):
             page = with_block(page, program, how, output(program, how, mxnet_python))
     PAGE.write_text(page)

@@ -21,28 +21,51 @@ MORE_SUITES = (
     "out",
     "out_forms",
     "error",
+    "module_error",
+    "optim_error",
     "dtype",
     "offset",
 )
 DTYPES = ("default", "float64", "bfloat16", "float16", "int64", "bool", "complex64")
 FUSION = ("auto", "on", "off", "exact")
+# What is run of what no option names.
+USUAL: dict[str, tuple[str, ...]] = {
+    "suite": SUITES,
+    "dtype": ("default",),
+    "fusion": ("auto",),
+    "mode": MODES,
+}
+FULL: dict[str, tuple[str, ...]] = {
+    "suite": SUITES + MORE_SUITES,
+    "dtype": ("default", "float64", "bfloat16", "int64", "bool", "complex64"),
+    "fusion": ("auto", "on", "off"),
+    "mode": MODES,
+}
+# PyTorch chooses the dtypes itself.
+WITHOUT_DTYPE = ("error", "module_error", "optim_error", "dtype")
+FULL_LOG = "build/conformance-full.jsonl"
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """Of the command line, or these."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.conformance",
         description="Compares lazyeng with eager over PyTorch's op_db, module_db and optim_db. "
         "Exit status 1 if an entry differs that tests/conformance/known.py does not list.",
     )
     add = parser.add_argument
-    add("--mode", nargs="+", default=list(MODES), choices=MODES)
-    add("--suite", nargs="+", default=list(SUITES), choices=SUITES + MORE_SUITES)
+    add("--mode", nargs="+", choices=MODES)
+    add("--suite", nargs="+", choices=SUITES + MORE_SUITES)
     add("--how", nargs="+", default=["wrap"], choices=("wrap", "block"),
         help="wrap: LazyTensors outside any block; block: plain tensors in lazy(mode)")  # fmt: skip
-    add("--dtype", nargs="+", default=["default"], choices=DTYPES,
+    add("--dtype", nargs="+", choices=DTYPES,
         help="default: float32, or the first that an operator has")  # fmt: skip
-    add("--fusion", nargs="+", default=["auto"], choices=FUSION, help="LAZYENG_FUSION")
+    add("--fusion", nargs="+", choices=FUSION, help="LAZYENG_FUSION")
+    add("--full", action="store_true",
+        help="where no option above says less: all suites, six dtypes, three modes, fusion auto, "
+        f"on and off; takes hours (docs/conformance.md), and logs to {FULL_LOG}")  # fmt: skip
     add("--limit", type=int, help="at most this many samples of an entry")
+    add("--every", type=int, default=1, metavar="N", help="one entry of N")
     add("--op", nargs="+", help="only these entries (exact names)")
     add("--jobs", type=int, default=1, help="worker processes")
     add("--timeout", type=float, default=DEFAULT_TIMEOUT, help="seconds for one entry")
@@ -53,22 +76,29 @@ def arguments() -> argparse.Namespace:
     add("--docs", action="store_true", help="write docs/conformance.md")
     add("--quiet", action="store_true", help="no line per entry while it runs")
     add("-v", "--verbose", action="store_true", help="list equal entries too")
-    return parser.parse_args()
+    args = parser.parse_args(words)
+    for name, values in (FULL if args.full else USUAL).items():
+        setattr(args, name, getattr(args, name) or list(values))
+    if args.full:
+        args.log = args.log or FULL_LOG
+    return args
 
 
 def plans(args: argparse.Namespace) -> Iterator[Plan]:
     every = itertools.product(args.suite, args.dtype, args.fusion, args.mode, args.how)
     for suite, dtype, fusion, mode, how in every:
+        if args.full and suite in WITHOUT_DTYPE and dtype != "default":
+            continue
         yield Plan(suite, mode, how, args.limit, args.timeout, dtype, fusion)
 
 
 def run_all(args: argparse.Namespace) -> list[dict[str, Any]]:
-    names = names_of(args.suite)
+    names = {suite: found[:: args.every] for suite, found in names_of(args.suite).items()}
     if args.op:
         names = {suite: [n for n in found if n in args.op] for suite, found in names.items()}
     if not any(names.values()):
         sys.exit(f"no entry is called {' '.join(args.op)}")
-    done = log.read([args.log]) if args.log else []
+    done = report.groups(log.read([args.log])) if args.log else {}
     results: list[dict[str, Any]] = []
 
     def progress(result: dict[str, Any]) -> None:
@@ -78,11 +108,16 @@ def run_all(args: argparse.Namespace) -> list[dict[str, Any]]:
         if not args.quiet and result["status"] not in ("equal", "n/a"):
             print(report.row(result), file=sys.stderr, flush=True)
 
-    for plan in plans(args):
-        before = {r["name"]: r for r in done if log.matches(r, plan)}
+    todo = list(plans(args))
+    for number, plan in enumerate(todo, 1):
+        what = tuple(plan.what[part] for part in report.GROUP)
+        before = {r["name"]: r for r in done.get(what, [])}
         wanted = names[plan.suite]
         new = run(plan, [n for n in wanted if n not in before], args.jobs, progress)
-        results += [before[n] for n in wanted if n in before] + new
+        found = [before[n] for n in wanted if n in before] + new
+        if args.full and not args.quiet:
+            print(f"{number}/{len(todo)} {report.total(what, found)}", file=sys.stderr, flush=True)
+        results += found
     return results
 
 
@@ -91,6 +126,8 @@ def main() -> int:
     start = time.perf_counter()
     results = log.read(args.logs) if args.logs else run_all(args)
     report.show(results, args.verbose)
+    if args.full:
+        print("\n".join(["", *report.summary(results)]))
     print(f"{time.perf_counter() - start:.0f} s")
     if args.docs:
         print("wrote", report.write_docs(results))

@@ -238,6 +238,12 @@ def late_error(expected: BaseException) -> str | None:
     return f"forward: raised at the read, not at the call: {first_line(expected)}"
 
 
+def error_at_the_read(got: Observed) -> str | None:
+    """Of a call that eager refuses and that was recorded."""
+    error = got.errors.get("forward") if got.late else None
+    return error and f"{type(error).__name__}: {first_line(error)}"
+
+
 def message(error: BaseException) -> str:
     """Addresses of objects differ from one run to the next, in eager too; and a message that names
     the class of its argument names the class that it has (torch puts !marks! around it)."""

@@ -30,6 +30,7 @@ METADATA_ONLY: dict[str, str] = {
 # on arguments, shapes and dtypes has to be raised at the call.
 DEPENDS_ON_VALUES: tuple[str, ...] = (
     r"index -?\d+ is out of bounds for dimension",  # of gather, scatter, ...
+    r"index out of range in self",  # of an embedding
     r"probability tensor contains|invalid multinomial distribution",
     r"value cannot be converted to type \w+ without overflow",  # masked_fill by a tensor
 )

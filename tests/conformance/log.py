@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from .runner import Plan
-
 # What tells two results of an entry apart; of the same, the one that was logged last counts.
 IDENTITY = ("suite", "dtype", "fusion", "mode", "how", "limit", "name")
 
@@ -20,6 +18,7 @@ def stamp() -> dict[str, str]:
 
 
 def append(path: str, result: dict[str, Any]) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:
         file.write(json.dumps(result) + "\n")
 
@@ -39,7 +38,3 @@ def read(paths: list[str]) -> list[dict[str, Any]]:
 
 def lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
-
-
-def matches(result: dict[str, Any], plan: Plan) -> bool:
-    return all(result[part] == value for part, value in plan.what.items())

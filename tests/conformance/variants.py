@@ -4,12 +4,14 @@
 empty result. `inplace_forms` and `out_forms` take the first few in forms that programs are less
 used to: views, other strides, expanded tensors, tensors that require grad, and, of `out=`, other
 dtypes and shapes. Eager refuses many of them, and says why. `error` are the inputs that PyTorch
-expects to be refused; `dtype` are samples in dtypes that the operator does not have.
+expects to be refused, `module_error` and `optim_error` those of modules and optimizers; `dtype` are
+samples in dtypes that the operator does not have.
 """
 
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -235,6 +237,75 @@ def error_entries(_: torch.dtype | None) -> list[Entry]:
     ]
 
 
+def module_error_samples(info: Any) -> Iterator[Sample]:
+    for training in (True, False) if info.train_and_eval_differ else (True,):
+        errors = info.module_error_inputs_func(
+            info, device="cpu", dtype=torch.float32, requires_grad=False, training=training
+        )
+        for i, error in enumerate(list(errors)):
+            label = f"{i} {'train' if training else 'eval'}"
+            yield Sample(label, partial(build_refused_module, info, error, training))
+
+
+def build_refused_module(info: Any, error: Any, training: bool, side: Side) -> Program:
+    """Refused in the constructor, or, made before, when it is called."""
+    torch.manual_seed(0)
+    given = error.module_error_input
+    args, kwargs = clone((list(given.constructor_input.args), given.constructor_input.kwargs))
+    if error.error_on.name == "CONSTRUCTION_ERROR":
+        made = side((args, kwargs))
+        return Program(call=lambda: info.module_cls(*made[0], **made[1]) and None)
+    module = side(info.module_cls(*args, **kwargs).train(training))
+    inputs = side(clone((list(given.forward_input.args), given.forward_input.kwargs)))
+    return Program(call=lambda: module(*inputs[0], **inputs[1]), state=lambda: inputs)
+
+
+def module_error_entries(_: torch.dtype | None) -> list[Entry]:
+    from torch.testing._internal.common_modules import module_db
+
+    return [
+        Entry("module_error", info.name, partial(module_error_samples, info))
+        for info in module_db
+        if info.module_error_inputs_func is not None
+    ]
+
+
+def optim_error_samples(info: Any) -> Iterator[Sample]:
+    for error in info.optim_error_inputs_func(device="cpu", dtype=torch.float32):
+        label = error.optimizer_error_input.desc
+        yield Sample(label, partial(build_refused_optimizer, info, error))
+
+
+def build_refused_optimizer(info: Any, error: Any, side: Side) -> Program:
+    """Some are not refused, but warned of: what was said is the result."""
+    given = error.optimizer_error_input
+    plain = clone((given.params, given.kwargs))
+    params, kwargs = side(plain)
+    for x, y in zip(tree_leaves(params), tree_leaves(plain[0]), strict=True):
+        if isinstance(y, torch.Tensor) and y.grad is not None and x.grad is None:
+            x.grad = side(y.grad)
+
+    def call() -> list[str]:
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            optimizer = info.optim_cls(params, **kwargs)
+            if error.error_on.name == "STEP_ERROR":
+                optimizer.step()
+        return [str(warning.message) for warning in heard]
+
+    return Program(call, state=lambda: params, backward=False)
+
+
+def optim_error_entries(_: torch.dtype | None) -> list[Entry]:
+    from torch.testing._internal.common_optimizers import optim_db
+
+    return [
+        Entry("optim_error", info.name, partial(optim_error_samples, info))
+        for info in optim_db
+        if info.optim_error_inputs_func is not None
+    ]
+
+
 DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.int64,
     torch.uint8, torch.bool,
@@ -284,6 +355,8 @@ SUITES: dict[str, Callable[[torch.dtype | None], list[Entry]]] = {
     "out": partial(out_entries, out_samples, "out"),
     "out_forms": partial(out_entries, out_form_samples, "out_forms"),
     "error": error_entries,
+    "module_error": module_error_entries,
+    "optim_error": optim_error_entries,
     "dtype": dtype_entries,
 }
 

@@ -19,20 +19,21 @@ import torch
 
 import lazyeng
 
-from .compare import difference, observe_eager, observe_lazy, to_lazy
+from .compare import difference, error_at_the_read, observe_eager, observe_lazy, to_lazy
 from .suites import Entry, Sample, first_samples
 from .variants import entries
 
 
-def run_sample(sample: Sample, mode: str, how: str) -> str | None:
-    """How the lazy run differs from the eager one, in words; None if it does not."""
+def run_sample(sample: Sample, mode: str, how: str) -> tuple[str | None, str | None]:
+    """How the lazy run differs from the eager one, in words; None if it does not. And the error
+    that the read raised, where that is so."""
     expected = observe_eager(sample.build(lambda x: x))
     if how == "block":
         program, block = sample.build(lambda x: x), lambda: lazyeng.lazy(mode)
     else:  # the mode came with LAZYENG_MODE: LazyTensors record outside any block too
         program, block = sample.build(wrapped), contextlib.nullcontext
     got = observe_lazy(program, block, expected)
-    return difference(expected, got, program.values)
+    return difference(expected, got, program.values), error_at_the_read(got)
 
 
 def wrapped(obj: Any) -> Any:
@@ -42,17 +43,20 @@ def wrapped(obj: Any) -> Any:
 def run_entry(entry: Entry, mode: str, how: str, limit: int | None) -> dict[str, Any]:
     """Every sample; the first difference is kept, the others are counted."""
     start = time.perf_counter()
-    result: dict[str, Any] = {"samples": 0, "different": 0, "detail": ""}
+    result: dict[str, Any] = {"samples": 0, "different": 0, "detail": "", "late": []}
     try:
         for sample in first_samples(entry, limit):
             result["samples"] += 1
             try:
-                words = run_sample(sample, mode, how)
+                words, late = run_sample(sample, mode, how)
             except Exception as error:
                 # The harness itself stumbled, e.g. wrap() raised.
                 frame = traceback.extract_tb(error.__traceback__)[-1]
                 where = f"{os.path.basename(frame.filename)}:{frame.lineno}"
                 words = f"harness: {type(error).__name__} at {where}: {str(error)[:160]}"
+                late = None
+            if late and late not in result["late"]:
+                result["late"].append(late)
             if words:
                 result["different"] += 1
                 result["detail"] = result["detail"] or f"sample {sample.label}: {words}"
