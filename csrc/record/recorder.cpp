@@ -5,6 +5,7 @@
 
 #include "csrc/fuse/op_table.h"
 #include "csrc/fuse/trials.h"
+#include "csrc/record/doubts.h"
 #include "csrc/record/factories.h"
 #include "csrc/record/first_use.h"
 #include "csrc/record/forward_stacks.h"
@@ -399,7 +400,8 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
   if (learn_under) {
     note_kernel_accepted(call);
     compare_with_meta(call, node->found);
-    call.info.distrust_structured = true;  // (no matter if it was the kernel that was in doubt)
+    // (No matter if it was the kernel that was in doubt.)
+    doubt_of(call).structured.store(true, std::memory_order_relaxed);
     if (PlanRef plan = learn(call, node->found)) plans_.insert(*learn_under, call, std::move(plan));
   }
   Made made;
