@@ -23,6 +23,7 @@
 #include "csrc/run/executor.h"
 #include "csrc/run/ignored_warnings.h"
 #include "csrc/run/openmp_team.h"
+#include "csrc/run/parts.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
 
@@ -195,12 +196,13 @@ Recorder::Recorder(std::unique_ptr<engine::Engine> engine) : engine_(std::move(e
     run::init_engine_thread();
     Gate::exempt_this_thread();
   });
+  run::set_parts_engine(engine_.get());
   engine_->set_long_idle([] { run::openmp_helpers().end_own_team(); });
   static thread_local std::optional<run::AsEngineThread> as_engine_thread;
   engine_->set_guest_hooks([] { as_engine_thread.emplace(); }, [] { as_engine_thread.reset(); });
 }
 
-Recorder::~Recorder() = default;
+Recorder::~Recorder() { run::set_parts_engine(nullptr); }
 
 void Recorder::start_threads() {
   watched_.store(true, std::memory_order_relaxed);

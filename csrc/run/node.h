@@ -116,6 +116,7 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   void end(torch::jit::Stack stack);
   void call_kernel(torch::jit::Stack& stack) const;
   void call_kernel_here(torch::jit::Stack& stack) const;
+  bool call_in_parts(torch::jit::Stack& stack) const;
   void call_and_measure(torch::jit::Stack& stack, int cores) const;
   void follow_resizes() const;
   void keep_overwritten_failures() const;

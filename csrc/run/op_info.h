@@ -76,6 +76,7 @@ struct OpInfo {
   std::vector<ReturnInfo> returns;
 
   Work work = Work::other;
+  std::optional<c10::OperatorHandle> out_form;  ///< of products: the same op with `out=`
   OffsetView offset_view = OffsetView::none;
   bool aten = false;
   bool writes = false;  ///< some argument is written
