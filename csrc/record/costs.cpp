@@ -13,11 +13,6 @@ bool is_list(const run::ArgInfo& arg) {
 /// Most elementwise kernels fan out from 32,768 elements, those of MKL's functions from 2,048.
 constexpr uint64_t kElementsFanOut = 2048 * sizeof(float);
 
-/// Those of oneDNN do at any size.
-bool fans_out_always(const run::OpInfo& info) {
-  return info.name == "aten::gelu" || info.name == "aten::gelu_backward";
-}
-
 /// All tensors but numbers lie in one way, side by side: the kernel goes over them as over one row.
 bool are_alike(const std::vector<run::GeometryRef>& tensors) {
   const run::Geometry* first = nullptr;
@@ -46,7 +41,7 @@ std::vector<run::GeometryRef> tensors_of(const Call& call, const Plan& plan) {
 /// All tensors of the call together fit the second-level cache with ease, and none has so many
 /// elements that kernels fan out for them. (Who waits runs such an op: a team of helpers of that
 /// thread's own would stop those of the engine's threads from spinning, which cost a SAC step a
-/// third of its time.)
+/// third of its time, and let a step of ResNet-18 wake its helper 300 times.)
 bool are_small(const std::vector<run::GeometryRef>& tensors) {
   constexpr uint64_t kMostBytes = 1 << 17;
   constexpr int64_t kFanOut = 1 << 15;
@@ -67,7 +62,7 @@ bool starts_helpers(const Call& call, const std::vector<run::GeometryRef>& tenso
   for (const run::GeometryRef& tensor : tensors)
     if (tensor) most_bytes = std::max(most_bytes, tensor->span_bytes());
   return !(copies || work == run::Work::elements) || most_bytes >= kElementsFanOut ||
-         fans_out_always(call.info);
+         call.info.fans_out;
 }
 
 }  // namespace
@@ -81,7 +76,8 @@ void add_costs(const Call& call, Plan& plan) {
   if (microseconds < run::kAlwaysAllCores && !apart && starts_helpers(call, tensors))
     plan.width =
         make_ref<run::Width>(call.info, microseconds, tensors[0] ? tensors[0]->numel() : 0);
-  plan.brief = are_small(tensors);
+  // (What has a width will be tried, and is run on one core then.)
+  plan.brief = are_small(tensors) && (plan.width || !call.info.fans_out);
 }
 
 }  // namespace lazyeng::record

@@ -122,7 +122,7 @@ constexpr std::array<string_view, 4> kProducts = {"aten::mm", "aten::addmm", "at
 
 /// Ops that do each row, or column, by itself, all in one way. (Sums do so if their results are
 /// many; else each thread has its part. width.h tells by trying.)
-constexpr std::array<string_view, 14> kRows = {"aten::sum",
+constexpr std::array<string_view, 20> kRows = {"aten::sum",
                                                "aten::mean",
                                                "aten::amax",
                                                "aten::amin",
@@ -134,8 +134,29 @@ constexpr std::array<string_view, 14> kRows = {"aten::sum",
                                                "aten::_softmax_backward_data",
                                                "aten::_log_softmax_backward_data",
                                                "aten::native_layer_norm",
+                                               "aten::native_batch_norm",
+                                               "aten::_native_batch_norm_legit",
+                                               "aten::_native_batch_norm_legit_no_training",
+                                               "aten::native_batch_norm_backward",
+                                               "aten::native_group_norm",
+                                               "aten::native_group_norm_backward",
                                                "aten::nll_loss_backward",
                                                "aten::_fused_rms_norm"};
+
+/// Begins of the names of ops whose kernels start helpers however small their tensors are: those of
+/// oneDNN, and what shares out channels or images instead of elements.
+constexpr std::array<string_view, 11> kFansOut = {
+    "aten::gelu",
+    "aten::convolution",
+    "aten::mkldnn_",
+    "aten::_scaled_dot_product_",
+    "aten::max_pool",
+    "aten::avg_pool",
+    "aten::_adaptive_avg_pool",
+    "aten::adaptive_max_pool",
+    "aten::upsample_",
+    "aten::native_batch_norm",
+    "aten::_embedding_bag"};
 
 /// They move elements, or set them.
 constexpr std::array<string_view, 10> kCopies = {
@@ -158,6 +179,12 @@ constexpr std::array<string_view, 9> kLooksOnce = {"aten::mse_loss",
 template <size_t N>
 bool contains(const std::array<string_view, N>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+template <size_t N>
+bool begins_with_one_of(const std::array<string_view, N>& begins, const std::string& name) {
+  return std::any_of(begins.begin(), begins.end(),
+                     [&](string_view begin) { return name.rfind(begin, 0) == 0; });
 }
 
 Work work_of(const c10::OperatorHandle& op, const std::string& base) {
@@ -284,6 +311,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
   }
   random = op.hasTag(at::Tag::nondeterministic_seeded);
   work = work_of(op, base);
+  fans_out = begins_with_one_of(kFansOut, base);
   if (work == Work::product && name == base)
     out_form = c10::Dispatcher::singleton().findSchema({base, "out"});
   takes_some_of_first =
