@@ -1,6 +1,8 @@
 // csrc/fuse/extent.cpp: reduced dims, and whether they are the innermost ones in memory.
 #include "csrc/fuse/extent.h"
 
+#include <algorithm>
+
 #include "csrc/fuse/iteration.h"
 
 namespace lazyeng::fuse {
@@ -154,14 +156,21 @@ const run::Geometry* tensor_look(const run::Node& node, size_t index) {
   return value ? &value->geometry() : nullptr;
 }
 
-/// To one element, or (without a reduction) none at all: never along dims.
-Extent loss_extent(const run::Node& node, const run::Geometry& result) {
+/// To one element, never along dims.
+Extent loss_extent(const run::Node& node) {
   const run::Geometry* self = tensor_look(node, 0);
   const run::Geometry* target = tensor_look(node, 1);
   if (!self || !target) return {};
-  if (node.args[2].toInt() == 0) return {&result};
   if (self->sizes() != target->sizes() || self->numel() == 1) return {};
   return {self, true};
+}
+
+/// Whether what a program makes element by element it can make of all results.
+bool lie_alike(c10::ArrayRef<run::ValueRef> results) {
+  return std::ranges::all_of(results, [&](const run::ValueRef& result) {
+    return result->geometry().sizes() == results[0]->geometry().sizes() &&
+           result->geometry().strides() == results[0]->geometry().strides();
+  });
 }
 
 }  // namespace
@@ -174,8 +183,9 @@ Extent extent_of(const OpRule& rule, const run::Node& node) {
     return elements ? backward_of(rule, node, *elements) : Extent();
   }
   const run::Geometry& result = node.outputs[0]->geometry();
-  if (!is_reduction(rule.form)) return {&result};
-  if (rule.form == Form::mse_loss) return loss_extent(node, result);
+  if (!is_reduction(rule.form) || is_unreduced(rule.form, node))
+    return lie_alike(node.outputs) ? Extent{&result} : Extent();
+  if (rule.form == Form::loss) return loss_extent(node);
   if (is_normalization(rule.form)) return rows_of(rule, node, result);
   const run::Geometry* input = tensor_look(node, 0);
   if (!input || input->numel() == 1) return {};

@@ -104,8 +104,10 @@ Stats& stats();
 /// memory, so they cost their members nothing. Returns how many bytes that takes off their costs.
 uint64_t lower_costs(const Group& group);
 
-/// Whether each group is reported on stderr.
+/// Whether each group is reported on stderr, when it is known what has run it.
 void set_logging(bool on);
 bool logging();
+void report_group(c10::ArrayRef<run::Node*> nodes, int64_t elements, uint64_t bytes_not_written,
+                  const std::string& kernel);
 
 }  // namespace lazyeng::fuse

@@ -35,6 +35,8 @@ class Registers {
   RegisterId constant(double value, c10::ScalarType as);
   RegisterId number(size_t arg, c10::ScalarType as, bool negate = false, bool no_nan = false,
                     double plus = 0);
+  /// 1 divided by the number, in double.
+  RegisterId inverse_number(size_t arg, c10::ScalarType as);
 
   /// A step in the dtype, whose result is rounded to it.
   Operand step(Opcode opcode, c10::ScalarType dtype, std::initializer_list<RegisterId> in);
@@ -88,6 +90,7 @@ class Registers {
   Arguments args_;
   Iteration iteration_;           // of the member at hand
   Rate rate_ = Rate::element;     // of the same
+  bool refuses_ = false;          // it: what torch's loops disagree on
   std::vector<Written> written_;  // of each var
   std::vector<Loaded> loaded_;
 };

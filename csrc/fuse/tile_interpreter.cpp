@@ -78,7 +78,7 @@ class Worker {
   }
 
   std::vector<Totals>& totals() { return totals_; }
-  /// Of rows.
+  /// Of a row's fold, or as a kernel has refused an operand.
   bool uncertain() const { return uncertain_; }
 
  private:
@@ -88,8 +88,9 @@ class Worker {
     return reg.rate == Rate::column ? program_.row : n / program_.row * kLanes;
   }
 
-  void run_whole(const Step& step, int64_t n) const {
+  void run_whole(const Step& step, int64_t n) {
     KernelArgs args{};
+    args.refused = &uncertain_;
     args.n = length(program_.registers[step.out], n);
     args.out = place_[step.out];
     for (int k = 0; k < step.inputs; ++k) {
@@ -126,8 +127,9 @@ class Worker {
   Type type_of(RegisterId reg) const { return program_.registers[reg].type; }
 
   /// An element of a register at row rate is a splat for its row.
-  void run_by_row(const Step& step, int64_t rows) const {
+  void run_by_row(const Step& step, int64_t rows) {
     KernelArgs args{};
+    args.refused = &uncertain_;
     args.n = program_.row;
     args.out = place_[step.out];
     const int64_t out_stride = program_.row * item(step.out);

@@ -38,14 +38,24 @@ enum class Opcode : uint8_t {
   add, sub, mul, div, add_scaled,  ///< a + b * c
   neg, abs, square, reciprocal, sqrt, rsqrt, maximum, minimum, clamp, sign, pow,
   floor, ceil, trunc, round, addcmul, addcdiv, lerp,
+  frac, copysign, fmax, fmin, fmod, remainder, floor_divide, heaviside, nan_to_num,
+  trunc_divide, shift_left, shift_right,  ///< of integers
   // functions
   exp, exp_u20, exp2, expm1, log, log2, log10, log1p, sin, cos, tan, tanh, sinh, cosh, erf, erfc,
-  sigmoid, relu, gelu, gelu_tanh, silu, leaky_relu, elu, softplus, hardswish, hardsigmoid,
+  acos, acosh, asin, asinh, atan, atanh, atan2, hypot, erfinv, lgamma, logaddexp, logaddexp2, xlogy, xlog1py,
+  sigmoid, log_sigmoid, relu, gelu, gelu_tanh, silu, mish, leaky_relu, elu, softplus, hardswish, hardsigmoid,
+  shrink,  ///< the first, 0 where the second is within the third of 0
+  softshrink,
+  // of two tensors, losses before they are summed
+  smooth_l1, huber,
   // their derivatives: of the gradient and, as torch saves it, the input or the result
   threshold_backward, tanh_backward, sigmoid_backward, silu_backward, gelu_backward,
-  gelu_tanh_backward, leaky_relu_backward,
+  gelu_tanh_backward, leaky_relu_backward, mish_backward, hardswish_backward, hardsigmoid_backward,
+  hardtanh_backward, softplus_backward, log_sigmoid_backward,
+  elu_slope, elu_slope_of_result,  ///< what the gradient is multiplied by
+  smooth_l1_backward, huber_backward,  ///< of gradient, difference, bound and factor
   // to bool; select takes a bool first
-  eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor, logical_not, select,
+  eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor, logical_not, sign_bit, select,
   bit_and, bit_or, bit_xor, bit_not,
   // to the nearest value that the narrow type can hold
   round_f16, round_bf16,
@@ -63,6 +73,9 @@ struct KernelArgs {
   const char* in[kMaxInputs];
   int64_t step[kMaxInputs];  ///< 1, or 0 for a splat
   int64_t n;                 ///< elements
+  /// Set by a kernel that has met operands that its op raises an error for (or see
+  /// KernelSet::checking): what it writes then is worth nothing.
+  bool* refused;
 };
 using Kernel = void (*)(const KernelArgs& args);
 
@@ -139,6 +152,9 @@ struct ChainKernels {
 struct KernelSet {
   const char* name;
   Kernel (*kernel)(Opcode opcode, Type type);
+  /// Of steps whose result depends on which of torch's loops an element comes into, for some values:
+  /// the same, but it refuses these.
+  Kernel (*checking)(Opcode opcode, Type type);
   Kernel (*cast)(Type from, Type to);
   FoldKernel (*fold)(Fold fold, Type type);
   ColumnsKernel (*columns)(Fold fold, Type type);

@@ -186,7 +186,7 @@ inline constexpr size_t kSplatBytes = kLanes * 8;
 
 /// Runs the program. With `wide`, on all threads of the intra-op pool, otherwise on this one.
 /// Throws only std::bad_alloc, before anything is written. False: of a maximum or minimum that is
-/// zero, torch may have found one with another sign.
+/// zero, torch may have found one with another sign; or an op of the program has an error to raise.
 bool run_program(const Program& program, const Bindings& bindings, bool wide);
 
 }  // namespace lazyeng::fuse

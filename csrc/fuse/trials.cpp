@@ -3,6 +3,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/Reduction.h>
 
 #include <algorithm>
 #include <array>
@@ -67,12 +68,42 @@ constexpr Oracle kOracles[] = {
     LAZYENG_FUNCTION(silu),
     LAZYENG_FUNCTION(hardswish),
     LAZYENG_FUNCTION(hardsigmoid),
+    LAZYENG_FUNCTION(acos),
+    LAZYENG_FUNCTION(acosh),
+    LAZYENG_FUNCTION(asin),
+    LAZYENG_FUNCTION(asinh),
+    LAZYENG_FUNCTION(atan),
+    LAZYENG_FUNCTION(atanh),
+    LAZYENG_FUNCTION(erfinv),
+    LAZYENG_FUNCTION(lgamma),
+    LAZYENG_FUNCTION(mish),
+    LAZYENG_FUNCTION(log_sigmoid),
+    LAZYENG_OF_RESULT(atan2),
+    LAZYENG_OF_RESULT(hypot),
+    LAZYENG_OF_RESULT(logaddexp),
+    LAZYENG_OF_RESULT(logaddexp2),
+    LAZYENG_OF_RESULT(xlogy),
+    LAZYENG_OF_RESULT(hardswish_backward),
+    LAZYENG_OF_RESULT(hardsigmoid_backward),
     LAZYENG_OF_RESULT(tanh_backward),
     LAZYENG_OF_RESULT(silu_backward),
     LAZYENG_SCALED(add_scaled, 2, at::add_out(out, in[0], in[1], number)),
     LAZYENG_SCALED(addcmul, 3, at::addcmul_out(out, in[0], in[1], in[2], number)),
     LAZYENG_SCALED(addcdiv, 3, at::addcdiv_out(out, in[0], in[1], in[2], number)),
     LAZYENG_SCALED(lerp, 2, at::lerp_out(out, in[0], in[1], number)),
+    LAZYENG_SCALED(softshrink, 1, at::softshrink_out(out, in[0], number)),
+    LAZYENG_SCALED(smooth_l1, 2,
+                   at::smooth_l1_loss_out(out, in[0], in[1], at::Reduction::None,
+                                          number.toDouble())),
+    LAZYENG_SCALED(huber, 2,
+                   at::huber_loss_out(out, in[0], in[1], at::Reduction::None, number.toDouble())),
+    {Opcode::xlog1py, 2, false, [](at::Tensor& out, const Tensors& in, const at::Scalar&) {
+       at::special_xlog1py_out(out, in[0], in[1]);
+     }},
+    {Opcode::log_sigmoid_backward, 3, false,
+     [](at::Tensor& out, const Tensors& in, const at::Scalar&) {
+       at::log_sigmoid_backward_out(out, in[0], in[1], in[2]);
+     }},
 };
 #undef LAZYENG_FUNCTION
 #undef LAZYENG_OF_RESULT
@@ -82,8 +113,20 @@ constexpr double kNumbers[] = {0.3, -2.5, 1};
 /// From 0.5 on lerp has another formula. (Of a weight of 1 nobody asks: csrc/fuse/op_table.cpp.)
 constexpr double kWeights[] = {0.3, -2.5, 0.7};
 
+/// Of what is linear beyond it.
+constexpr double kBounds[] = {0.3, 2.5, 1};
+
 double number_for(const Oracle& oracle, size_t which) {
-  return (oracle.opcode == Opcode::lerp ? kWeights : kNumbers)[which];
+  switch (oracle.opcode) {
+    case Opcode::lerp:
+      return kWeights[which];
+    case Opcode::softshrink:
+    case Opcode::smooth_l1:
+    case Opcode::huber:
+      return kBounds[which];
+    default:
+      return kNumbers[which];
+  }
 }
 
 // ---- numbers
@@ -392,7 +435,8 @@ std::optional<Opcode> tried_opcode(const OpRule& rule) {
   const Opcode opcode = scaled ? Opcode::add_scaled : rule.opcode;
   const bool tried =
       std::ranges::any_of(kOracles, [&](const Oracle& oracle) { return oracle.opcode == opcode; });
-  return tried && !is_reduction(rule.form) ? std::optional(opcode) : std::nullopt;
+  return tried && (!is_reduction(rule.form) || rule.form == Form::loss) ? std::optional(opcode)
+                                                                       : std::nullopt;
 }
 
 Verdict find_out(Opcode opcode, c10::ScalarType dtype) {
