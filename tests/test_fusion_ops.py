@@ -65,6 +65,7 @@ def ops(reducing: bool = False) -> dict[str, torch._ops.OpOverload]:
 
 
 OPS = ops()
+NOT_IN_PLACE = sorted(name for name, op in OPS.items() if not op._schema.is_mutable)
 
 
 # With `on` only of ordinary numbers: about others torch's own loops (for whole vectors, for what is
@@ -221,7 +222,8 @@ def compare(calls: Calls, same: Callable[[Tensor, Tensor], None]) -> int:
     worked = 0
     for case in calls.cases():
         expected = outcome(lambda case=case: calls.run(case, lambda x: x))
-        lazily(calls, case)  # the first call of some ops runs at once
+        if case[1] == 0:
+            lazily(calls, case)  # the first call of some ops runs at once
         got = lazily(calls, case)
         where = calls.describe(case)
         if isinstance(expected, str) or isinstance(got, str):
@@ -245,7 +247,7 @@ def test_by_default_each_op_has_the_bits_of_eager(name, dtype):
 
 @pytest.mark.usefixtures("inexact")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", sorted(OPS))
+@pytest.mark.parametrize("name", NOT_IN_PLACE)
 def test_with_other_bits_allowed_each_op_is_close_to_eager(name, dtype):
     calls = Calls(name, dtype, ordinary=True)
     if calls.base in ROUNDED_OFTEN and dtype in FLOATS[2:]:
@@ -304,10 +306,9 @@ def test_a_division_by_zero_fails_its_own_op(name, dtype, mode):
         with lazy(mode):
             y = wrap(divisor) if torch.is_tensor(divisor) else divisor
             before = wrap(x) + 1
-            failed = divide(before - 1, y) + 2
             beside = before * 3
             with pytest.raises(RuntimeError) as caught:
-                lazyeng.unwrap(failed)
+                lazyeng.unwrap(divide(before - 1, y) + 2)
             assert str(caught.value) == str(eager.value)
             same_bits(lazyeng.unwrap(beside), (x + 1) * 3)
     quotient = divide(x, x.clamp(min=1)) + 2

@@ -34,10 +34,11 @@ Operand scaled(Registers& r, Opcode opcode, size_t a, size_t b) {
   if (!r.args().has_number(2)) throw Unfit();
   if (r.args().node().args[2].toScalar().equal(1))
     return r.step(opcode, dtype, {r.as(a, dtype), r.as(b, dtype)});
-  if (dtype == c10::kBool) throw Unfit();
-  const RegisterId factor =
-      r.number(2, is_narrow(dtype) ? c10::kFloat : dtype, /*negate=*/opcode == Opcode::sub);
-  return r.step(Opcode::add_scaled, dtype, {r.as(a, dtype), r.as(b, dtype), factor});
+  // (Of narrow dtypes torch rounds the product in some loops, and in others does not.)
+  if (dtype == c10::kBool || is_narrow(dtype)) throw Unfit();
+  const bool negate = opcode == Opcode::sub;
+  return r.step(Opcode::add_scaled, dtype,
+                {r.as(a, dtype), r.as(b, dtype), r.number(2, dtype, negate)});
 }
 
 /// Of numbers the dtype that torch makes tensors of.
