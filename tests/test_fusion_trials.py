@@ -34,6 +34,10 @@ def tried_ops() -> dict[str, torch._ops.OpOverload]:
 
 OPS = tried_ops()
 BOUNDS = ("beta", "delta", "lambd")
+# torch warns of others, or refuses them.
+OF_ONE_SHAPE = (
+    "binary_cross_entropy_with_logits", "huber_loss", "smooth_l1_loss", "log_sigmoid_backward",
+)  # fmt: skip
 # A number takes the place of a tensor. And with a weight of 1, which a tensor may hold, the sign of
 # a zero that lerp makes depends on which of torch's loops it gets into.
 NEVER_FUSED = ("aten::add.Scalar", "aten::sub.Scalar", "aten::rsub.Scalar", "aten::lerp.Tensor")
@@ -111,6 +115,8 @@ class Calls:
         tensors = self.kinds.count("Tensor")
         self.pools = [numbers_for(dtype, i) for i in range(tensors)]
         self.cases = list(cases(tensors, self.in_place))
+        if op._schema.name.removeprefix("aten::") in OF_ONE_SHAPE:
+            self.cases = [case for case in self.cases if len({*case[1]}) == 1]
 
     def arguments(self, case: int):
         shape, layouts = self.cases[case]
@@ -129,7 +135,8 @@ class Calls:
             extent = 1 + sum((n - 1) * step for n, step in zip(size, strides, strict=True))
             begin = 997 * case % (POOL - extent)
             memory = pool[begin : begin + extent]
-            yield (memory.clone() if self.in_place else memory).as_strided(size, strides)
+            written = self.in_place and pool is self.pools[0]
+            yield (memory.clone() if written else memory).as_strided(size, strides)
 
     def run(self, case: int, given=lambda x: x) -> Tensor:
         arguments, keywords = [], {}

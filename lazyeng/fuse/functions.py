@@ -318,7 +318,8 @@ def power(base, exponent):  # (of integers; a negative exponent leaves what is l
         result = tl.where(((exponent >> bit) & 1) != 0, result * square, result).to(base.dtype)
         square = (square * square).to(base.dtype)
     sign = tl.where((exponent & 1) != 0, base, base * base)
-    return tl.where(exponent >= 0, result, tl.where(base * base == 1, sign, 0)).to(base.dtype)
+    unit = (base == 1) | (base + 1 == 0)
+    return tl.where(exponent >= 0, result, tl.where(unit, sign, 0)).to(base.dtype)
 
 
 @triton.jit

@@ -74,4 +74,4 @@ def test_each_op_compiles(dtype, tmp_path):
         plans = plans_of(program, *(x for calls in some for x in tensors_of(calls)))
         compile_all(list(requests_of(plans, (90,))), tmp_path)
         compiled |= {op for group in groups_of(plans) for op in group.ops}
-    assert len(compiled) > len(all_calls) / 2
+    assert len(compiled) >= 45
