@@ -1,5 +1,5 @@
-"""Every op of the table (csrc/fuse/op_table.cpp) against eager: all dtypes, values with a meaning of
-their own, layouts, numbers as tensors, in place, with out=; and the errors that values raise."""
+"""Every op of the table (csrc/fuse/op_table.cpp) against eager: all dtypes, layouts, values with a
+meaning of their own, numbers as tensors, in place, with out=; and the errors that values raise."""
 
 from __future__ import annotations
 
@@ -71,10 +71,11 @@ NOT_IN_PLACE = sorted(name for name, op in OPS.items() if not op._schema.is_muta
 # With `on` only of ordinary numbers: about others torch's own loops (for whole vectors, for what is
 # left over, for memory with gaps) disagree, or torch's CPU kernel is another one for some layouts.
 DISPUTED = {
-    "gelu", "floor_divide", "div", "fmod", "remainder", "hardshrink_backward", "softshrink_backward",
-    "hardtanh_backward", "hardswish_backward", "hardsigmoid_backward", "elu_backward",
+    "gelu", "floor_divide", "div", "fmod", "remainder", "hardshrink_backward",
+    "softshrink_backward", "hardtanh_backward", "hardswish_backward", "hardsigmoid_backward",
+    "elu_backward",
 }  # fmt: skip
-# Several roundings in eager, one in a program: more than the last places of float16 (docs/state.md).
+# Rounded several times in eager, once in a program: more than the last places of float16.
 ROUNDED_OFTEN = {"sigmoid_backward", "mse_loss_backward"}
 # at::vec's are infinite from 88.4 on, torch's CPU kernels from 89.4 on.
 EARLY_INFINITE = {"sinh", "cosh"}
@@ -92,7 +93,17 @@ def special(dtype: torch.dtype, small: bool) -> list[float | int | bool]:
     numbers = [0.0, -0.0, 1, -1, 0.5, -0.5, 3, -3, 2.5, 20.5, 0.25, 1.5, 100]
     if small:
         return numbers
-    return [*numbers, inf, -inf, float("nan"), few.tiny, few.tiny / 4, -few.tiny / 8, few.max, few.min]
+    return [
+        *numbers,
+        inf,
+        -inf,
+        float("nan"),
+        few.tiny,
+        few.tiny / 4,
+        -few.tiny / 8,
+        few.max,
+        few.min,
+    ]
 
 
 @functools.cache
@@ -277,6 +288,50 @@ def test_each_op_joins_groups(name, groups):
         if compare(Calls(name, dtype, ordinary=True), lambda *_: None) and groups():
             return
     raise AssertionError("no group")
+
+
+def out_forms() -> dict[str, torch._ops.OpOverload]:
+    """Those that write a tensor that is given, by the name of the op that makes one."""
+    found = {}
+    for name in NOT_IN_PLACE:
+        base, _, overload = name.partition(".")
+        packet = getattr(torch.ops.aten, base)
+        out = f"{overload}_out" if f"{overload}_out" in packet.overloads() else "out"
+        if out in packet.overloads() and len(OPS[name]._schema.returns) == 1:
+            found[name] = getattr(packet, out)
+    return found
+
+
+OUT_FORMS = out_forms()
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.int32), ids=str)
+@pytest.mark.parametrize("name", OUT_FORMS)
+def test_out_forms_have_the_bits_of_eager(name, dtype):
+    """They join no group; what is written goes on into one."""
+    _C.set_inexact_fusion(False)
+    calls = Calls(name, dtype)
+
+    # (Not in the block: a copy of a NaN in two bytes may lose its sign.)
+    tensors, named = calls.arguments("dense", 1)
+
+    def run(given: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        arguments = [given(x) if torch.is_tensor(x) else x for x in tensors]
+        out = given(torch.zeros(20, COLUMNS, dtype=expected[0].dtype))
+        names = [argument.name for argument in OUT_FORMS[name]._schema.arguments if argument.is_out]
+        OUT_FORMS[name](*arguments, **named, **{names[0]: out})
+        return [out.clone()]
+
+    expected = outcome(lambda: calls.run(("dense", 1), lambda x: x)) if [*calls.cases()] else ""
+    if isinstance(expected, str) or expected[0].shape != (20, COLUMNS):
+        return
+    eager = outcome(lambda: run(lambda x: x))
+    with lazy("deferred"):
+        got = outcome(lambda: lazyeng.unwrap(run(wrap)))
+    if isinstance(eager, str) or isinstance(got, str):
+        assert got == eager
+    else:
+        same_bits(got[0], eager[0])
 
 
 # --- errors that values raise

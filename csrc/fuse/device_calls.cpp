@@ -122,8 +122,7 @@ class CallsRun {
   /// Of the largest tensor that is made or written.
   int64_t elements() const {
     int64_t most = 0;
-    for (const Tensor& tensor : tensors_)
-      most = std::max(most, tensor.value->geometry().numel());
+    for (const Tensor& tensor : tensors_) most = std::max(most, tensor.value->geometry().numel());
     return most;
   }
 

@@ -32,7 +32,8 @@ class Math {
   RegisterId operator()(Opcode opcode, RegisterId a, RegisterId b, RegisterId c) const {
     return r_.builder().step(opcode, type_, type_, {a, b, c});
   }
-  RegisterId operator()(Opcode opcode, RegisterId a, RegisterId b, RegisterId c, RegisterId d) const {
+  RegisterId operator()(Opcode opcode, RegisterId a, RegisterId b, RegisterId c,
+                        RegisterId d) const {
     return r_.builder().step(opcode, type_, type_, {a, b, c, d});
   }
   RegisterId test(Opcode opcode, RegisterId a, RegisterId b) const {
@@ -45,7 +46,9 @@ class Math {
     return r_.builder().fold_rows(reg, fold, divisor, type_);
   }
   /// The result, rounded to the dtype.
-  Operand rounded(RegisterId reg, c10::ScalarType dtype) const { return {r_.round_to(reg, dtype), dtype}; }
+  Operand rounded(RegisterId reg, c10::ScalarType dtype) const {
+    return {r_.round_to(reg, dtype), dtype};
+  }
   void set_result(RegisterId reg, Rate rate, size_t index = 0) const {
     const int16_t value = r_.args().member().results[index];
     r_.set_result(r_.convert({reg, dtype_}, r_.args().look_of(value).dtype()), rate, index);

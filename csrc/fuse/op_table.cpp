@@ -363,8 +363,7 @@ bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType 
            was_tried(Opcode::add_scaled, node, result, node.args[1].isScalar());
   }
   if (rule.opcode == Opcode::lerp && !has_weight_other_than_one(node, result)) return false;
-  return !varies(rule.opcode) ||
-         was_tried(rule.opcode, node, result, takes_number(rule, node));
+  return !varies(rule.opcode) || was_tried(rule.opcode, node, result, takes_number(rule, node));
 }
 
 /// Whether a number stands there that no dtype takes for 0.
@@ -428,10 +427,9 @@ bool is_unreduced(Form form, const run::Node& node) {
 
 bool may_refuse(const OpRule& rule, const run::Node& node, c10::ScalarType result) {
   if (!node.device.is_cpu() || !c10::isIntegralType(result, /*includeBool=*/false)) return false;
-  const bool divides =
-      rule.form == Form::floor_divide || rule.opcode == Opcode::fmod ||
-      rule.opcode == Opcode::remainder ||
-      (rule.form == Form::divide_rounded && rounding_of(node) != Rounding::none);
+  const bool divides = rule.form == Form::floor_divide || rule.opcode == Opcode::fmod ||
+                       rule.opcode == Opcode::remainder ||
+                       (rule.form == Form::divide_rounded && rounding_of(node) != Rounding::none);
   return divides && !is_known_divisor(node);
 }
 

@@ -11,19 +11,19 @@ namespace lazyeng::fuse {
 
 /// How the arguments of an op become registers. "number": a Scalar argument.
 enum class Form : uint8_t {
-  unary,          ///< of one tensor, in its own dtype
-  unary_float,    ///< the same; integers become the default dtype
-  binary,         ///< (tensor, tensor or number), in their common dtype; one may be the number
-  binary_float,   ///< the same; integers become the default dtype
-  binary_scaled,  ///< the same, and alpha
-  reversed,       ///< rsub: the second minus alpha times the first
-  divide,         ///< true division
+  unary,           ///< of one tensor, in its own dtype
+  unary_float,     ///< the same; integers become the default dtype
+  binary,          ///< (tensor, tensor or number), in their common dtype; one may be the number
+  binary_float,    ///< the same; integers become the default dtype
+  binary_scaled,   ///< the same, and alpha
+  reversed,        ///< rsub: the second minus alpha times the first
+  divide,          ///< true division
   divide_rounded,  ///< the same, and how the quotient is rounded
   floor_divide,
-  compare,        ///< binary, to bool
+  compare,  ///< binary, to bool
   unary_to_bool,
   is_nan,
-  is_infinite,  ///< whether what the opcode makes of the tensor is infinity
+  is_infinite,    ///< whether what the opcode makes of the tensor is infinity
   where,          ///< (condition, tensor, tensor)
   masked_fill,    ///< (tensor, mask, number or tensor of one element)
   clamp,          ///< (tensor, number?, number?)
@@ -35,16 +35,16 @@ enum class Form : uint8_t {
   power,          ///< (tensor, number)
   to_radians,
   to_degrees,
-  hardshrink,     ///< (tensor, number)
-  celu,           ///< (tensor, number)
-  elu_backward,   ///< (grad, number, number, number, whether of the result, tensor)
-  log_sigmoid,    ///< and what its derivative is made of
+  hardshrink,      ///< (tensor, number)
+  celu,            ///< (tensor, number)
+  elu_backward,    ///< (grad, number, number, number, whether of the result, tensor)
+  log_sigmoid,     ///< and what its derivative is made of
   prelu_backward,  ///< (grad, tensor, slopes), and the gradient of the slopes
-  logit,          ///< (tensor, number?)
-  gelu,           ///< (tensor, approximate)
-  gelu_backward,  ///< (grad, tensor, approximate)
-  cast,           ///< _to_copy, clone, copy_: the last tensor, in the dtype of the result
-  fill,           ///< (tensor that is not read, number)
+  logit,           ///< (tensor, number?)
+  gelu,            ///< (tensor, approximate)
+  gelu_backward,   ///< (grad, tensor, approximate)
+  cast,            ///< _to_copy, clone, copy_: the last tensor, in the dtype of the result
+  fill,            ///< (tensor that is not read, number)
   zero,
   one,
   mse_loss_backward,  ///< (grad, tensor, tensor, reduction)
@@ -58,13 +58,13 @@ enum class Form : uint8_t {
   minimum,
   any,
   all,
-  loss,  ///< of two tensors, by the opcode; maybe a bound; reduced as an argument says
-  variance,              ///< (tensor, dims, correction, keepdim); sqrt: the standard deviation
-  variance_and_mean,     ///< the same, with the mean as a second result
-  logsumexp,             ///< (tensor, dims, keepdim)
-  softmax,               ///< (tensor, dim, half to float)
-  log_softmax,           ///< the same
-  softmax_backward,      ///< (grad, result, dim, dtype of the input)
+  loss,               ///< of two tensors, by the opcode; maybe a bound; reduced as an argument says
+  variance,           ///< (tensor, dims, correction, keepdim); sqrt: the standard deviation
+  variance_and_mean,  ///< the same, with the mean as a second result
+  logsumexp,          ///< (tensor, dims, keepdim)
+  softmax,            ///< (tensor, dim, half to float)
+  log_softmax,        ///< the same
+  softmax_backward,   ///< (grad, result, dim, dtype of the input)
   log_softmax_backward,  ///< the same
   layer_norm,            ///< (tensor, normalized shape, weight?, bias?, eps); and mean and 1/std
   /// (grad, tensor, normalized shape, mean, 1/std, weight?, bias?, mask); those of weight and bias,

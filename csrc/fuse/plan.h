@@ -27,7 +27,7 @@ struct ParameterSource {
   c10::ScalarType stored = c10::kFloat;  ///< what memory holds, of a value
   bool negate = false;
   bool inverse = false;  ///< 1 / number
-  bool no_nan = false;  ///< the op treats NaN specially: not for a program
+  bool no_nan = false;   ///< the op treats NaN specially: not for a program
 };
 
 struct TensorSource {

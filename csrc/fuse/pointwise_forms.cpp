@@ -55,7 +55,8 @@ Operand divide(Registers& r) {
 /// Of integers without a detour; what is narrow and divided by a number is rounded only at the end.
 Operand floor_divide(Registers& r) {
   const c10::ScalarType dtype = r.args().common_dtype({0, 1});
-  return r.step(Opcode::floor_divide, dtype, {r.as(0, dtype), r.as(1, dtype, r.args().is_single(1))});
+  return r.step(Opcode::floor_divide, dtype,
+                {r.as(0, dtype), r.as(1, dtype, r.args().is_single(1))});
 }
 
 Operand divide_to_zero(Registers& r) {
@@ -166,8 +167,7 @@ Operand threshold(Registers& r) {
   const c10::ScalarType dtype = r.args().dtype_at(0);
   const Type type = register_type(dtype);
   const RegisterId x = r.as(0, dtype);
-  const RegisterId low =
-      r.builder().step(Opcode::le, type, Type::b8, {x, r.number(1, dtype)});
+  const RegisterId low = r.builder().step(Opcode::le, type, Type::b8, {x, r.number(1, dtype)});
   return {r.builder().step(Opcode::select, type, type, {low, r.number(2, dtype), x}), dtype};
 }
 

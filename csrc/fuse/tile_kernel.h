@@ -152,8 +152,8 @@ struct ChainKernels {
 struct KernelSet {
   const char* name;
   Kernel (*kernel)(Opcode opcode, Type type);
-  /// Of steps whose result depends on which of torch's loops an element comes into, for some values:
-  /// the same, but it refuses these.
+  /// Of steps whose result depends on which of torch's loops an element comes into, for some
+  /// values: the same, but it refuses these.
   Kernel (*checking)(Opcode opcode, Type type);
   Kernel (*cast)(Type from, Type to);
   FoldKernel (*fold)(Fold fold, Type type);

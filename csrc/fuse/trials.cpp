@@ -92,12 +92,13 @@ constexpr Oracle kOracles[] = {
     LAZYENG_SCALED(addcdiv, 3, at::addcdiv_out(out, in[0], in[1], in[2], number)),
     LAZYENG_SCALED(lerp, 2, at::lerp_out(out, in[0], in[1], number)),
     LAZYENG_SCALED(softshrink, 1, at::softshrink_out(out, in[0], number)),
-    LAZYENG_SCALED(smooth_l1, 2,
-                   at::smooth_l1_loss_out(out, in[0], in[1], at::Reduction::None,
-                                          number.toDouble())),
+    LAZYENG_SCALED(
+        smooth_l1, 2,
+        at::smooth_l1_loss_out(out, in[0], in[1], at::Reduction::None, number.toDouble())),
     LAZYENG_SCALED(huber, 2,
                    at::huber_loss_out(out, in[0], in[1], at::Reduction::None, number.toDouble())),
-    {Opcode::xlog1py, 2, false, [](at::Tensor& out, const Tensors& in, const at::Scalar&) {
+    {Opcode::xlog1py, 2, false,
+     [](at::Tensor& out, const Tensors& in, const at::Scalar&) {
        at::special_xlog1py_out(out, in[0], in[1]);
      }},
     {Opcode::log_sigmoid_backward, 3, false,
@@ -436,7 +437,7 @@ std::optional<Opcode> tried_opcode(const OpRule& rule) {
   const bool tried =
       std::ranges::any_of(kOracles, [&](const Oracle& oracle) { return oracle.opcode == opcode; });
   return tried && (!is_reduction(rule.form) || rule.form == Form::loss) ? std::optional(opcode)
-                                                                       : std::nullopt;
+                                                                        : std::nullopt;
 }
 
 Verdict find_out(Opcode opcode, c10::ScalarType dtype) {

@@ -75,8 +75,8 @@ class Recorder {
   void flush();
 
   /// Whether windows are partitioned into groups from now on; otherwise every node runs alone.
-  /// A window that has so many nodes is not held any more: pushes stay small. With twice as many the
-  /// recording thread pushes it itself: no worker has been free to fetch it.
+  /// A window that has so many nodes is not held any more: pushes stay small. With twice as many
+  /// the recording thread pushes it itself: no worker has been free to fetch it.
   size_t full_window() const { return full_window_.load(std::memory_order_relaxed); }
   /// For benchmarks/windows.py: and how often an idle worker looks whether recording has paused.
   void set_window_bounds(size_t nodes, std::chrono::microseconds look) {

@@ -94,7 +94,8 @@ void Recorder::append(run::Node& node, bool for_reader) {
     number_locked(node);
     if (async) {
       window_is_held_ = (window_.empty() || window_is_held_) &&
-                        (for_reader || may_wait_for_more(node)) && window_.size() + 1 < full_window();
+                        (for_reader || may_wait_for_more(node)) &&
+                        window_.size() + 1 < full_window();
       held_up_to_.store(window_is_held_ ? node.number : 0, std::memory_order_relaxed);
     }
     enter_window_locked(node);

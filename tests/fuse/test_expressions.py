@@ -1,5 +1,5 @@
-"""Every op of the table (csrc/fuse/op_table.cpp) as Triton: against eager in the interpreter or on a
-GPU, and compiled."""
+"""Every op of the table (csrc/fuse/op_table.cpp) as Triton: against eager in the interpreter or on
+a GPU, and compiled."""
 
 import pytest
 
@@ -17,7 +17,6 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.int8,
           torch.bool)  # fmt: skip
 NAMES = sorted(name for name, op in OPS.items() if not op._schema.is_mutable)
 CASE = "gaps", 1
-# On CUDA torch keeps nothing for the gradient of log_sigmoid: the second result is empty there.
 PARTS = 8
 
 
