@@ -10,6 +10,7 @@
 #include "csrc/fuse/prefetch.h"
 #include "csrc/fuse/totals.h"
 #include "csrc/run/openmp_team.h"
+#include "csrc/run/parts.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -203,9 +204,10 @@ char* aligned(char* memory) {
 
 }  // namespace
 
-bool run_program(const Program& program, const Bindings& bindings, bool wide) {
+bool run_program(const Program& program, const Bindings& bindings, Cores cores) {
   const int64_t tiles = (program.numel + program.tile - 1) / program.tile;
-  const int64_t threads = wide ? std::min<int64_t>(tiles, at::get_num_threads()) : 1;
+  const int64_t threads =
+      cores == Cores::one ? 1 : std::min<int64_t>(tiles, at::get_num_threads());
   // All memory first: once a tile has run, an in-place result is half made.
   std::vector<std::unique_ptr<char[]>> scratch;
   std::vector<Worker> workers;
@@ -227,8 +229,10 @@ bool run_program(const Program& program, const Bindings& bindings, bool wide) {
   };
   if (threads == 1)
     run_shares();
-  else
+  else if (cores == Cores::team)
     run::in_team(run_shares);
+  else
+    run::run_in_parts(static_cast<int>(threads), run::ThreadSettings::of_this_thread(), run_share);
   return finish_reductions(program, bindings, workers);
 }
 
