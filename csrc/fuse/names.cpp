@@ -20,6 +20,7 @@ constexpr const char* kOpcodes[] = {
     "gelu_tanh_backward", "leaky_relu_backward",
     "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not",
     "select", "bit_and", "bit_or", "bit_xor", "bit_not",
+    "exp_less", "less_both", "standardise", "first_half", "second_half",
     "round_f16", "round_bf16",
     "cast",
 };

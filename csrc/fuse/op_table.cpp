@@ -180,6 +180,41 @@ Bits bits_of_reduction(Form form, c10::ScalarType result) {
   return form == Form::maximum || form == Form::minimum ? Bits::checked : Bits::other;
 }
 
+/// Whether torch has its kernel for rows: for the last dim, and elements without gaps. (Others it
+/// copies for some forms.)
+bool has_rows_of_torch(const OpRule& rule, const run::Node& node) {
+  const run::Geometry& look = node.tensors[0].value->geometry();
+  const auto is_last = [&](const c10::IValue& dim) {
+    const auto dims = static_cast<int64_t>(look.sizes().size());
+    return dim.isInt() && (dim.toInt() == -1 || dim.toInt() == dims - 1);
+  };
+  switch (rule.form) {
+    case Form::softmax:
+    case Form::log_softmax:
+      return is_last(node.args[1]);
+    case Form::softmax_backward:
+    case Form::log_softmax_backward:
+      return is_last(node.args[2]);
+    case Form::layer_norm:
+      return true;
+    default:
+      return look.dense();
+  }
+}
+
+/// Torch shares the elements of longer rows among threads.
+constexpr int64_t kLongestRowOfVariance = (1 << 15) - 1;
+
+/// Whether torch's kernel and the steps were found to add in the same order.
+bool rows_were_tried(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
+                     int64_t row) {
+  if (!node.device.is_cpu() || row == 0 || !gives_torchs_bits(rule.form, dtype)) return false;
+  for (const run::TensorArg& arg : node.tensors)
+    if (arg.value ? arg.value->geometry().dtype() != dtype : arg.raw.defined()) return false;
+  if (is_variance(rule.form) && row > kLongestRowOfVariance) return false;
+  return has_rows_of_torch(rule, node);
+}
+
 /// Whether the step was found to give torch's bits for such tensors, on the CPU. `number`: another
 /// operand is a number, which torch makes a tensor of.
 bool was_tried(Opcode opcode, const run::Node& node, c10::ScalarType dtype, bool number = false) {
@@ -257,12 +292,16 @@ bool may_join(const run::Node& node) {
   if (begins_pair(node) || lists_of(node) != 0) return true;
   const OpRule* rule = rule_of(node.info);
   if (!rule || !is_reduction(rule->form) || allows_inexact(node.device)) return rule != nullptr;
-  return !node.outputs.empty() && node.outputs[0] &&
-         bits_of_reduction(rule->form, node.outputs[0]->geometry().dtype()) != Bits::other;
+  if (node.outputs.empty() || !node.outputs[0]) return false;
+  const c10::ScalarType dtype = node.outputs[0]->geometry().dtype();
+  return bits_of_reduction(rule->form, dtype) != Bits::other ||
+         gives_torchs_bits(rule->form, dtype);
 }
 
-Bits bits_of(const OpRule& rule, const run::Node& node, c10::ScalarType result) {
-  if (is_reduction(rule.form)) return bits_of_reduction(rule.form, result);
+Bits bits_of(const OpRule& rule, const run::Node& node, c10::ScalarType result, int64_t row) {
+  if (is_reduction(rule.form))
+    return rows_were_tried(rule, node, result, row) ? Bits::same
+                                                    : bits_of_reduction(rule.form, result);
   return gives_same_bits(rule, node, result) ? Bits::same : Bits::other;
 }
 

@@ -79,8 +79,8 @@ enum class Bits : uint8_t {
 /// Of functions torch has several versions: for whole vectors, for what is left over, for memory
 /// with gaps. So it is with a product that is added to something, which is rounded in between, or
 /// is not: what cannot be known is tried (csrc/fuse/trials.h). And a sum of floats has an order.
-/// `result` is the dtype of the result.
-Bits bits_of(const OpRule& rule, const run::Node& node, c10::ScalarType result);
+/// `result` is the dtype of the result; `row` how many elements it reduces together, 0 if all.
+Bits bits_of(const OpRule& rule, const run::Node& node, c10::ScalarType result, int64_t row);
 
 /// Whether groups may hold what they round otherwise than torch's own kernels do: on the CPU, and
 /// on other devices. Any thread.

@@ -20,7 +20,10 @@ void add_number(const OpRule& rule, const c10::IValue& number, Key& key) {
   const c10::Scalar scalar = number.toScalar();
   key.push_back(static_cast<uint64_t>(scalar.type()) << 8 | 1);
   if (rule.form == Form::power) key.push_back(std::bit_cast<uint64_t>(step_exponent(scalar)));
-  if (is_variance(rule.form)) key.push_back(leaves_freedom(scalar));
+  if (is_variance(rule.form)) {
+    key.push_back(leaves_freedom(scalar));
+    key.push_back(std::bit_cast<uint64_t>(scalar.toDouble()));
+  }
   if (rule.form == Form::binary_scaled || rule.form == Form::reversed)
     key.push_back(scalar.equal(1));
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "csrc/fuse/exact_rows.h"
 #include "csrc/fuse/forms.h"
 
 namespace lazyeng::fuse {
@@ -201,6 +202,10 @@ void lower_layer_norm_backward(Registers& r, const Extent& extent) {
 // (Rows have 32 elements and more; of less freedom torch warns.)
 bool leaves_freedom(const c10::Scalar& correction) { return correction.toDouble() < 32; }
 
+double correction_of(const run::Node& node) {
+  return node.args[2].isScalar() ? node.args[2].toScalar().toDouble() : 1;
+}
+
 Operand squared_error(Registers& r) {
   const c10::ScalarType dtype = r.args().common_dtype({0, 1});
   const Math math(r, dtype);
@@ -221,8 +226,37 @@ void lower_fold(Registers& r, const OpRule& rule, const Extent& extent) {
              rule.form == Form::mean ? folded : 1, extent.places);
 }
 
+namespace {
+
+/// On the CPU, where no other bits are allowed, and of types whose kernels are known.
+bool wants_exact_rows(const Registers& r, const OpRule& rule) {
+  const c10::ScalarType dtype = r.args().dtype_at(0);
+  return r.args().node().device.is_cpu() && !allows_inexact(c10::kCPU) &&
+         has_exact_rows(rule.form) && (dtype == c10::kFloat || dtype == c10::kDouble);
+}
+
+/// (The same tensors as tried: csrc/fuse/op_table.cpp.)
+void lower_exact_rows(Registers& r, const OpRule& rule, int64_t row) {
+  const c10::ScalarType dtype = r.args().dtype_at(0);
+  RowArguments args;
+  args.row = row;
+  args.number = [&r, dtype](double value) { return r.constant(value, dtype); };
+  for (size_t arg = 0; arg < r.args().node().args.size(); ++arg)
+    if (r.args().tensor_at(arg) >= 0)
+      args.tensors.push_back(is_given(r, arg) ? r.as(arg, dtype) : RowArguments::kNone);
+  if (rule.form == Form::layer_norm) args.eps = r.number(4, dtype);
+  if (is_variance(rule.form))
+    args.divisor = variance_divisor(row, correction_of(r.args().node()));
+  const std::vector<RegisterId> results = exact_rows(r.builder(), rule, args);
+  for (size_t i = 0; i < results.size(); ++i)
+    r.set_result(results[i], is_row_result(rule.form, i) ? Rate::row : Rate::element, i);
+}
+
+}  // namespace
+
 void lower_rows(Registers& r, const OpRule& rule, const Extent& extent) {
   const int64_t row = extent.row;
+  if (wants_exact_rows(r, rule)) return lower_exact_rows(r, rule, row);
   switch (rule.form) {
     case Form::sum:
     case Form::product:

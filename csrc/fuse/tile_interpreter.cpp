@@ -148,6 +148,10 @@ class Worker {
   }
 
   void fold_rows(const Step& step, int64_t rows) {
+    if (step.rows)
+      return step.rows({place_[step.out], place_[step.in[0]],
+                        step.inputs > 1 ? place_[step.in[1]] : nullptr, program_.row, rows,
+                        step.folding.divisor});
     const Type type = program_.registers[step.out].type;
     const char* in = place_[step.in[0]];
     char* out = place_[step.out];

@@ -47,6 +47,8 @@ enum class Opcode : uint8_t {
   // to bool; select takes a bool first
   eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor, logical_not, select,
   bit_and, bit_or, bit_xor, bit_not,
+  // of rows: exp(a - b); a - b - c; (a - b) * c; of a splat whose halves differ, one for all
+  exp_less, less_both, standardise, first_half, second_half,
   // to the nearest value that the narrow type can hold
   round_f16, round_bf16,
   // to the type of the result (KernelSet::cast has the kernels)
@@ -102,6 +104,29 @@ struct ColumnsKernel {
   size_t item = 0;   ///< bytes of a part, and of its zeros
 };
 
+// ---- folds of rows in the order of torch's kernels (csrc/fuse/row_kernels.inc)
+
+enum class RowFold : uint8_t {
+  none,
+  vector_maximum,
+  vector_sum,         ///< as at::vec::reduce_all
+  vector_dot,         ///< as at::vec::map2_reduce_all, of products
+  cascade_sum,        ///< as torch's sum
+  moments,            ///< as torch's layer_norm: mean and variance
+  running_variance,   ///< as torch's var: variance, whose divisor is an argument, and mean
+  running_deviation,  ///< the same, the variance's root
+};
+struct RowsArgs {
+  char* out;        ///< a splat for each row; of two results each has one half of it
+  const char* in;   ///< rows, one behind the other
+  const char* other;  ///< those that they are multiplied by
+  int64_t row;      ///< elements of each
+  int64_t rows;     ///< how many
+  double divisor;
+};
+/// Reads and writes elements of one type.
+using RowsKernel = void (*)(const RowsArgs& args);
+
 // ---- chains (csrc/fuse/chains.h)
 
 inline constexpr size_t kMaxLinks = 64;
@@ -143,6 +168,7 @@ struct KernelSet {
   FoldKernel (*fold)(Fold fold, Type type);
   ColumnsKernel (*columns)(Fold fold, Type type);
   const ChainKernels* (*chains)(Type type);
+  RowsKernel (*rows)(RowFold fold, Type type);
 };
 
 namespace isa {
@@ -153,5 +179,7 @@ const KernelSet* avx512();
 
 /// What torch uses on this machine (ATEN_CPU_CAPABILITY included).
 const KernelSet& best_kernels();
+/// Torch compiles its sum and its layer_norm for AVX2, and takes them with AVX512 as well.
+RowsKernel rows_kernel(RowFold fold, Type type);
 
 }  // namespace lazyeng::fuse

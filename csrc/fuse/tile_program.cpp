@@ -88,16 +88,31 @@ Folding ProgramBuilder::folding(RegisterId reg, Fold fold, double divisor) {
   return {fold, kernel, kernels_.columns(fold, type_of(reg)), divisor};
 }
 
+RegisterId ProgramBuilder::add_fold(Step step, Type out, std::initializer_list<RegisterId> in) {
+  for (RegisterId reg : in) step.in[step.inputs++] = reg;
+  step.member = member_;
+  step.out = new_register(Register::Kind::scratch, out);
+  program_.registers[step.out].rate = Rate::row;
+  program_.steps.push_back(step);
+  return step.out;
+}
+
 RegisterId ProgramBuilder::fold_rows(RegisterId reg, Fold fold, double divisor, Type out) {
   reg = spread(reg);
   Step step;
   step.folding = folding(reg, fold, divisor);
-  step.member = member_;
-  step.out = new_register(Register::Kind::scratch, out);
-  step.in[step.inputs++] = reg;
-  program_.registers[step.out].rate = Rate::row;
-  program_.steps.push_back(step);
-  return step.out;
+  return add_fold(step, out, {reg});
+}
+
+RegisterId ProgramBuilder::fold_rows(RegisterId reg, RowFold fold, double divisor,
+                                     std::optional<RegisterId> other) {
+  reg = spread(reg);
+  Step step;
+  step.folding.divisor = divisor;
+  step.rows = rows_kernel(fold, type_of(reg));
+  ok_ &= step.rows != nullptr;
+  const Type type = type_of(reg);
+  return other ? add_fold(step, type, {reg, spread(*other)}) : add_fold(step, type, {reg});
 }
 
 RegisterId ProgramBuilder::step(Opcode opcode, Type type, Type out,

@@ -17,6 +17,7 @@
 
 #include <c10/util/SmallVector.h>
 
+#include <optional>
 #include <vector>
 
 #include "csrc/fuse/tile_kernel.h"
@@ -57,6 +58,7 @@ struct Step {
   LinkFunction link = nullptr;  ///< of a link other than a cast; the value is its operand `place`
   int place = 0;
   Folding folding;
+  RowsKernel rows = nullptr;  ///< in the place of `folding`, in the order of torch's kernels
   bool by_row = false;  ///< the kernel is called for each row: an input has another rate
   RegisterId out = 0;
   uint8_t inputs = 0;
@@ -145,6 +147,10 @@ class ProgramBuilder {
   RegisterId cast(RegisterId from, Type to);
   /// Each row of the register folded, into a register of one element a row.
   RegisterId fold_rows(RegisterId reg, Fold fold, double divisor, Type out);
+  /// The same in the order of torch's kernels, in the type of the register. `other`: what it is
+  /// multiplied by.
+  RegisterId fold_rows(RegisterId reg, RowFold fold, double divisor = 1,
+                       std::optional<RegisterId> other = std::nullopt);
   /// The tensor gets what the register, which is the result of a step, holds. Returns its number,
   /// as load() does through last_tensor().
   uint16_t store(RegisterId reg, TensorAccess tensor);
@@ -164,6 +170,7 @@ class ProgramBuilder {
   RegisterId spread(RegisterId reg);
   RegisterId before_rounding(RegisterId reg, Type narrow) const;
   Folding folding(RegisterId reg, Fold fold, double divisor);
+  RegisterId add_fold(Step step, Type out, std::initializer_list<RegisterId> in);
   void drop_unused_steps();
   void place_registers();
   void choose_tile();

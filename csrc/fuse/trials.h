@@ -42,6 +42,8 @@ void set_ops_before_trials(uint64_t ops);
 /// What was found; false before. `dense`: all tensors lie in memory without gaps and in one order,
 /// so that torch goes over them in whole vectors, and over what is left of these.
 bool gives_torchs_bits(Opcode opcode, c10::ScalarType dtype, bool dense);
+/// The same of a reduction along rows, each of which lies in memory without gaps.
+bool gives_torchs_bits(Form form, c10::ScalarType dtype);
 
 /// For tests: an op of the table that is tried, and how that stands ("untried", "wanted",
 /// "running", "same", "same if dense", "other").
@@ -49,6 +51,7 @@ struct TriedOp {
   std::string name;
   const char* in_float;
   const char* in_double;
+  bool reduces;
 };
 std::vector<TriedOp> tried_ops();
 
