@@ -141,11 +141,13 @@ bool describe(run::Node& node, Candidate& candidate) {
   c10::SmallVector<const run::Geometry*, 4> looks;
   if (!find_results(node, *rule, extent, candidate) || !find_looks(node, *rule, candidate, looks))
     return false;
-  const Bits bits = bits_of(*rule, node, result_dtype(candidate), extent.row);
+  const Bits bits = bits_of(*rule, node, result_dtype(candidate), extent);
   const bool inexact = allows_inexact(node.device);
   candidate.checked = bits == Bits::checked && !inexact;
   if (candidate.checked && !node.device.is_cpu()) return false;  // (their kernels do not check)
   if (bits == Bits::other && !inexact) return false;
+  candidate.in_shares = extent.folds && bits == Bits::same && !inexact &&
+                        c10::isFloatingType(result_dtype(candidate));
   return map_tensors(node, extent, looks, candidate);
 }
 

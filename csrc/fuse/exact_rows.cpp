@@ -79,6 +79,10 @@ bool has_exact_rows(Form form) {
   }
 }
 
+bool has_exact_sum(Form form) {
+  return form == Form::sum || form == Form::mean || form == Form::mse_loss;
+}
+
 double variance_divisor(int64_t row, double correction) {
   return std::max(static_cast<double>(row) - correction, 0.0);
 }

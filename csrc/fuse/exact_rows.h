@@ -21,6 +21,10 @@ struct RowArguments {
 };
 
 bool has_exact_rows(Form form);
+/// In such rows nothing is left over of whole vectors, of any instruction set.
+inline constexpr int64_t kWholeRow = 16;
+/// The same of all elements, which are folded to one.
+bool has_exact_sum(Form form);
 
 /// The results: of one element a row if is_row_result says so (csrc/fuse/extent.h).
 std::vector<RegisterId> exact_rows(ProgramBuilder& builder, const OpRule& rule,

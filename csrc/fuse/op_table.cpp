@@ -7,6 +7,8 @@
 #include <unordered_map>
 
 #include "csrc/fuse/chosen_ops.h"
+#include "csrc/fuse/exact_rows.h"
+#include "csrc/fuse/extent.h"
 #include "csrc/fuse/result_type.h"
 #include "csrc/fuse/trials.h"
 
@@ -182,7 +184,7 @@ Bits bits_of_reduction(Form form, c10::ScalarType result) {
 
 /// Whether torch has its kernel for rows: for the last dim, and elements without gaps. (Others it
 /// copies for some forms.)
-bool has_rows_of_torch(const OpRule& rule, const run::Node& node) {
+bool has_rows_of_torch(const OpRule& rule, const run::Node& node, int64_t row) {
   const run::Geometry& look = node.tensors[0].value->geometry();
   const auto is_last = [&](const c10::IValue& dim) {
     const auto dims = static_cast<int64_t>(look.sizes().size());
@@ -192,7 +194,8 @@ bool has_rows_of_torch(const OpRule& rule, const run::Node& node) {
     case Form::softmax:
     case Form::log_softmax:
       return is_last(node.args[1]);
-    case Form::softmax_backward:
+    case Form::softmax_backward:  // (of what is left over bits depend on the number of threads)
+      return is_last(node.args[2]) && row % kWholeRow == 0;
     case Form::log_softmax_backward:
       return is_last(node.args[2]);
     case Form::layer_norm:
@@ -206,13 +209,40 @@ bool has_rows_of_torch(const OpRule& rule, const run::Node& node) {
 constexpr int64_t kLongestRowOfVariance = (1 << 15) - 1;
 
 /// Whether torch's kernel and the steps were found to add in the same order.
-bool rows_were_tried(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
-                     int64_t row) {
-  if (!node.device.is_cpu() || row == 0 || !gives_torchs_bits(rule.form, dtype)) return false;
+bool rows_were_tried(const OpRule& rule, const run::Node& node, int64_t row) {
+  if (!has_exact_rows(rule.form) || (is_variance(rule.form) && row > kLongestRowOfVariance))
+    return false;
+  return has_rows_of_torch(rule, node, row);
+}
+
+/// The same of all elements, in the order of memory, which several threads share.
+bool sum_was_tried(const OpRule& rule, const run::Node& node) {
+  const run::Geometry& first = node.tensors[0].value->geometry();
+  return has_exact_sum(rule.form) &&
+         std::ranges::all_of(node.tensors, [&](const run::TensorArg& arg) {
+           const run::Geometry& look = arg.value->geometry();
+           return look.dense() && look.sizes() == first.sizes() && look.strides() == first.strides();
+         });
+}
+
+bool reduction_was_tried(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
+                         const Extent& extent) {
+  if (!node.device.is_cpu() || !gives_torchs_bits(rule.form, dtype)) return false;
   for (const run::TensorArg& arg : node.tensors)
     if (arg.value ? arg.value->geometry().dtype() != dtype : arg.raw.defined()) return false;
-  if (is_variance(rule.form) && row > kLongestRowOfVariance) return false;
-  return has_rows_of_torch(rule, node);
+  return extent.folds ? extent.places.totals == 1 && sum_was_tried(rule, node)
+                      : rows_were_tried(rule, node, extent.row);
+}
+
+/// Whether each of torch's threads has whole vectors of the elements: it shares them out by grains,
+/// which are smaller for gelu than for other ops.
+bool falls_into_whole_vectors(const run::Node& node) {
+  constexpr int64_t kGrain = 32768, kGrainOfGelu = 16384;
+  const int64_t n = node.tensors[0].value->geometry().numel();
+  const int64_t most = node.settings.num_threads;
+  const auto fits = [n](int64_t threads) { return n % (threads * kWholeVectors) == 0; };
+  return fits(1) && fits(std::min(most, (n + kGrain - 1) / kGrain)) &&
+         (n <= kGrainOfGelu || fits(most));
 }
 
 /// Whether the step was found to give torch's bits for such tensors, on the CPU. `number`: another
@@ -228,7 +258,7 @@ bool was_tried(Opcode opcode, const run::Node& node, c10::ScalarType dtype, bool
     dense &= look.dense() && !look.sizes().empty() && look.sizes() == first.sizes() &&
              look.strides() == first.strides();
   }
-  return gives_torchs_bits(opcode, dtype, dense);
+  return gives_torchs_bits(opcode, dtype, dense, dense && falls_into_whole_vectors(node));
 }
 
 /// With a weight of 1 the sign of a zero depends on which of torch's loops the number gets into.
@@ -298,9 +328,10 @@ bool may_join(const run::Node& node) {
          gives_torchs_bits(rule->form, dtype);
 }
 
-Bits bits_of(const OpRule& rule, const run::Node& node, c10::ScalarType result, int64_t row) {
+Bits bits_of(const OpRule& rule, const run::Node& node, c10::ScalarType result,
+             const Extent& extent) {
   if (is_reduction(rule.form))
-    return rows_were_tried(rule, node, result, row) ? Bits::same
+    return reduction_was_tried(rule, node, result, extent) ? Bits::same
                                                     : bits_of_reduction(rule.form, result);
   return gives_same_bits(rule, node, result) ? Bits::same : Bits::other;
 }

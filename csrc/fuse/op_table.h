@@ -70,6 +70,8 @@ struct OpRule {
   Opcode opcode;
 };
 
+struct Extent;
+
 /// Whether a program gives torch's bits.
 enum class Bits : uint8_t {
   same,
@@ -79,8 +81,9 @@ enum class Bits : uint8_t {
 /// Of functions torch has several versions: for whole vectors, for what is left over, for memory
 /// with gaps. So it is with a product that is added to something, which is rounded in between, or
 /// is not: what cannot be known is tried (csrc/fuse/trials.h). And a sum of floats has an order.
-/// `result` is the dtype of the result; `row` how many elements it reduces together, 0 if all.
-Bits bits_of(const OpRule& rule, const run::Node& node, c10::ScalarType result, int64_t row);
+/// `result` is the dtype of the result.
+Bits bits_of(const OpRule& rule, const run::Node& node, c10::ScalarType result,
+             const Extent& extent);
 
 /// Whether groups may hold what they round otherwise than torch's own kernels do: on the CPU, and
 /// on other devices. Any thread.

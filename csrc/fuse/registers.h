@@ -50,7 +50,9 @@ class Registers {
   /// That of the member's elements: a member may do its work once for each row.
   Rate rate() const { return rate_; }
   /// The member's result is the register folded over all tiles; nobody in the group reads it.
-  void set_fold(RegisterId reg, Fold fold, double divisor, const Places& places, size_t index = 0);
+  /// `exact`: as ProgramBuilder::reduce.
+  void set_fold(RegisterId reg, Fold fold, double divisor, const Places& places, size_t index = 0,
+                bool exact = false);
 
   /// The plan: what is needed goes to memory. `needed` has one flag a var.
   Plan finish(const std::vector<bool>& needed) &&;
@@ -67,7 +69,7 @@ class Registers {
     RegisterId reg = 0;
     int16_t value = 0;
     TensorAccess access;
-    bool folded = false;
+    bool folded = false, exact = false;
     Fold fold = Fold::sum;
     double divisor = 1;
     Places places;

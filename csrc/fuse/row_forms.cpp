@@ -213,8 +213,34 @@ Operand squared_error(Registers& r) {
   return {r.round_to(math(Opcode::square, difference), dtype), dtype};
 }
 
+namespace {
+
+bool is_float_on_cpu(const Registers& r, c10::ScalarType dtype) {
+  return r.args().node().device.is_cpu() && !allows_inexact(c10::kCPU) &&
+         (dtype == c10::kFloat || dtype == c10::kDouble);
+}
+
+/// Torch divides by a number of the dtype.
+double as_number(double value, c10::ScalarType dtype) {
+  return dtype == c10::kFloat ? static_cast<double>(static_cast<float>(value)) : value;
+}
+
+/// To one element, of floats, where no other bits are allowed.
+void lower_exact_sum(Registers& r, const OpRule& rule, const Extent& extent) {
+  const c10::ScalarType dtype = r.args().result_look().dtype();
+  const double folded = as_number(static_cast<double>(extent.elements->numel()), dtype);
+  const bool loss = rule.form == Form::mse_loss;
+  const bool mean = loss ? r.args().node().args[2].toInt() == 1 : rule.form == Form::mean;
+  const RegisterId elements = loss ? squared_error(r).reg : r.as(0, dtype);
+  r.set_fold(elements, Fold::sum, mean ? folded : 1, extent.places, 0, /*exact=*/true);
+}
+
+}  // namespace
+
 void lower_fold(Registers& r, const OpRule& rule, const Extent& extent) {
   const c10::ScalarType dtype = r.args().result_look().dtype();
+  if (extent.places.totals == 1 && is_float_on_cpu(r, dtype) && has_exact_sum(rule.form))
+    return lower_exact_sum(r, rule, extent);
   const auto folded = static_cast<double>(extent.elements->numel() / extent.places.totals);
   if (rule.form == Form::mse_loss) {
     const Operand error = squared_error(r);
@@ -230,9 +256,7 @@ namespace {
 
 /// On the CPU, where no other bits are allowed, and of types whose kernels are known.
 bool wants_exact_rows(const Registers& r, const OpRule& rule) {
-  const c10::ScalarType dtype = r.args().dtype_at(0);
-  return r.args().node().device.is_cpu() && !allows_inexact(c10::kCPU) &&
-         has_exact_rows(rule.form) && (dtype == c10::kFloat || dtype == c10::kDouble);
+  return has_exact_rows(rule.form) && is_float_on_cpu(r, r.args().dtype_at(0));
 }
 
 /// (The same tensors as tried: csrc/fuse/op_table.cpp.)

@@ -27,10 +27,11 @@ size_t row_slot_bytes(const Program& program) {
 /// One thread's registers, and the tiles that it runs.
 class Worker {
  public:
-  Worker(const Program& program, const Bindings& bindings, char* scratch)
+  /// `elements`: that it will be given.
+  Worker(const Program& program, const Bindings& bindings, char* scratch, int64_t elements)
       : program_(program), bindings_(bindings), place_(program.registers.size()) {
     for (const Reduction& reduction : program.reductions)
-      totals_.emplace_back(reduction, program.registers[reduction.reg].type);
+      totals_.emplace_back(reduction, program.registers[reduction.reg].type, elements);
     char* const row_scratch = scratch + program.scratch_slots * slot_bytes(program);
     for (size_t r = 0; r < place_.size(); ++r) {
       const Register& reg = program.registers[r];
@@ -69,7 +70,8 @@ class Worker {
       scatter(program_, program_.tensors[move.tensor], bindings_.tensors[move.tensor],
               place_[move.reg], first, n);
     for (size_t r = 0; r < totals_.size(); ++r)
-      totals_[r].fold(place_[program_.reductions[r].reg], first, n);
+      if (!program_.reductions[r].ends_chain)
+        totals_[r].fold(place_[program_.reductions[r].reg], first, n);
   }
 
   /// After the last tile.
@@ -108,8 +110,15 @@ class Worker {
     for (const Step& step : chain.links) {
       if (step.link) links_.push_back(link_of(step));
     }
-    links_.push_back({chain.chain->last(out), {place_[chain.out]}, {}});
-    chain.chain->run({links_.data(), links_.size(), in, out, n});
+    const SumKernel* sum = nullptr;
+    if (chain.reduction >= 0) {
+      const auto reduction = static_cast<size_t>(chain.reduction);
+      sum = program_.reductions[reduction].sum;
+      links_.push_back({chain.chain->sum(), {totals_[reduction].state()}, {}});
+    } else {
+      links_.push_back({chain.chain->last(out), {place_[chain.out]}, {}});
+    }
+    chain.chain->run({links_.data(), links_.size(), in, out, n, sum});
   }
 
   Link link_of(const Step& step) const {
@@ -178,6 +187,40 @@ class Worker {
   bool uncertain_ = false;
 };
 
+/// Fewer elements are one thread's in torch.
+constexpr int64_t kTorchsGrain = 32768;
+
+bool has_torchs_sums(const Program& program) {
+  return std::ranges::any_of(program.reductions,
+                             [](const Reduction& reduction) { return reduction.sum != nullptr; });
+}
+
+/// Whether torch would have several threads add up the elements, each those of its own share.
+bool shares_elements(const Program& program) {
+  return program.numel >= kTorchsGrain && at::get_num_threads() > 1;
+}
+
+int64_t rounded_up(int64_t n, int64_t divisor) { return (n + divisor - 1) / divisor; }
+
+/// Where the share of each worker begins, and where the last one ends. Of sums in torch's order
+/// these are torch's, whatever threads there are.
+std::vector<int64_t> shares_of(const Program& program, bool wide) {
+  const int64_t tiles = rounded_up(program.numel, program.tile);
+  std::vector<int64_t> bounds{0};
+  if (has_torchs_sums(program)) {
+    const int64_t most = shares_elements(program) ? rounded_up(program.numel, kTorchsGrain) : 1;
+    const int64_t share =
+        rounded_up(program.numel, std::min<int64_t>(at::get_num_threads(), most));
+    while (bounds.back() < program.numel)
+      bounds.push_back(std::min(bounds.back() + share, program.numel));
+    return bounds;
+  }
+  const int64_t threads = wide ? std::min<int64_t>(tiles, at::get_num_threads()) : 1;
+  for (int64_t t = 1; t <= threads; ++t)
+    bounds.push_back(std::min(tiles * t / threads * program.tile, program.numel));
+  return bounds;
+}
+
 /// Writes the totals. False: some may not be torch's.
 bool finish_reductions(const Program& program, const Bindings& bindings,
                        std::vector<Worker>& workers) {
@@ -185,7 +228,13 @@ bool finish_reductions(const Program& program, const Bindings& bindings,
   for (size_t r = 0; r < program.reductions.size(); ++r) {
     const uint16_t tensor = program.reductions[r].tensor;
     Totals& totals = workers[0].totals()[r];
-    for (size_t w = 1; w < workers.size(); ++w) totals.add(workers[w].totals()[r]);
+    if (program.reductions[r].sum && shares_elements(program)) {
+      std::vector<const Totals*> all;
+      for (Worker& worker : workers) all.push_back(&worker.totals()[r]);
+      totals.join(all, at::get_num_threads());
+    }
+    if (!program.reductions[r].sum)
+      for (size_t w = 1; w < workers.size(); ++w) totals.add(workers[w].totals()[r]);
     totals.write(bindings.tensors[tensor], program.tensors[tensor].type);
     certain &= !totals.uncertain();
   }
@@ -206,28 +255,28 @@ char* aligned(char* memory) {
 }  // namespace
 
 bool run_program(const Program& program, const Bindings& bindings, bool wide) {
-  const int64_t tiles = (program.numel + program.tile - 1) / program.tile;
-  const int64_t threads = wide ? std::min<int64_t>(tiles, at::get_num_threads()) : 1;
+  const std::vector<int64_t> bounds = shares_of(program, wide);
+  const auto shares = static_cast<int64_t>(bounds.size()) - 1;
   // All memory first: once a tile has run, an in-place result is half made.
   std::vector<std::unique_ptr<char[]>> scratch;
   std::vector<Worker> workers;
-  for (int64_t t = 0; t < threads; ++t) {
+  for (int64_t s = 0; s < shares; ++s) {
     scratch.emplace_back(new char[scratch_bytes(program)]);
-    workers.emplace_back(program, bindings, aligned(scratch.back().get()));
+    workers.emplace_back(program, bindings, aligned(scratch.back().get()),
+                         bounds[s + 1] - bounds[s]);
   }
-  const auto run_share = [&](int64_t t) {
-    for (int64_t tile = tiles * t / threads; tile < tiles * (t + 1) / threads; ++tile) {
-      const int64_t first = tile * program.tile;
-      const int64_t n = std::min(program.tile, program.numel - first);
-      workers[t].run(first, n, first + 2 * n <= program.numel);
+  const auto run_share = [&](int64_t s) {
+    for (int64_t first = bounds[s]; first < bounds[s + 1]; first += program.tile) {
+      const int64_t n = std::min(program.tile, bounds[s + 1] - first);
+      workers[s].run(first, n, first + 2 * n <= program.numel);
     }
-    workers[t].finish();
+    workers[s].finish();
   };
   std::atomic<int64_t> next_share{0};
   const auto run_shares = [&]() noexcept {
-    for (int64_t t; (t = next_share.fetch_add(1)) < threads;) run_share(t);
+    for (int64_t s; (s = next_share.fetch_add(1)) < shares;) run_share(s);
   };
-  if (threads == 1)
+  if (shares == 1 || !wide)
     run_shares();
   else
     run::in_team(run_shares);

@@ -127,6 +127,16 @@ struct RowsArgs {
 /// Reads and writes elements of one type.
 using RowsKernel = void (*)(const RowsArgs& args);
 
+/// The sum of many elements of one type, which come in order, in as many parts as one likes.
+struct SumKernel {
+  size_t bytes;  ///< of a state, aligned as a cache line is
+  void (*begin)(char* state, int64_t elements);
+  void (*add)(char* state, const char* in, int64_t n);
+  void (*finish)(char* state, char* sum);
+  /// What each of torch's threads has found.
+  void (*join)(const char* sums, int64_t n, char* sum);
+};
+
 // ---- chains (csrc/fuse/chains.h)
 
 inline constexpr size_t kMaxLinks = 64;
@@ -144,10 +154,11 @@ struct Link {
   int64_t step[kMaxInputs];    ///< as KernelArgs::step
 };
 struct ChainArgs {
-  const Link* links;  ///< the first loads the value, the last stores it
+  const Link* links;  ///< the first loads the value, the last stores it or adds it to a sum
   size_t count;
   Type in_type, out_type;  ///< in memory: float32 may come from, and go to, a narrow type
   int64_t n;               ///< elements
+  const SumKernel* sum = nullptr;
 };
 /// Of values of one type.
 struct ChainKernels {
@@ -156,6 +167,8 @@ struct ChainKernels {
   LinkFunction (*first)(Type memory);
   LinkFunction (*link)(Opcode opcode, int place);
   LinkFunction (*last)(Type memory);
+  /// Adds the value to the state of a SumKernel.
+  LinkFunction (*sum)();
   /// As that of Opcode::round_bf16, for values whose NaNs have nothing in their lower half.
   LinkFunction (*rounds_short_nans)();
 };
@@ -169,6 +182,7 @@ struct KernelSet {
   ColumnsKernel (*columns)(Fold fold, Type type);
   const ChainKernels* (*chains)(Type type);
   RowsKernel (*rows)(RowFold fold, Type type);
+  const SumKernel* (*sum)(Type type);  ///< null: there is none
 };
 
 namespace isa {

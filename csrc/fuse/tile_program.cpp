@@ -148,13 +148,17 @@ uint16_t ProgramBuilder::store(RegisterId reg, TensorAccess tensor) {
 }
 
 uint16_t ProgramBuilder::reduce(RegisterId reg, Fold fold, double divisor, Type type,
-                                Places places) {
+                                Places places, bool exact) {
   TensorAccess tensor;
   tensor.type = type;
   program_.tensors.push_back(std::move(tensor));
   reg = spread(reg);
   program_.reductions.push_back(
       {folding(reg, fold, divisor), reg, last_tensor(), std::move(places)});
+  if (exact) {
+    program_.reductions.back().sum = kernels_.sum(type_of(reg));
+    ok_ &= program_.reductions.back().sum != nullptr;
+  }
   return last_tensor();
 }
 
@@ -183,7 +187,8 @@ void ProgramBuilder::place_registers() {
   for (size_t i = 0; i < program_.steps.size(); ++i)
     for_each_input(program_.steps[i], [&](RegisterId reg) { last_use[reg] = i; });
   for (const Move& move : program_.scatters) last_use[move.reg] = kForever;
-  for (const Reduction& reduction : program_.reductions) last_use[reduction.reg] = kForever;
+  for (const Reduction& reduction : program_.reductions)
+    if (!reduction.ends_chain) last_use[reduction.reg] = kForever;
   std::vector<uint16_t> free_slots, free_row_slots;
   const auto free_for = [&](const Register& reg) -> std::vector<uint16_t>& {
     return reg.rate == Rate::row ? free_row_slots : free_slots;

@@ -35,7 +35,8 @@ enum class Rate : uint8_t {
 };
 
 struct Register {
-  enum class Kind : uint8_t { scratch, tensor, parameter };
+  /// `nowhere`: the result of a chain that is added to a sum.
+  enum class Kind : uint8_t { scratch, tensor, parameter, nowhere };
   Kind kind = Kind::scratch;
   Type type = Type::f32;
   Rate rate = Rate::element;
@@ -57,6 +58,7 @@ struct Step {
   std::vector<Step> links;      ///< of a chain; each but the first reads the result before it
   LinkFunction link = nullptr;  ///< of a link other than a cast; the value is its operand `place`
   int place = 0;
+  int reduction = -1;           ///< of a chain that ends in the sum of one
   Folding folding;
   RowsKernel rows = nullptr;  ///< in the place of `folding`, in the order of torch's kernels
   bool by_row = false;  ///< the kernel is called for each row: an input has another rate
@@ -108,6 +110,9 @@ struct Reduction {
   RegisterId reg = 0;
   uint16_t tensor = 0;
   Places places;
+  /// To one element, in the order of torch's kernel.
+  const SumKernel* sum = nullptr;
+  bool ends_chain = false;
 };
 
 struct Program {
@@ -156,7 +161,9 @@ class ProgramBuilder {
   uint16_t store(RegisterId reg, TensorAccess tensor);
 
   /// The tensor gets the register folded. Returns its number.
-  uint16_t reduce(RegisterId reg, Fold fold, double divisor, Type type, Places places);
+  /// `exact`: a sum of all elements in the order of torch's kernel, of the register's type.
+  uint16_t reduce(RegisterId reg, Fold fold, double divisor, Type type, Places places,
+                  bool exact = false);
 
   Type type_of(RegisterId reg) const { return program_.registers[reg].type; }
   uint16_t last_tensor() const { return static_cast<uint16_t>(program_.tensors.size() - 1); }

@@ -69,6 +69,20 @@ constexpr Oracle kOracles[] = {
     LAZYENG_FUNCTION(silu),
     LAZYENG_FUNCTION(hardswish),
     LAZYENG_FUNCTION(hardsigmoid),
+    {Opcode::gelu, 1, false,
+     [](at::Tensor& out, const Tensors& in, const at::Scalar&) { at::gelu_out(out, in[0]); }},
+    {Opcode::gelu_tanh, 1, false,
+     [](at::Tensor& out, const Tensors& in, const at::Scalar&) {
+       at::gelu_out(out, in[0], "tanh");
+     }},
+    {Opcode::gelu_backward, 2, false,
+     [](at::Tensor& out, const Tensors& in, const at::Scalar&) {
+       at::gelu_backward_out(out, in[0], in[1]);
+     }},
+    {Opcode::gelu_tanh_backward, 2, false,
+     [](at::Tensor& out, const Tensors& in, const at::Scalar&) {
+       at::gelu_backward_out(out, in[0], in[1], "tanh");
+     }},
     LAZYENG_OF_RESULT(tanh_backward),
     LAZYENG_OF_RESULT(silu_backward),
     LAZYENG_SCALED(add_scaled, 2, at::add_out(out, in[0], in[1], number)),
@@ -151,6 +165,10 @@ struct Layout {
 constexpr Layout kDense[] = {{7, 8, 1},         {15, 16, 1, true}, {31, 32, 1},
                              {31, 32, 1, true}, {77, 80, 1},       {kTrialNumbers, kTrialNumbers, 1, true}};
 constexpr int64_t kLengths[] = {1, 3, 5, 9, 13, 19, 27, 33, 51, 65, 1001};
+/// Nothing is left over of whole vectors, whatever their size.
+constexpr Layout kWhole[] = {{kTrialNumbers / kWholeVectors * kWholeVectors, kTrialNumbers, 1},
+                             {kWholeVectors, kWholeVectors, 1},
+                             {kTrialNumbers / kWholeVectors * kWholeVectors, kTrialNumbers, 1, true}};
 /// Another loop.
 constexpr Layout kWithGaps[] = {{31, 64, 2}, {101, 303, 3, true}};
 
@@ -173,6 +191,10 @@ class Comparison {
       for (int64_t which = 0; which < 8; ++which)
         if (!agrees_with_splat(i, which)) return false;
     return true;
+  }
+
+  bool agree_on_whole() const {
+    return std::ranges::all_of(kWhole, [this](const Layout& layout) { return agree(layout); });
   }
 
   bool agree_on_dense() const {
@@ -262,21 +284,28 @@ class Comparison {
   const at::Tensor ours_;
 };
 
-enum class Verdict : uint8_t { untried, wanted, running, same, same_if_dense, other };
+enum class Verdict : uint8_t {
+  untried,
+  wanted,
+  running,
+  same,
+  same_if_dense,
+  same_if_whole,
+  other
+};
 
 template <class T>
 Verdict try_oracle(const Oracle& oracle) {
   Tensors in;
   for (size_t i = 0; i < oracle.tensors; ++i) in.push_back(trial_numbers<T>(i + 1));
-  bool others = true;
+  bool dense = true, others = true;
   for (size_t which = 0; which < (oracle.number ? std::size(kNumbers) : 1); ++which) {
     const Comparison<T> both(oracle, in, number_for(oracle, which));
-    if (!both.agree_on_dense()) return Verdict::other;
-    if (which == 0 && (!both.agree_on_lengths() || !both.agrees_with_itself()))
-      return Verdict::other;
-    others = others && both.agree_on_gaps() && both.agree_on_expanded();
+    if (!both.agree_on_whole() || (which == 0 && !both.agrees_with_itself())) return Verdict::other;
+    dense = dense && both.agree_on_dense() && (which > 0 || both.agree_on_lengths());
+    others = others && dense && both.agree_on_gaps() && both.agree_on_expanded();
   }
-  return others ? Verdict::same : Verdict::same_if_dense;
+  return others ? Verdict::same : dense ? Verdict::same_if_dense : Verdict::same_if_whole;
 }
 
 // ---- what was found
@@ -320,7 +349,7 @@ void lower_next_due(uint64_t due) {
 /// What has to be tried of the rule, if anything.
 std::optional<Subject> tried_subject(const OpRule& rule) {
   if (is_reduction(rule.form))
-    return has_exact_rows(rule.form) ? std::optional(subject(rule.form)) : std::nullopt;
+    return has_exact_rows(rule.form) || has_exact_sum(rule.form) ? std::optional(subject(rule.form)) : std::nullopt;
   const bool scaled = rule.form == Form::binary_scaled || rule.form == Form::reversed;
   const Opcode opcode = scaled ? Opcode::add_scaled : rule.opcode;
   const bool tried =
@@ -328,10 +357,17 @@ std::optional<Subject> tried_subject(const OpRule& rule) {
   return tried ? std::optional(subject(opcode)) : std::nullopt;
 }
 
+/// Of gelu an argument says which of two it is: both are tried.
+bool is_for(const Oracle& oracle, Opcode opcode) {
+  return oracle.opcode == opcode ||
+         (opcode == Opcode::gelu && oracle.opcode == Opcode::gelu_tanh) ||
+         (opcode == Opcode::gelu_backward && oracle.opcode == Opcode::gelu_tanh_backward);
+}
+
 Verdict try_step(Opcode opcode, c10::ScalarType dtype) {
   Verdict found = Verdict::same;
   for (const Oracle& oracle : kOracles)
-    if (oracle.opcode == opcode)
+    if (is_for(oracle, opcode))
       found = std::max(
           found, dtype == c10::kFloat ? try_oracle<float>(oracle) : try_oracle<double>(oracle));
   return found;
@@ -366,8 +402,8 @@ void run_trial(Subject subject, c10::ScalarType dtype) {
 }
 
 const char* word_for(Verdict verdict) {
-  constexpr const char* kNames[] = {"untried", "wanted",        "running",
-                                    "same",    "same if dense", "other"};
+  constexpr const char* kNames[] = {"untried",       "wanted",        "running", "same",
+                                    "same if dense", "same if whole", "other"};
   return kNames[static_cast<size_t>(verdict)];
 }
 
@@ -408,11 +444,12 @@ void run_trials(uint64_t number) {
 
 void set_ops_before_trials(uint64_t ops) { ops_before.store(ops, std::memory_order_relaxed); }
 
-bool gives_torchs_bits(Opcode opcode, c10::ScalarType dtype, bool dense) {
+bool gives_torchs_bits(Opcode opcode, c10::ScalarType dtype, bool dense, bool whole) {
   const Finding* const found = finding(subject(opcode), dtype);
   if (!found) return false;
   const Verdict verdict = found->verdict.load(std::memory_order_relaxed);
-  return verdict == Verdict::same || (dense && verdict == Verdict::same_if_dense);
+  return verdict == Verdict::same || (dense && verdict == Verdict::same_if_dense) ||
+         (dense && whole && verdict == Verdict::same_if_whole);
 }
 
 bool gives_torchs_bits(Form form, c10::ScalarType dtype) {
