@@ -18,8 +18,8 @@ class Steps {
   RegisterId fold(RowFold fold, RegisterId reg, double divisor = 1) const {
     return builder_.fold_rows(reg, fold, divisor);
   }
-  RegisterId first(RegisterId pair) const { return (*this)(Opcode::first_half, pair); }
-  RegisterId second(RegisterId pair) const { return (*this)(Opcode::second_half, pair); }
+  RegisterId first(RegisterId pair) const { return builder_.half(pair, false); }
+  RegisterId second(RegisterId pair) const { return builder_.half(pair, true); }
 
  private:
   ProgramBuilder& builder_;
@@ -79,8 +79,18 @@ bool has_exact_rows(Form form) {
   }
 }
 
+bool takes_exact_rows(const OpRule& rule, const run::Node& node, c10::ScalarType dtype) {
+  if (!node.device.is_cpu() || !has_exact_rows(rule.form)) return false;
+  if (dtype != c10::kFloat && dtype != c10::kDouble) return false;
+  return !is_variance(rule.form) || !allows_inexact(c10::kCPU);
+}
+
 bool has_exact_sum(Form form) {
   return form == Form::sum || form == Form::mean || form == Form::mse_loss;
+}
+
+double correction_of(const run::Node& node) {
+  return node.args[2].isScalar() ? node.args[2].toScalar().toDouble() : 1;
 }
 
 double variance_divisor(int64_t row, double correction) {

@@ -21,8 +21,11 @@ struct RowArguments {
 };
 
 bool has_exact_rows(Form form);
-/// In such rows nothing is left over of whole vectors, of any instruction set.
-inline constexpr int64_t kWholeRow = 16;
+/// Whether a program computes the node like that. Where other bits are allowed, not a variance:
+/// torch's order takes ten times as long.
+bool takes_exact_rows(const OpRule& rule, const run::Node& node, c10::ScalarType dtype);
+/// Whether nothing of a row is left over of whole vectors, of any instruction set, or there is none.
+constexpr bool is_whole(int64_t row) { return row % 16 == 0 || row < 8; }
 /// The same of all elements, which are folded to one.
 bool has_exact_sum(Form form);
 
@@ -30,6 +33,8 @@ bool has_exact_sum(Form form);
 std::vector<RegisterId> exact_rows(ProgramBuilder& builder, const OpRule& rule,
                                    const RowArguments& args);
 
+/// That of a variance.
+double correction_of(const run::Node& node);
 /// Of a variance with such a correction: what the squares are divided by.
 double variance_divisor(int64_t row, double correction);
 

@@ -1,6 +1,7 @@
 // csrc/fuse/extent.cpp: reduced dims, and whether they are the innermost ones in memory.
 #include "csrc/fuse/extent.h"
 
+#include "csrc/fuse/exact_rows.h"
 #include "csrc/fuse/iteration.h"
 
 namespace lazyeng::fuse {
@@ -77,11 +78,15 @@ bool linear_over_rows(const run::Geometry& result, const run::Geometry& elements
   return result.numel() == expected;
 }
 
+int64_t shortest_row(const OpRule& rule, const run::Node& node, const run::Geometry& elements) {
+  return takes_exact_rows(rule, node, elements.dtype()) ? kShortestExactRow : kShortestRow;
+}
+
 Extent rows_of(const OpRule& rule, const run::Node& node, const run::Geometry& elements) {
   if (elements.numel() == 1) return {};
   const DimSet reduced = reduced_dims(rule, node, elements.sizes().size());
   const int64_t row = row_length(elements, reduced);
-  if (row < kShortestRow || row > kLongestRow || row == elements.numel()) return {};
+  if (row < shortest_row(rule, node, elements) || row > kLongestRow || row == elements.numel()) return {};
   for (size_t i = 0; i < node.outputs.size(); ++i) {
     if (!node.outputs[i] || is_folded_result(rule.form, i)) continue;
     const run::Geometry& result = node.outputs[i]->geometry();

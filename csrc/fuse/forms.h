@@ -20,8 +20,6 @@ void lower_rows(Registers& r, const OpRule& rule, const Extent& extent);
 double step_exponent(const c10::Scalar& exponent);
 /// Whether the variance of every row that a program takes is defined with that correction.
 bool leaves_freedom(const c10::Scalar& correction);
-/// That of a variance.
-double correction_of(const run::Node& node);
 
 /// The squared difference of the arguments, not rounded, in the dtype's register.
 Operand squared_error(Registers& r);

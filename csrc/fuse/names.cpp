@@ -21,6 +21,7 @@ constexpr const char* kOpcodes[] = {
     "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not",
     "select", "bit_and", "bit_or", "bit_xor", "bit_not",
     "exp_less", "less_both", "standardise", "first_half", "second_half",
+    "first_of_two", "second_of_two",
     "round_f16", "round_bf16",
     "cast",
 };

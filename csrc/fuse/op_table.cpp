@@ -195,7 +195,7 @@ bool has_rows_of_torch(const OpRule& rule, const run::Node& node, int64_t row) {
     case Form::log_softmax:
       return is_last(node.args[1]);
     case Form::softmax_backward:  // (of what is left over bits depend on the number of threads)
-      return is_last(node.args[2]) && row % kWholeRow == 0;
+      return is_last(node.args[2]) && is_whole(row);
     case Form::log_softmax_backward:
       return is_last(node.args[2]);
     case Form::layer_norm:
@@ -210,7 +210,10 @@ constexpr int64_t kLongestRowOfVariance = (1 << 15) - 1;
 
 /// Whether torch's kernel and the steps were found to add in the same order.
 bool rows_were_tried(const OpRule& rule, const run::Node& node, int64_t row) {
-  if (!has_exact_rows(rule.form) || (is_variance(rule.form) && row > kLongestRowOfVariance))
+  if (!has_exact_rows(rule.form)) return false;
+  // (Where nothing is left to divide by torch warns.)
+  if (is_variance(rule.form) &&
+      (row > kLongestRowOfVariance || correction_of(node) >= static_cast<double>(row)))
     return false;
   return has_rows_of_torch(rule, node, row);
 }
@@ -290,7 +293,9 @@ bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType 
            was_tried(Opcode::add_scaled, node, result, node.args[1].isScalar());
   }
   if (rule.opcode == Opcode::lerp && !has_weight_other_than_one(node, result)) return false;
-  if (was_tried(rule.opcode, node, result)) return true;
+  const bool tanh = rule.form == Form::gelu && node.args[1].isString() &&
+                    node.args[1].toStringView() == "tanh";
+  if (was_tried(tanh ? Opcode::gelu_tanh : rule.opcode, node, result)) return true;
   switch (rule.opcode) {
     case Opcode::relu:
     case Opcode::leaky_relu:

@@ -28,6 +28,7 @@ class Registers {
   /// What follows is done for this member, which goes over `elements`.
   void begin(const Member& member, const run::Geometry& elements);
   const Arguments& args() const { return args_; }
+  bool has_rows() const { return group_.row != 0; }
 
   /// The argument in `dtype`. `exact`: a single number that torch takes in float32 where the
   /// tensors are of a narrow dtype.

@@ -199,12 +199,8 @@ void lower_layer_norm_backward(Registers& r, const Extent& extent) {
 
 }  // namespace
 
-// (Rows have 32 elements and more; of less freedom torch warns.)
+// (Rows have 32 elements and more where this is asked; of less freedom torch warns.)
 bool leaves_freedom(const c10::Scalar& correction) { return correction.toDouble() < 32; }
-
-double correction_of(const run::Node& node) {
-  return node.args[2].isScalar() ? node.args[2].toScalar().toDouble() : 1;
-}
 
 Operand squared_error(Registers& r) {
   const c10::ScalarType dtype = r.args().common_dtype({0, 1});
@@ -215,8 +211,10 @@ Operand squared_error(Registers& r) {
 
 namespace {
 
-bool is_float_on_cpu(const Registers& r, c10::ScalarType dtype) {
-  return r.args().node().device.is_cpu() && !allows_inexact(c10::kCPU) &&
+/// Torch's shares of the elements are no whole rows. (Without other bits the partition keeps them
+/// apart.)
+bool takes_exact_sum(const Registers& r, const OpRule& rule, c10::ScalarType dtype) {
+  return r.args().node().device.is_cpu() && !r.has_rows() && has_exact_sum(rule.form) &&
          (dtype == c10::kFloat || dtype == c10::kDouble);
 }
 
@@ -225,21 +223,22 @@ double as_number(double value, c10::ScalarType dtype) {
   return dtype == c10::kFloat ? static_cast<double>(static_cast<float>(value)) : value;
 }
 
-/// To one element, of floats, where no other bits are allowed.
+/// To one element, of floats.
 void lower_exact_sum(Registers& r, const OpRule& rule, const Extent& extent) {
   const c10::ScalarType dtype = r.args().result_look().dtype();
   const double folded = as_number(static_cast<double>(extent.elements->numel()), dtype);
   const bool loss = rule.form == Form::mse_loss;
   const bool mean = loss ? r.args().node().args[2].toInt() == 1 : rule.form == Form::mean;
-  const RegisterId elements = loss ? squared_error(r).reg : r.as(0, dtype);
-  r.set_fold(elements, Fold::sum, mean ? folded : 1, extent.places, 0, /*exact=*/true);
+  const Operand elements = loss ? squared_error(r) : Operand{r.as(0, dtype), dtype};
+  if (elements.dtype != dtype) throw Unfit();
+  r.set_fold(elements.reg, Fold::sum, mean ? folded : 1, extent.places, 0, /*exact=*/true);
 }
 
 }  // namespace
 
 void lower_fold(Registers& r, const OpRule& rule, const Extent& extent) {
   const c10::ScalarType dtype = r.args().result_look().dtype();
-  if (extent.places.totals == 1 && is_float_on_cpu(r, dtype) && has_exact_sum(rule.form))
+  if (extent.places.totals == 1 && takes_exact_sum(r, rule, dtype))
     return lower_exact_sum(r, rule, extent);
   const auto folded = static_cast<double>(extent.elements->numel() / extent.places.totals);
   if (rule.form == Form::mse_loss) {
@@ -254,14 +253,8 @@ void lower_fold(Registers& r, const OpRule& rule, const Extent& extent) {
 
 namespace {
 
-/// On the CPU, where no other bits are allowed, and of types whose kernels are known.
-bool wants_exact_rows(const Registers& r, const OpRule& rule) {
-  return has_exact_rows(rule.form) && is_float_on_cpu(r, r.args().dtype_at(0));
-}
-
-/// (The same tensors as tried: csrc/fuse/op_table.cpp.)
 void lower_exact_rows(Registers& r, const OpRule& rule, int64_t row) {
-  const c10::ScalarType dtype = r.args().dtype_at(0);
+  const c10::ScalarType dtype = r.args().result_look().dtype();
   RowArguments args;
   args.row = row;
   args.number = [&r, dtype](double value) { return r.constant(value, dtype); };
@@ -280,7 +273,8 @@ void lower_exact_rows(Registers& r, const OpRule& rule, int64_t row) {
 
 void lower_rows(Registers& r, const OpRule& rule, const Extent& extent) {
   const int64_t row = extent.row;
-  if (wants_exact_rows(r, rule)) return lower_exact_rows(r, rule, row);
+  if (takes_exact_rows(rule, r.args().node(), r.args().result_look().dtype()))
+    return lower_exact_rows(r, rule, row);
   switch (rule.form) {
     case Form::sum:
     case Form::product:

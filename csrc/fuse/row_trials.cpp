@@ -209,7 +209,7 @@ bool agree(Form form) {
                     {like_numbers<T>(rows, row, 1), like_numbers<T>(std::max<int64_t>(rows, 2), row, 2)});
   };
   const auto is_asked_for = [form](int64_t row) {
-    return row >= kShortestRow && (form != Form::softmax_backward || row % kWholeRow == 0);
+    return row >= kShortestExactRow && (form != Form::softmax_backward || is_whole(row));
   };
   for (const int64_t row : kRowLengths)
     if (is_asked_for(row) && !agree_on(row < 300 ? kRows : 5, row)) return false;

@@ -21,7 +21,9 @@ size_t slot_bytes(const Program& program) {
 
 size_t row_slot_bytes(const Program& program) {
   if (!program.row) return 0;
-  return static_cast<size_t>(program.tile / program.row * kLanes) * program.slot_item;
+  const int64_t elements = program.tile / program.row * program.lanes();
+  return (static_cast<size_t>(elements) * program.slot_item + kCacheLine - 1) / kCacheLine *
+         kCacheLine;
 }
 
 /// One thread's registers, and the tiles that it runs.
@@ -58,6 +60,8 @@ class Worker {
     for (const Step& step : program_.steps) {
       if (step.chain)
         run_chain(step, n);
+      else if (step.spreads)
+        spread(step, n / program_.row);
       else if (folds_rows(step))
         fold_rows(step, n / program_.row);
       else if (step.by_row)
@@ -87,7 +91,7 @@ class Worker {
   /// Elements in scratch that a register has for n elements of the iteration.
   int64_t length(const Register& reg, int64_t n) const {
     if (reg.rate == Rate::element) return n;
-    return reg.rate == Rate::column ? program_.row : n / program_.row * kLanes;
+    return reg.rate == Rate::column ? program_.row : n / program_.row * program_.lanes();
   }
 
   void run_whole(const Step& step, int64_t n) const {
@@ -156,10 +160,20 @@ class Worker {
     }
   }
 
+  void spread(const Step& step, int64_t rows) const {
+    const Register& from = program_.registers[step.in[0]];
+    const size_t item = size_of(from.type);
+    if (from.rate == Rate::row)
+      spread_rows(place_[step.in[0]], program_.lanes(), place_[step.out], program_.row, rows, item);
+    else
+      spread_columns(place_[step.in[0]], place_[step.out], program_.row, rows, item);
+  }
+
   void fold_rows(const Step& step, int64_t rows) {
     if (step.rows)
       return step.rows({place_[step.out], place_[step.in[0]],
-                        step.inputs > 1 ? place_[step.in[1]] : nullptr, program_.row, rows,
+                        step.inputs > 1 ? place_[step.in[1]] : nullptr, program_.lanes(),
+                        program_.row, rows,
                         step.folding.divisor});
     const Type type = program_.registers[step.out].type;
     const char* in = place_[step.in[0]];
@@ -169,9 +183,9 @@ class Worker {
       step.folding.kernel(in, program_.row, total);
       uncertain_ |= is_uncertain(step.folding.fold, total);
       write_total(out, type, total, step.folding.divisor);
-      fill_splat(out, size_of(type));
+      fill_splat(out, size_of(type), program_.lanes());
       in += program_.row * item(step.in[0]);
-      out += kLanes * item(step.out);
+      out += program_.lanes() * item(step.out);
     }
   }
 

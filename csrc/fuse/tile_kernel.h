@@ -47,8 +47,9 @@ enum class Opcode : uint8_t {
   // to bool; select takes a bool first
   eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor, logical_not, select,
   bit_and, bit_or, bit_xor, bit_not,
-  // of rows: exp(a - b); a - b - c; (a - b) * c; of a splat whose halves differ, one for all
-  exp_less, less_both, standardise, first_half, second_half,
+  // of rows: exp(a - b); a - b - c; (a - b) * c; of a splat whose halves differ, one for all; the
+  // same of splats of two lanes
+  exp_less, less_both, standardise, first_half, second_half, first_of_two, second_of_two,
   // to the nearest value that the narrow type can hold
   round_f16, round_bf16,
   // to the type of the result (KernelSet::cast has the kernels)
@@ -120,6 +121,7 @@ struct RowsArgs {
   char* out;        ///< a splat for each row; of two results each has one half of it
   const char* in;   ///< rows, one behind the other
   const char* other;  ///< those that they are multiplied by
+  int64_t lanes;    ///< of a splat
   int64_t row;      ///< elements of each
   int64_t rows;     ///< how many
   double divisor;

@@ -55,9 +55,12 @@ RegisterId ProgramBuilder::add_step(Kernel kernel, Opcode opcode, Type out,
   step.kernel = kernel;
   step.opcode = opcode;
   step.member = member_;
-  step.out = new_register(Register::Kind::scratch, out);
   for (RegisterId reg : in) step.in[step.inputs++] = reg;
-  program_.registers[step.out].rate = rate_of(step);
+  const Rate rate = rate_of(step);
+  if (rate == Rate::element && program_.has_short_rows())
+    for (int k = 0; k < step.inputs; ++k) step.in[k] = spread(step.in[k]);
+  step.out = new_register(Register::Kind::scratch, out);
+  program_.registers[step.out].rate = rate;
   program_.steps.push_back(step);
   return step.out;
 }
@@ -77,9 +80,27 @@ Rate ProgramBuilder::rate_of(const Step& step) const {
 RegisterId ProgramBuilder::spread(RegisterId reg) {
   if (program_.registers[reg].rate == Rate::element) return reg;
   const Type type = type_of(reg);
-  const RegisterId all = step(Opcode::copy, type, type, {reg});
-  program_.registers[all].rate = Rate::element;
-  return all;
+  if (!program_.has_short_rows()) {
+    const RegisterId all = step(Opcode::copy, type, type, {reg});
+    program_.registers[all].rate = Rate::element;
+    return all;
+  }
+  for (const Step& known : program_.steps)
+    if (known.spreads && known.in[0] == reg) return known.out;
+  Step step;
+  step.spreads = true;
+  step.member = member_;
+  step.out = new_register(Register::Kind::scratch, type);
+  step.in[step.inputs++] = reg;
+  program_.steps.push_back(step);
+  return step.out;
+}
+
+RegisterId ProgramBuilder::half(RegisterId pair, bool second) {
+  const Type type = type_of(pair);
+  if (program_.has_short_rows())
+    return step(second ? Opcode::second_of_two : Opcode::first_of_two, type, type, {pair});
+  return step(second ? Opcode::second_half : Opcode::first_half, type, type, {pair});
 }
 
 Folding ProgramBuilder::folding(RegisterId reg, Fold fold, double divisor) {

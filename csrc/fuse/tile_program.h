@@ -30,7 +30,8 @@ using RegisterId = uint16_t;
 /// How many elements a register has; what is not `element` needs a program with rows.
 enum class Rate : uint8_t {
   element,  ///< as many as the tile
-  row,      ///< one for each row of the tile, each repeated kLanes times: a splat for its row
+  row,      ///< one for each row of the tile, each repeated kLanes times: a splat for its row (of
+            ///< short rows twice: Program::lanes)
   column,   ///< as many as a row: every row has the same
 };
 
@@ -62,6 +63,7 @@ struct Step {
   Folding folding;
   RowsKernel rows = nullptr;  ///< in the place of `folding`, in the order of torch's kernels
   bool by_row = false;  ///< the kernel is called for each row: an input has another rate
+  bool spreads = false;  ///< no kernel: each element gets that of its row, or its column
   RegisterId out = 0;
   uint8_t inputs = 0;
   Opcode opcode = Opcode::copy;
@@ -69,7 +71,7 @@ struct Step {
   uint16_t member = 0;  ///< of the group, that it is for
 };
 
-inline bool folds_rows(const Step& step) { return !step.kernel && !step.chain; }
+inline bool folds_rows(const Step& step) { return !step.kernel && !step.chain && !step.spreads; }
 
 /// Calls f with each register that the step reads, those inside of a chain left out.
 template <class F>
@@ -130,6 +132,12 @@ struct Program {
   uint16_t row_slots = 0;  ///< for registers of one element a row
   size_t slot_item = 0;    ///< bytes of an element, of the widest register in scratch
   int64_t tile = 0;        ///< elements; whole rows if there are any
+
+  /// A kernel that is called for each of such rows would do little at a time: what there is once a
+  /// row or a column is spread to all elements before steps go over them.
+  bool has_short_rows() const { return row > 0 && row < kLanes; }
+  /// Elements of a register of one element a row, for each row.
+  int64_t lanes() const { return has_short_rows() ? 2 : kLanes; }
 };
 
 /// Builds a program step by step; finish() drops steps whose result nobody uses, and gives the
@@ -149,6 +157,8 @@ class ProgramBuilder {
   /// `kernel` takes the place of the set's own, if there is one.
   RegisterId step(Opcode opcode, Type type, Type out, std::initializer_list<RegisterId> in,
                   Kernel kernel = nullptr);
+  /// Of a register that a fold with two results has made.
+  RegisterId half(RegisterId pair, bool second);
   RegisterId cast(RegisterId from, Type to);
   /// Each row of the register folded, into a register of one element a row.
   RegisterId fold_rows(RegisterId reg, Fold fold, double divisor, Type out);

@@ -75,14 +75,6 @@ constexpr Oracle kOracles[] = {
      [](at::Tensor& out, const Tensors& in, const at::Scalar&) {
        at::gelu_out(out, in[0], "tanh");
      }},
-    {Opcode::gelu_backward, 2, false,
-     [](at::Tensor& out, const Tensors& in, const at::Scalar&) {
-       at::gelu_backward_out(out, in[0], in[1]);
-     }},
-    {Opcode::gelu_tanh_backward, 2, false,
-     [](at::Tensor& out, const Tensors& in, const at::Scalar&) {
-       at::gelu_backward_out(out, in[0], in[1], "tanh");
-     }},
     LAZYENG_OF_RESULT(tanh_backward),
     LAZYENG_OF_RESULT(silu_backward),
     LAZYENG_SCALED(add_scaled, 2, at::add_out(out, in[0], in[1], number)),
@@ -357,17 +349,10 @@ std::optional<Subject> tried_subject(const OpRule& rule) {
   return tried ? std::optional(subject(opcode)) : std::nullopt;
 }
 
-/// Of gelu an argument says which of two it is: both are tried.
-bool is_for(const Oracle& oracle, Opcode opcode) {
-  return oracle.opcode == opcode ||
-         (opcode == Opcode::gelu && oracle.opcode == Opcode::gelu_tanh) ||
-         (opcode == Opcode::gelu_backward && oracle.opcode == Opcode::gelu_tanh_backward);
-}
-
 Verdict try_step(Opcode opcode, c10::ScalarType dtype) {
   Verdict found = Verdict::same;
   for (const Oracle& oracle : kOracles)
-    if (is_for(oracle, opcode))
+    if (oracle.opcode == opcode)
       found = std::max(
           found, dtype == c10::kFloat ? try_oracle<float>(oracle) : try_oracle<double>(oracle));
   return found;
@@ -401,6 +386,16 @@ void run_trial(Subject subject, c10::ScalarType dtype) {
     known.store(find_out(subject, dtype));
 }
 
+void want(Subject subject, c10::ScalarType dtype, uint64_t number) {
+  Finding* const found = finding(subject, dtype);
+  if (!found || found->verdict.load(std::memory_order_relaxed) != Verdict::untried) return;
+  const uint64_t due = number + ops_before.load(std::memory_order_relaxed);
+  found->due.store(due, std::memory_order_relaxed);
+  Verdict untried = Verdict::untried;
+  found->verdict.compare_exchange_strong(untried, Verdict::wanted);
+  lower_next_due(due);
+}
+
 const char* word_for(Verdict verdict) {
   constexpr const char* kNames[] = {"untried",       "wanted",        "running", "same",
                                     "same if dense", "same if whole", "other"};
@@ -412,13 +407,10 @@ const char* word_for(Verdict verdict) {
 void want_trial(const run::OpInfo& info, c10::ScalarType dtype, uint64_t number) {
   const OpRule* rule = rule_of(info);
   const std::optional<Subject> tried = rule ? tried_subject(*rule) : std::nullopt;
-  Finding* const found = tried ? finding(*tried, dtype) : nullptr;
-  if (!found || found->verdict.load(std::memory_order_relaxed) != Verdict::untried) return;
-  const uint64_t due = number + ops_before.load(std::memory_order_relaxed);
-  found->due.store(due, std::memory_order_relaxed);
-  Verdict untried = Verdict::untried;
-  found->verdict.compare_exchange_strong(untried, Verdict::wanted);
-  lower_next_due(due);
+  if (!tried) return;
+  want(*tried, dtype, number);
+  // (An argument says which of two it is.)
+  if (rule->form == Form::gelu) want(subject(Opcode::gelu_tanh), dtype, number);
 }
 
 bool trials_are_due(uint64_t number) {
