@@ -454,8 +454,7 @@ std::vector<TriedOp> tried_ops() {
   for (const auto& [name, rule] : all_rules())
     if (const std::optional<Subject> tried = tried_subject(rule))
       ops.push_back({name, word_for(finding(*tried, c10::kFloat)->verdict.load()),
-                     word_for(finding(*tried, c10::kDouble)->verdict.load()),
-                     is_reduction(rule.form)});
+                     word_for(finding(*tried, c10::kDouble)->verdict.load())});
   return ops;
 }
 

@@ -54,7 +54,6 @@ struct TriedOp {
   std::string name;
   const char* in_float;
   const char* in_double;
-  bool reduces;
 };
 std::vector<TriedOp> tried_ops();
 
