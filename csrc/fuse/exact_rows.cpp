@@ -79,10 +79,13 @@ bool has_exact_rows(Form form) {
   }
 }
 
-bool takes_exact_rows(const OpRule& rule, const run::Node& node, c10::ScalarType dtype) {
+bool takes_exact_rows(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
+                      int64_t row) {
   if (!node.device.is_cpu() || !has_exact_rows(rule.form)) return false;
   if (dtype != c10::kFloat && dtype != c10::kDouble) return false;
-  return !is_variance(rule.form) || !allows_inexact(c10::kCPU);
+  if (!allows_inexact(c10::kCPU)) return true;
+  if (row < kLanes) return !is_variance(rule.form);
+  return rule.form == Form::sum || rule.form == Form::mean;
 }
 
 bool has_exact_sum(Form form) {

@@ -78,15 +78,17 @@ bool linear_over_rows(const run::Geometry& result, const run::Geometry& elements
   return result.numel() == expected;
 }
 
-int64_t shortest_row(const OpRule& rule, const run::Node& node, const run::Geometry& elements) {
-  return takes_exact_rows(rule, node, elements.dtype()) ? kShortestExactRow : kShortestRow;
+/// Whether a program may have such rows.
+bool fits(int64_t row, const OpRule& rule, const run::Node& node, const run::Geometry& elements) {
+  if (row < kShortestExactRow || row > kLongestRow || row == elements.numel()) return false;
+  return row >= kShortestRow || takes_exact_rows(rule, node, elements.dtype(), row);
 }
 
 Extent rows_of(const OpRule& rule, const run::Node& node, const run::Geometry& elements) {
   if (elements.numel() == 1) return {};
   const DimSet reduced = reduced_dims(rule, node, elements.sizes().size());
   const int64_t row = row_length(elements, reduced);
-  if (row < shortest_row(rule, node, elements) || row > kLongestRow || row == elements.numel()) return {};
+  if (!fits(row, rule, node, elements)) return {};
   for (size_t i = 0; i < node.outputs.size(); ++i) {
     if (!node.outputs[i] || is_folded_result(rule.form, i)) continue;
     const run::Geometry& result = node.outputs[i]->geometry();

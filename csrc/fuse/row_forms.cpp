@@ -274,7 +274,7 @@ void lower_exact_rows(Registers& r, const OpRule& rule, int64_t row) {
 void lower_rows(Registers& r, const OpRule& rule, const Extent& extent) {
   const int64_t row = extent.row;
   if (has_exact_rows(rule.form) &&
-      takes_exact_rows(rule, r.args().node(), r.args().result_look().dtype()))
+      takes_exact_rows(rule, r.args().node(), r.args().result_look().dtype(), row))
     return lower_exact_rows(r, rule, row);
   switch (rule.form) {
     case Form::sum:
