@@ -258,12 +258,15 @@ def announce_own_write(tensor: torch.Tensor, /) -> None:
 # ---- numbers
 
 def stats() -> dict[str, int]:
-    """recorded, executed, on_one_core, syncs, fallbacks, pending_ops, pending_bytes and stack_table_entries, since import."""
+    """recorded, executed, on_one_core, in_parts, syncs, fallbacks, pending_ops, pending_bytes and stack_table_entries, since import."""
 
 def microseconds_on_one_core(
     name: str, overload: str, tensors: list[torch.Tensor], num_args: int, /
 ) -> float:
     """What the table of costs (csrc/run/width.cpp) says of the op with these arguments, then results. Infinite: it does not know it."""
+
+def set_always_in_parts(always: bool, /) -> None:
+    """For tests: what threads that have nothing else to do may help with is done in parts, whoever is there (csrc/run/parts.h)."""
 
 def fallback_counts() -> dict[str, int]:
     """How often each op ran at the call, because it could not be recorded, in async and deferred mode."""

@@ -9,7 +9,7 @@ _GAUGES = frozenset(
     {"pending_ops", "pending_bytes", "pool_bytes", "peak_bytes", "stack_table_entries"}
 )
 _KEYS = (
-    "recorded", "executed", "groups", "hand_written", "launches", "on_one_core", "crowded",
+    "recorded", "executed", "groups", "hand_written", "launches", "on_one_core", "in_parts", "crowded",
     "plans", "syncs", "fallbacks", "pending_ops", "pending_bytes", "pool_bytes", "peak_bytes",
     "stack_table_entries",
 )  # fmt: skip
@@ -24,6 +24,7 @@ def engine_stats() -> dict[str, int]:
         ``hand_written``: ops that ran as kernels of the table in docs/triton.md, on GPUs;
         ``launches``: kernels started, one for each group and each op that ran alone;
         ``on_one_core``: ops run on one core although their kernels may take all;
+        ``in_parts``: large ops run on threads that had nothing else to do, one that waits included;
         ``crowded``: how often threads of large kernels stood in line for cores that other programs
         keep busy, so that they do not spin for a while;
         ``plans``: calls unlike all before (in op, shapes, options), which take longer to record;

@@ -17,6 +17,7 @@
 #include "csrc/run/buffers.h"
 #include "csrc/run/cpu_allocator.h"
 #include "csrc/run/openmp_team.h"
+#include "csrc/run/parts.h"
 #include "csrc/run/python_ref.h"
 #include "csrc/run/width.h"
 
@@ -107,6 +108,7 @@ PyObject* stats(PyObject*, PyObject*) {
       {"hand_written", fused.by_hand},
       {"launches", executed + groups - fused.members},
       {"on_one_core", run::ops_on_one_core()},
+      {"in_parts", run::ops_in_parts()},
       {"crowded", run::openmp_helpers().times_crowded()},
       {"plans", recorded.plans},
       {"syncs", recorded.syncs},
@@ -148,6 +150,13 @@ PyObject* microseconds_on_one_core(PyObject*, PyObject* args) {
     return PyFloat_FromDouble(
         run::microseconds_on_one_core(info, looks, static_cast<size_t>(num_args)));
   });
+}
+
+PyObject* set_always_in_parts(PyObject*, PyObject* arg) {
+  const int on = PyObject_IsTrue(arg);
+  if (on < 0) return nullptr;
+  run::set_always_in_parts(on != 0);
+  Py_RETURN_NONE;
 }
 
 PyObject* fallback_counts(PyObject*, PyObject*) {
@@ -262,6 +271,7 @@ PyMethodDef engine_methods[] = {
     {"set_backing_device", set_backing_device, METH_O, nullptr},
     {"stats", stats, METH_NOARGS, nullptr},
     {"microseconds_on_one_core", microseconds_on_one_core, METH_VARARGS, nullptr},
+    {"set_always_in_parts", set_always_in_parts, METH_O, nullptr},
     {"fallback_counts", fallback_counts, METH_NOARGS, nullptr},
     {"stop_engine", stop_engine, METH_NOARGS, nullptr},
     {"start_engine", start_engine, METH_NOARGS, nullptr},

@@ -13,6 +13,7 @@
 
 #include "csrc/engine/guest.h"
 #include "csrc/engine/op.h"
+#include "csrc/engine/parts.h"
 #include "csrc/engine/wait.h"
 
 namespace lazyeng::engine {
@@ -90,6 +91,15 @@ class Engine {
   /// Wakes an idle worker (of the CPU pool if it has one) so that it calls hungry(). Cheap when
   /// none sleeps.
   virtual void nudge() noexcept = 0;
+
+  /// From within an op: calls part(0) to part(count - 1), each once, here and on threads that have
+  /// nothing else to do (parts.h). Returns when all have been called.
+  virtual void run_in_parts(unsigned count, const Parts::Part& part) {
+    for (unsigned i = 0; i < count; ++i) part(i);
+  }
+  /// How many threads have nothing to do now: idle workers of the CPU pool, and threads that wait. A
+  /// hint.
+  virtual unsigned num_free() const noexcept { return 0; }
 
   /// Threads. stop() finishes every pushed op (also what these ops push), then joins the threads;
   /// pushes after it run only once start() is called again. Both are idempotent, neither may be

@@ -3,27 +3,39 @@
 // Handing a small op to a worker and hearing of its end costs two wake-ups, many times what the op
 // itself costs. A thread that is about to sleep until the op is complete can as well run it. It
 // takes ready ops that are marked `brief` only: a wait must end soon after what it waits for is
-// there, and soon after Ctrl-C.
+// there, and soon after Ctrl-C. For the same reason it takes parts of large ops (parts.h), but not
+// these themselves.
 #pragma once
+
+#include <chrono>
 
 namespace lazyeng::engine {
 
 class Engine;
+class EventCount;
 
 /// What a wait sees of that. For the waiting thread only.
 class Guest {
  public:
   virtual ~Guest() = default;
 
-  /// Runs a brief op that is ready. False if there is none now.
+  /// Runs a brief op that is ready, or parts of one that is offered. False if there is none now.
   virtual bool run_one() = 0;
   /// Whether run_one() would find one. A hint.
   virtual bool has_one() const noexcept = 0;
 
   /// The thread is going to look (run_one) before it leaves: for brief ops nobody need be woken.
   virtual void arrive() = 0;
-  /// It may not look for a while: it sleeps, or calls back its owner. What is ready is passed on.
+  /// It may not look for a while: it calls back its owner. What is ready is passed on.
   virtual void leave() = 0;
+
+  /// How long it looks before it sleeps.
+  virtual std::chrono::microseconds patience() const noexcept = 0;
+  /// It is going to sleep until there are `news`, which somebody who offers parts may be, too. False
+  /// if some are offered now.
+  virtual bool sleeps(EventCount& news) = 0;
+  /// After sleeps(), whatever that said: it looks again.
+  virtual void wakes(EventCount& news) = 0;
 };
 
 /// Makes the calling thread a guest of the engine, for the waits in this scope. Ops pushed within

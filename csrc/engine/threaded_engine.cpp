@@ -23,6 +23,9 @@ class Visit final : public Guest {
   bool has_one() const noexcept override;
   void arrive() override;
   void leave() override;
+  std::chrono::microseconds patience() const noexcept override;
+  bool sleeps(EventCount& news) override;
+  void wakes(EventCount& news) override;
 
   void begin(ThreadedEngine& engine);
   void end();
@@ -32,6 +35,8 @@ class Visit final : public Guest {
 
  private:
   void pass_on();
+  void prepare();
+  bool help();
 
   ThreadedEngine* engine_ = nullptr;
   Op* next_ = nullptr;     // made ready by the last one, brief; nobody else knows it
@@ -61,6 +66,8 @@ class ThreadedEngine final : public TrackedEngine {
   bool has_idle_worker(QueueId queue) const noexcept override;
   bool is_watched() const noexcept override;
   void nudge() noexcept override;
+  void run_in_parts(unsigned count, const Parts::Part& part) override;
+  unsigned num_free() const noexcept override;
   void start() override;
   void stop() override;
   void set_num_workers(unsigned n) override;
@@ -215,8 +222,39 @@ void Visit::pass_on() {
   engine_->pool_of(QueueId::cpu).enqueue(one);
 }
 
+std::chrono::microseconds Visit::patience() const noexcept {
+  constexpr std::chrono::microseconds kForParts{200};
+  return engine_->pool_of(QueueId::cpu).offered_lately() ? kForParts : EventCount::kSpin;
+}
+
+bool Visit::sleeps(EventCount& news) {
+  if (!engine_->pool_of(QueueId::cpu).guest_sleeps(news)) return false;
+  leave();
+  return true;
+}
+
+void Visit::wakes(EventCount& news) {
+  engine_->pool_of(QueueId::cpu).guest_wakes(news);
+  arrive();
+}
+
 bool Visit::has_one() const noexcept {
-  return next_ || engine_->pool_of(QueueId::cpu).offers_brief();
+  const WorkerPool& pool = engine_->pool_of(QueueId::cpu);
+  return next_ || pool.offers_brief() || pool.offers_parts();
+}
+
+void Visit::prepare() {
+  if (!std::exchange(prepared_, true) && engine_->guest_begin_) engine_->guest_begin_();
+}
+
+bool Visit::help() {
+  WorkerPool& pool = engine_->pool_of(QueueId::cpu);
+  if (!pool.offers_parts()) return false;
+  prepare();
+  runs_op_ = true;
+  const bool helped = pool.help();
+  runs_op_ = false;
+  return helped;
 }
 
 bool Visit::run_one() {
@@ -224,8 +262,8 @@ bool Visit::run_one() {
   Op* const op = next_                 ? std::exchange(next_, nullptr)
                  : pool.offers_brief() ? pool.take_brief()
                                        : nullptr;
-  if (!op) return false;
-  if (!std::exchange(prepared_, true) && engine_->guest_begin_) engine_->guest_begin_();
+  if (!op) return help();
+  prepare();
   runs_op_ = true;
   next_ = engine_->perform(op, pool);
   runs_op_ = false;
@@ -255,6 +293,14 @@ void ThreadedEngine::nudge() noexcept {
     WorkerPool* pool = slot.load(std::memory_order_acquire);
     if (pool && pool->nudge()) return;
   }
+}
+
+void ThreadedEngine::run_in_parts(unsigned count, const Parts::Part& part) {
+  pool_of(QueueId::cpu).run_in_parts(count, part);
+}
+
+unsigned ThreadedEngine::num_free() const noexcept {
+  return pools_[slot_of(QueueId::cpu)].load(std::memory_order_relaxed)->num_free();
 }
 
 void ThreadedEngine::start() {

@@ -20,10 +20,10 @@ void EventCount::wait_for_news(uint32_t seen, Clock::time_point latest, Guest* g
   const auto over = [&] {
     return events_.load(std::memory_order_acquire) != seen || (guest && guest->has_one());
   };
-  if (spin_until(over, kSpin)) return;
-  if (guest) guest->leave();
-  sleep(seen, latest);
-  if (guest) guest->arrive();
+  if (spin_until(over, guest ? guest->patience() : kSpin)) return;
+  if (!guest) return sleep(seen, latest);
+  if (guest->sleeps(*this)) sleep(seen, latest);
+  guest->wakes(*this);
 }
 
 bool EventCount::ask(const Interrupt& interrupt, Guest* guest) {

@@ -29,6 +29,8 @@ enum class WaitResult : uint8_t { done, interrupted };
 /// from what was read, so the waiter does not sleep on it. (Sleeping itself: see notify.)
 class EventCount {
  public:
+  static constexpr auto kSpin = std::chrono::microseconds(20);  // cheaper than sleep and wake-up
+
   void notify() noexcept;
 
   /// Returns when done() holds. done() runs on this thread, without the event's lock. A `guest` has
@@ -51,7 +53,6 @@ class EventCount {
   using Clock = std::chrono::steady_clock;
   static constexpr auto kFirstPoll = std::chrono::milliseconds(2);
   static constexpr auto kPoll = std::chrono::milliseconds(20);
-  static constexpr auto kSpin = std::chrono::microseconds(20);  // cheaper than sleep and wake-up
 
   /// Returns when the count is no longer `seen`, when the guest may have something to do, or at
   /// `latest`.

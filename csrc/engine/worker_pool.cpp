@@ -120,7 +120,7 @@ Op* WorkerPool::next_op(Worker& self) {
   for (;;) {
     Op* op = nullptr;
     if (take(self, op)) return op;
-    if (hooks_.hungry()) continue;
+    if (help() || hooks_.hungry()) continue;
     if (!announce_idle(self)) continue;
     // Again, now that we are known to be idle: has_idle_worker() explains why.
     const Signal signal = hooks_.hungry() ? withdraw(self) : wait_for_signal(self);
@@ -147,6 +147,7 @@ bool WorkerPool::take(Worker& self, Op*& op) {
 void WorkerPool::guest_arrives() {
   std::lock_guard lock(mutex_);
   ++guests_;
+  guests_changed();
 }
 
 void WorkerPool::guest_leaves() {
@@ -154,6 +155,7 @@ void WorkerPool::guest_leaves() {
   {
     std::lock_guard lock(mutex_);
     --guests_;
+    guests_changed();
     woken = wake_for_work();
   }
   unpark(woken);
@@ -174,9 +176,84 @@ Op* WorkerPool::take_brief() {
   return op;
 }
 
+void WorkerPool::run_in_parts(unsigned count, const Parts::Part& part) {
+  const Ref<Parts> parts = make_ref<Parts>(count, part);
+  const bool offered = offer(parts, count - 1);
+  parts->finish();
+  if (offered) withdraw(*parts);
+}
+
+// Keeps P2 and P3: from now on nobody goes idle, and of those who are, `helpers` are woken.
+bool WorkerPool::offer(const Ref<Parts>& parts, unsigned helpers) {
+  std::vector<Worker*> woken;
+  {
+    std::lock_guard lock(mutex_);
+    if (parts_ && parts_->open()) return false;
+    parts_ = parts;
+    offers_parts_.store(true, std::memory_order_relaxed);
+    last_offer_.store(std::chrono::steady_clock::now(), std::memory_order_relaxed);
+    for (; helpers > 0 && !idle_.empty(); --helpers)
+      if (Worker* worker = choose_idle(Signal::hungry)) woken.push_back(worker);
+    helpers -= std::min(helpers, guests_);  // they look
+    for (; helpers > 0 && !asleep_.empty(); --helpers) {
+      asleep_.back()->notify();  // (it lives: guest_wakes takes the lock first)
+      asleep_.pop_back();
+    }
+    guests_changed();
+  }
+  for (Worker* worker : woken) unpark(worker);
+  return true;
+}
+
+void WorkerPool::withdraw(const Parts& parts) {
+  std::lock_guard lock(mutex_);
+  if (parts_.get() != &parts) return;
+  parts_ = nullptr;
+  offers_parts_.store(false, std::memory_order_relaxed);
+}
+
+Ref<Parts> WorkerPool::open_parts() {
+  std::lock_guard lock(mutex_);
+  if (parts_ && parts_->open()) return parts_;
+  offers_parts_.store(false, std::memory_order_relaxed);
+  return nullptr;
+}
+
+bool WorkerPool::help() {
+  if (!offers_parts()) return false;
+  const Ref<Parts> parts = open_parts();
+  return parts && parts->help();
+}
+
+bool WorkerPool::offered_lately() const noexcept {
+  constexpr std::chrono::microseconds kLately{300};
+  const auto last = last_offer_.load(std::memory_order_relaxed);
+  return last != std::chrono::steady_clock::time_point::min() &&
+         std::chrono::steady_clock::now() - last < kLately;
+}
+
+unsigned WorkerPool::num_free() const noexcept {
+  return num_idle_.load(std::memory_order_relaxed) + num_guests_.load(std::memory_order_relaxed);
+}
+
+bool WorkerPool::guest_sleeps(EventCount& news) {
+  std::lock_guard lock(mutex_);
+  if (parts_ && parts_->open()) return false;  // P3
+  asleep_.push_back(&news);
+  return true;
+}
+
+void WorkerPool::guest_wakes(EventCount& news) {
+  std::lock_guard lock(mutex_);
+  const auto found = std::find(asleep_.begin(), asleep_.end(), &news);
+  if (found != asleep_.end()) asleep_.erase(found);
+  guests_changed();
+}
+
 bool WorkerPool::announce_idle(Worker& self) {
   std::lock_guard lock(mutex_);
-  if (!ready_.empty() || !open_.load(std::memory_order_relaxed)) return false;  // P2
+  if (!ready_.empty() || (parts_ && parts_->open()) || !open_.load(std::memory_order_relaxed))
+    return false;  // P2
   self.signal.store(Signal::none, std::memory_order_relaxed);
   idle_.push_back(&self);
   if (!spinner_) spinner_ = &self;
@@ -234,6 +311,10 @@ WorkerPool::Watched WorkerPool::watch(Worker& self) {
     // look again.
   } while (!unparked && hooks_.watch());
   return unparked ? Watched::until_unparked : Watched::until_quiet;
+}
+
+void WorkerPool::guests_changed() {
+  num_guests_.store(guests_ + static_cast<unsigned>(asleep_.size()), std::memory_order_relaxed);
 }
 
 void WorkerPool::ready_changed() {

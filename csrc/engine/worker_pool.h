@@ -3,7 +3,8 @@
 // Invariants (kept under mutex_):
 //   P1  if ops are ready and a worker is idle, then a woken worker is on its way to them, or they
 //       are few, the first is brief, and a guest is here;
-//   P2  a worker announces itself idle only while nothing is ready.
+//   P2  a worker announces itself idle only while nothing is ready and no parts are open;
+//   P3  a guest sleeps only while no parts are open, or as many others as can take one were woken.
 // No lost wakeup: an op is enqueued under the lock. Is a worker idle then, one is woken (P1), and
 // it takes an op and wakes the next if more are left; is none idle, each worker looks at the queue
 // before it announces itself (P2).
@@ -14,6 +15,11 @@
 //
 // Guests (guest.h) look at the queue before they leave, and take its first op if that is brief. If
 // it is not, or when the last guest leaves, P1 asks for a worker: so each of these steps wakes one.
+//
+// Parts (parts.h) are taken by who finds nothing ready. Who offers some wakes as many as can take
+// one: idle workers, and guests that sleep. (P2, P3: whoever is about to go idle or to sleep looks
+// under the same lock.) They are a chance, not a duty: if all are taken before he comes, he goes
+// back.
 //
 // Thread safety: any thread, but start, stop and set_threads only one at a time and never from a
 // worker. No lock is held while a hook runs.
@@ -28,6 +34,7 @@
 #include <thread>
 #include <vector>
 
+#include "csrc/engine/parts.h"
 #include "csrc/engine/ready_queue.h"
 
 namespace lazyeng::engine {
@@ -76,6 +83,21 @@ class WorkerPool {
   /// Whether take_brief() would find one. A hint.
   bool offers_brief() const noexcept { return offers_brief_.load(std::memory_order_relaxed); }
 
+  /// Calls the parts here, and on as many threads as have nothing else to do. Those of one owner at
+  /// a time: if others are open, all run here.
+  void run_in_parts(unsigned count, const Parts::Part& part);
+  /// Takes parts that are offered. False if there were none.
+  bool help();
+  /// Whether help() would find some. A hint.
+  bool offers_parts() const noexcept { return offers_parts_.load(std::memory_order_relaxed); }
+  /// Whether some were offered a moment ago.
+  bool offered_lately() const noexcept;
+  /// How many threads have nothing to do: idle workers, guests (asleep or not). A hint.
+  unsigned num_free() const noexcept;
+  /// A guest that sleeps is woken by `news` when parts are offered. False if some are open.
+  bool guest_sleeps(EventCount& news);
+  void guest_wakes(EventCount& news);
+
   bool has_idle_worker() const noexcept;
   /// Whether an idle worker calls the hook watch now.
   bool is_watched() const noexcept { return watched_.load(std::memory_order_seq_cst); }
@@ -114,8 +136,12 @@ class WorkerPool {
   enum class Watched : uint8_t { no, until_unparked, until_quiet };
   Watched watch(Worker& self);
   void ready_changed();
+  void guests_changed();
   bool left_to_guests() const noexcept;
   Worker* wake_for_work();
+  bool offer(const Ref<Parts>& parts, unsigned helpers);
+  void withdraw(const Parts& parts);
+  Ref<Parts> open_parts();
   Worker* choose_idle(Signal signal);
   static void unpark(Worker* worker);
 
@@ -131,6 +157,8 @@ class WorkerPool {
   unsigned on_their_way_ = 0;  // woken for work, not yet at the queue
   unsigned running_ = 0;       // workers that have a thread
   unsigned guests_ = 0;
+  std::vector<EventCount*> asleep_;  // of guests, each until it is woken for parts or by itself
+  Ref<Parts> parts_;
   // Never freed while the pool lives: whoever wakes a worker touches it without the lock.
   std::vector<std::unique_ptr<Worker>> workers_;
 
@@ -138,6 +166,10 @@ class WorkerPool {
   std::atomic<bool> open_{false};  // may run
   std::atomic<uint64_t> first_{ReadyQueue::kNone};
   std::atomic<bool> offers_brief_{false};
+  std::atomic<bool> offers_parts_{false};
+  std::atomic<std::chrono::steady_clock::time_point> last_offer_{
+      std::chrono::steady_clock::time_point::min()};
+  std::atomic<unsigned> num_guests_{0};  // asleep or not
   std::atomic<bool> watched_{false};
   alignas(64) mutable std::atomic<unsigned> num_idle_{0};
 };

@@ -15,7 +15,7 @@ class BoundPlan {
   /// that the op treats specially: nothing may be run.
   bool valid() const { return valid_; }
   /// As run_program.
-  bool run(bool wide) { return run_program(plan_.program, bindings_, wide); }
+  bool run(Cores cores) { return run_program(plan_.program, bindings_, cores); }
   /// Gives the group's vars the memory that was made for them.
   void install();
 

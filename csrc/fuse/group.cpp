@@ -11,6 +11,7 @@
 #include "csrc/fuse/binding.h"
 #include "csrc/fuse/device_calls.h"
 #include "csrc/fuse/plan.h"
+#include "csrc/run/parts.h"
 #include "csrc/run/launch_log.h"
 #include "csrc/run/spare_cores.h"
 #include "csrc/run/trace.h"
@@ -170,11 +171,15 @@ double Group::microseconds_on_one_core(const Program& program) const {
          rows * static_cast<double>(folds) * kMicrosecondsPerRow;
 }
 
-/// Whether it takes all cores (csrc/run/width.h). Only sums over all elements depend on that.
-bool Group::is_wide(const Program& program) const {
+/// Which cores it takes (csrc/run/width.h). Only sums over all elements depend on that.
+Cores Group::cores_for(const Program& program) const {
   if (depends_on_width(program))
-    return static_cast<uint64_t>(numel) * sizeof(float) >= run::kWideBytes;
-  return run::takes_all_cores(microseconds_on_one_core(program));
+    return static_cast<uint64_t>(numel) * sizeof(float) >= run::kWideBytes ? Cores::team
+                                                                           : Cores::one;
+  const double microseconds = microseconds_on_one_core(program);
+  if (run::takes_all_cores(microseconds)) return Cores::team;
+  const int threads = members[0].node->settings.num_threads;
+  return run::parts_pay(microseconds, threads) ? Cores::parts : Cores::one;
 }
 
 /// Data that leave it uncertain once will do so again: the members run at once then.
@@ -189,14 +194,14 @@ bool Group::run_fused(const PlanRef& plan) {
 }
 
 /// What it took on all cores may have been a wait for helpers: no more than the table says, then.
-void Group::note_time(const Program& program, bool wide,
+void Group::note_time(const Program& program, Cores taken,
                       std::chrono::steady_clock::time_point begin) const {
   const double by_table = microseconds_on_one_core(program);
   if (by_table < run::kWorthAllCores) return;
   const run::SpareCores::Clock::time_point end = run::SpareCores::Clock::now();
   const double took = std::chrono::duration<double, std::micro>(end - begin).count();
   const int cores = members[0].node->settings.num_threads;
-  run::spare_cores().ran_large(wide ? std::min(by_table, took * cores) : took, cores, end);
+  run::spare_cores().ran_large(taken == Cores::one ? took : std::min(by_table, took * cores), cores, end);
 }
 
 bool Group::run_tiles(const Plan& plan) {
@@ -204,12 +209,12 @@ bool Group::run_tiles(const Plan& plan) {
   try {
     BoundPlan bound(*this, plan);
     if (!bound.valid()) return false;
-    const bool wide = is_wide(plan.program);
+    const Cores taken = cores_for(plan.program);
     const std::unique_lock<std::mutex> cores =
-        wide ? run::take_all_cores() : std::unique_lock<std::mutex>();
+        taken == Cores::team ? run::take_all_cores() : std::unique_lock<std::mutex>();
     const auto begin = run::SpareCores::Clock::now();
-    const bool certain = bound.run(wide);
-    note_time(plan.program, wide, begin);
+    const bool certain = bound.run(taken);
+    note_time(plan.program, taken, begin);
     if (!certain && checked) {
       std::atomic_ref(plan.doubted).store(true, std::memory_order_relaxed);
       return false;  // (what it has made so far nobody has seen)

@@ -73,8 +73,8 @@ class Group final : public engine::Op, public engine::Pooled<Group> {
   void settle_lost(const std::exception_ptr& error);
   bool is_trusted(const Plan& plan) const;
   double microseconds_on_one_core(const Program& program) const;
-  bool is_wide(const Program& program) const;
-  void note_time(const Program& program, bool wide,
+  Cores cores_for(const Program& program) const;
+  void note_time(const Program& program, Cores taken,
                  std::chrono::steady_clock::time_point begin) const;
   bool is_soon_done() const;
   void trace(int64_t begin) const noexcept;

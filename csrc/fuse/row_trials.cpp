@@ -129,7 +129,7 @@ class Rows {
       bindings.tensors.push_back(static_cast<char*>(results.back().mutable_data_ptr()));
     }
     TORCH_CHECK(builder.ok(), "no kernel");
-    run_program(std::move(builder).finish(), bindings, /*wide=*/false);
+    run_program(std::move(builder).finish(), bindings, Cores::one);
     return results;
   }
 
@@ -185,7 +185,7 @@ class Sum {
     at::Tensor result = at::empty({1}, x_.options());
     bindings.tensors.push_back(static_cast<char*>(result.mutable_data_ptr()));
     TORCH_CHECK(builder.ok(), "no kernel");
-    run_program(std::move(builder).finish(), bindings, /*wide=*/false);
+    run_program(std::move(builder).finish(), bindings, Cores::one);
     return result;
   }
 

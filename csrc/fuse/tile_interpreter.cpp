@@ -10,6 +10,7 @@
 #include "csrc/fuse/prefetch.h"
 #include "csrc/fuse/totals.h"
 #include "csrc/run/openmp_team.h"
+#include "csrc/run/parts.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -268,8 +269,8 @@ char* aligned(char* memory) {
 
 }  // namespace
 
-bool run_program(const Program& program, const Bindings& bindings, bool wide) {
-  const std::vector<int64_t> bounds = shares_of(program, wide);
+bool run_program(const Program& program, const Bindings& bindings, Cores cores) {
+  const std::vector<int64_t> bounds = shares_of(program, cores != Cores::one);
   const auto shares = static_cast<int64_t>(bounds.size()) - 1;
   // All memory first: once a tile has run, an in-place result is half made.
   std::vector<std::unique_ptr<char[]>> scratch;
@@ -290,10 +291,12 @@ bool run_program(const Program& program, const Bindings& bindings, bool wide) {
   const auto run_shares = [&]() noexcept {
     for (int64_t s; (s = next_share.fetch_add(1)) < shares;) run_share(s);
   };
-  if (shares == 1 || !wide)
+  if (shares == 1 || cores == Cores::one)
     run_shares();
-  else
+  else if (cores == Cores::team)
     run::in_team(run_shares);
+  else
+    run::run_in_parts(static_cast<int>(shares), run::ThreadSettings::of_this_thread(), run_share);
   return finish_reductions(program, bindings, workers);
 }
 

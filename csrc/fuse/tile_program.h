@@ -208,9 +208,12 @@ struct Bindings {
 };
 inline constexpr size_t kSplatBytes = kLanes * 8;
 
-/// Runs the program. With `wide`, on all threads of the intra-op pool, otherwise on this one.
-/// Throws only std::bad_alloc, before anything is written. False: of a maximum or minimum that is
-/// zero, torch may have found one with another sign.
-bool run_program(const Program& program, const Bindings& bindings, bool wide);
+/// Where a program runs: on this thread, on all of the intra-op pool, or here and on threads that
+/// have nothing else to do (run/parts.h).
+enum class Cores : uint8_t { one, team, parts };
+
+/// Runs the program. Throws only std::bad_alloc, before anything is written. False: of a maximum or
+/// minimum that is zero, torch may have found one with another sign.
+bool run_program(const Program& program, const Bindings& bindings, Cores cores);
 
 }  // namespace lazyeng::fuse

@@ -140,7 +140,7 @@ at::Tensor by_program(const Oracle& oracle, const Tensors& in, double number, Pl
   const Program program = std::move(builder).finish();
   at::Tensor result = at::empty_like(like);
   bindings.tensors.push_back(static_cast<char*>(result.mutable_data_ptr()));
-  run_program(program, bindings, /*wide=*/false);
+  run_program(program, bindings, Cores::one);
   return result;
 }
 

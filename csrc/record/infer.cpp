@@ -6,6 +6,7 @@
 #include <c10/core/DefaultDtype.h>
 
 #include "csrc/record/costs.h"
+#include "csrc/record/doubts.h"
 #include "csrc/record/kind_table.h"
 #include "csrc/record/probe.h"
 #include "csrc/record/stand_ins.h"
@@ -210,6 +211,11 @@ bool nothing_to_run(const Call& call, const Plan& plan) {
   return true;
 }
 
+void add_doubt(const Call& call, Plan& plan) {
+  plan.doubt = &doubt_of(call);
+  plan.doubted_before = plan.doubt->layouts.load(std::memory_order_relaxed);
+}
+
 /// A plan if the answer was given and no doubt is left.
 PlanRef plan_from(const Call& call, For whom, const StandIns& stand_ins,
                   const torch::jit::Stack& results) {
@@ -225,6 +231,7 @@ PlanRef plan_from(const Call& call, For whom, const StandIns& stand_ins,
   // An out= argument of another shape warns, and that once.
   plan->run_now = !plan->rewrites.empty() && !call.info.moves_metadata;
   plan->only_metadata = nothing_to_run(call, *plan);
+  add_doubt(call, *plan);
   add_costs(call, *plan);
   return plan;
 }
@@ -284,13 +291,9 @@ bool makes_tensors(const run::OpInfo& info) {
 /// follow: those are believed for contiguous arguments only. A dim of one element may have any
 /// stride, and broadcasting makes such dims.
 bool has_odd_strides(const Call& call) {
-  for (const run::GeometryRef& look : call.looks) {
-    if (!look) continue;
-    int64_t usual = 1;
-    for (size_t d = look->sizes().size(); d-- > 0; usual *= look->sizes()[d])
-      if (look->sizes()[d] == 1 || look->strides()[d] != usual) return true;
-  }
-  return false;
+  return std::any_of(call.looks.begin(), call.looks.end(), [](const run::GeometryRef& look) {
+    return look && !has_usual_strides(*look);
+  });
 }
 
 /// Pointwise ops on the CPU first copy the arguments that have another dtype than the one they
@@ -419,9 +422,11 @@ PlanRef plan_to_run_now() {
 
 PlanRef infer_any(const Call& call) {
   if (call.info.returns_plain || call.info.distrust_plans) return nullptr;
+  const run::Doubt& doubt = doubt_of(call);
+  if (doubt.layouts.load(std::memory_order_relaxed) != 0) return nullptr;
   if (writes_overlapping(call)) return plan_to_run_now();
   Answer answer = Answer::none;
-  if (call.info.structured_meta && !call.info.distrust_structured) {
+  if (call.info.structured_meta && !doubt.structured.load(std::memory_order_relaxed)) {
     PlanRef plan = ask_meta(call, For::structured_meta, answer);
     if (answer != Answer::none && !(plan && follows_a_copy(call, *plan))) return plan;
   }
@@ -475,6 +480,7 @@ PlanRef learn(const Call& call, const run::Node::Discovery& found) {
     plan->run_now = true;
   }
   plan->only_metadata = !plan->run_now && nothing_to_run(call, *plan);
+  add_doubt(call, *plan);
   add_costs(call, *plan);
   return plan;
 }

@@ -43,6 +43,12 @@ class Plan final : public RefCounted {
   bool only_metadata = false;     ///< nothing to run: views, or metadata moved in place
   bool brief = false;             ///< its tensors are so small that any kernel is soon done
   Ref<run::Width> width;          ///< of ops that one core may do; else null
+  run::Doubt* doubt = nullptr;    ///< of calls of this kind; null: nothing is to be doubted
+  uint32_t doubted_before = 0;    ///< Doubt::layouts when it was made
+
+  bool holds() const {
+    return !doubt || doubt->layouts.load(std::memory_order_relaxed) == doubted_before;
+  }
 };
 using PlanRef = Ref<const Plan>;
 

@@ -139,6 +139,7 @@ c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call
   c10::SmallVector<run::ValueRef, 2> values;
   node.brief = plan.brief && node.queue == engine::QueueId::cpu;
   if (node.queue == engine::QueueId::cpu) node.width = plan.width;
+  node.doubt = plan.doubt;
   Ref<run::SiblingGroup> siblings;
   if (has_sibling_results(call.info)) siblings = make_ref<run::SiblingGroup>();
   for (const OutputPlan& output : plan.outputs) {

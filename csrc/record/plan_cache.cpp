@@ -170,7 +170,7 @@ PlanRef PlanCache::find(const PlanKey& key) const {
   const uint64_t hash = hash_of(key);
   std::lock_guard lock(mutex_);
   const Entry* entry = find_locked(key, hash);
-  return entry ? entry->plan : nullptr;
+  return entry && entry->plan->holds() ? entry->plan : nullptr;
 }
 
 void PlanCache::insert(const PlanKey& key, const Call& call, PlanRef plan) {

@@ -5,6 +5,7 @@
 
 #include "csrc/fuse/op_table.h"
 #include "csrc/fuse/trials.h"
+#include "csrc/record/doubts.h"
 #include "csrc/record/factories.h"
 #include "csrc/record/first_use.h"
 #include "csrc/record/forward_stacks.h"
@@ -22,6 +23,7 @@
 #include "csrc/run/executor.h"
 #include "csrc/run/ignored_warnings.h"
 #include "csrc/run/openmp_team.h"
+#include "csrc/run/parts.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
 
@@ -194,12 +196,13 @@ Recorder::Recorder(std::unique_ptr<engine::Engine> engine) : engine_(std::move(e
     run::init_engine_thread();
     Gate::exempt_this_thread();
   });
+  run::set_parts_engine(engine_.get());
   engine_->set_long_idle([] { run::openmp_helpers().end_own_team(); });
   static thread_local std::optional<run::AsEngineThread> as_engine_thread;
   engine_->set_guest_hooks([] { as_engine_thread.emplace(); }, [] { as_engine_thread.reset(); });
 }
 
-Recorder::~Recorder() = default;
+Recorder::~Recorder() { run::set_parts_engine(nullptr); }
 
 void Recorder::start_threads() {
   watched_.store(true, std::memory_order_relaxed);
@@ -399,7 +402,8 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
   if (learn_under) {
     note_kernel_accepted(call);
     compare_with_meta(call, node->found);
-    call.info.distrust_structured = true;  // (no matter if it was the kernel that was in doubt)
+    // (No matter if it was the kernel that was in doubt.)
+    doubt_of(call).structured.store(true, std::memory_order_relaxed);
     if (PlanRef plan = learn(call, node->found)) plans_.insert(*learn_under, call, std::move(plan));
   }
   Made made;

@@ -129,17 +129,21 @@ void check_has_memory(const Node& node, const at::Tensor& tensor) {
                    "an ordinary tensor (the next call will be right)");
 }
 
+void check_is_as_recorded(const Node& node, const Geometry& g, const at::Tensor& tensor) {
+  if (tensor.defined() && tensor.sizes() == g.sizes() && tensor.scalar_type() == g.dtype()) return;
+  node.info.distrust_plans = true;
+  TORCH_CHECK(false, "[", node.info.name, "] returned ",
+              tensor.defined() ? describe(*geometry_of(tensor)) : "nothing", ", recorded as ",
+              describe(g), " (a wrong meta function; the next call will be right)");
+}
+
 void install(const Node& node, Value& value, const at::Tensor& result) {
   check_has_memory(node, result);
   const Geometry& g = value.geometry();
   at::Tensor tensor = result;
   if (!same_layout(g, tensor)) {
-    node.info.distrust_plans = true;
-    TORCH_CHECK(
-        tensor.defined() && tensor.sizes() == g.sizes() && tensor.scalar_type() == g.dtype(), "[",
-        node.info.name, "] returned ",
-        tensor.defined() ? describe(*geometry_of(tensor)) : "nothing", ", recorded as ",
-        describe(g), " (a wrong meta function; the next call will be right)");
+    check_is_as_recorded(node, g, tensor);
+    if (node.doubt) node.doubt->layouts.fetch_add(1, std::memory_order_relaxed);
     tensor = with_layout(g, tensor);
   } else if (aliases_an_input(node, tensor)) {
     tensor = with_layout(g, tensor);

@@ -12,9 +12,11 @@
 #include "csrc/run/launch_log.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/own_kernels.h"
+#include "csrc/run/parts.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
+#include "csrc/run/slices.h"
 #include "csrc/run/spare_cores.h"
 #include "csrc/run/trace.h"
 
@@ -159,6 +161,7 @@ void Node::call_kernel(torch::jit::Stack& stack) const {
 void Node::call_kernel_here(torch::jit::Stack& stack) const {
   if (host_copy) return run_host_copy(host_copy, info, stack);
   if (width && width->is_one(info, stack, settings.num_threads)) {
+    if (call_in_parts(stack)) return;
     const OneCore one(settings.num_threads);
     return call_and_measure(stack, 1);
   }
@@ -166,6 +169,21 @@ void Node::call_kernel_here(torch::jit::Stack& stack) const {
     call_and_measure(stack, settings.num_threads);
   else
     info.handle.callBoxed(stack);
+}
+
+/// For what would have one core, if other threads have nothing to do.
+bool Node::call_in_parts(torch::jit::Stack& stack) const {
+  const int threads = settings.num_threads;
+  const double on_one_core = width->microseconds();
+  if (!info.out_form || !outputs[0] || !parts_pay(on_one_core, threads)) return false;
+  const Geometry& look = outputs[0]->geometry();
+  const std::optional<Slices> slices = Slices::of(info, stack, look, threads);
+  if (!slices || !width->slices_have_the_bits(info, stack, look, threads)) return false;
+  run_in_parts(threads, settings, [&](int part) { slices->run(part); });
+  stack.assign(1, slices->result());
+  if (on_one_core >= kWorthAllCores)
+    spare_cores().ran_large(on_one_core, threads, SpareCores::Clock::now());
+  return true;
 }
 
 void Node::call_and_measure(torch::jit::Stack& stack, int cores) const {

@@ -83,6 +83,8 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   ThreadSettings settings;
   /// Null: it has the width of its settings.
   Ref<Width> width;
+  /// Is told if the results do not lie as the plan said. Null: not of a plan.
+  Doubt* doubt = nullptr;
   /// On which it launches kernels; the CPU: none.
   c10::Device device{c10::kCPU};
   /// It ends when the device has done it, not when it is launched (mode sync).
@@ -114,6 +116,7 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   void end(torch::jit::Stack stack);
   void call_kernel(torch::jit::Stack& stack) const;
   void call_kernel_here(torch::jit::Stack& stack) const;
+  bool call_in_parts(torch::jit::Stack& stack) const;
   void call_and_measure(torch::jit::Stack& stack, int cores) const;
   void follow_resizes() const;
   void keep_overwritten_failures() const;

@@ -284,6 +284,8 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
   }
   random = op.hasTag(at::Tag::nondeterministic_seeded);
   work = work_of(op, base);
+  if (work == Work::product && name == base)
+    out_form = c10::Dispatcher::singleton().findSchema({base, "out"});
   takes_some_of_first =
       work == Work::lookups || base == "aten::embedding" || base == "aten::index_select";
   indexes = base == "aten::index" || base == "aten::_unsafe_index";

@@ -55,6 +55,15 @@ enum class Collectivity : uint8_t {
 /// Views that csrc/record/offset_views.h knows.
 enum class OffsetView : uint8_t { none, select, slice };
 
+/// What runs have shown of calls of one kind (record/doubts.h). Never freed.
+struct Doubt {
+  /// How often a result had other strides than its plan said. A plan is good for as long as it does
+  /// not change; once it has, plans come from runs.
+  std::atomic<uint32_t> layouts{0};
+  /// The structured meta function refused what a run then accepted: it is not asked again.
+  std::atomic<bool> structured{false};
+};
+
 struct OpInfo {
   explicit OpInfo(const c10::OperatorHandle& handle);
   OpInfo(const OpInfo&) = delete;
@@ -67,6 +76,7 @@ struct OpInfo {
   std::vector<ReturnInfo> returns;
 
   Work work = Work::other;
+  std::optional<c10::OperatorHandle> out_form;  ///< of products: the same op with `out=`
   OffsetView offset_view = OffsetView::none;
   bool aten = false;
   bool writes = false;  ///< some argument is written
@@ -97,13 +107,13 @@ struct OpInfo {
   bool made_of_ops = false;
   bool cpp_meta = false;        ///< (of these) without any Python
   bool moves_metadata = false;  ///< changes the metadata of what it writes (transpose_, squeeze_)
-  /// Set once the structured meta function refused what a run then accepted: it is not asked again.
-  mutable std::atomic<bool> distrust_structured{false};
   /// Set once there was no meta function to ask: it is not looked for again.
   mutable std::atomic<bool> lacks_meta{false};
-  /// Set once a run returned something else than was recorded: from then on the op is run to learn
-  /// what it returns.
+  /// Set once a run returned another shape, dtype or class than was recorded: from then on the op is
+  /// run to learn what it returns. (Other strides are repaired: Doubt.)
   mutable std::atomic<bool> distrust_plans{false};
+  /// Of calls of which nothing can be told apart.
+  mutable Doubt doubt;
   /// What csrc/fuse/op_table.cpp has found for the op; null: not looked up yet.
   mutable std::atomic<const void*> fuse_rule{nullptr};
 };

@@ -51,6 +51,8 @@ class OpenMpHelpers {
 
   /// Told to sleep between kernels, on account of the program.
   bool sleep() const { return has_team_.load(std::memory_order_relaxed); }
+  /// Other programs want the cores.
+  bool is_crowded() const;
 
   /// The calling thread has waited for a result, and not for a moment only.
   void program_has_waited();
@@ -75,7 +77,6 @@ class OpenMpHelpers {
   void work();
   void note_record();
   bool has_waited_lately() const;
-  bool is_crowded() const;
 
   std::mutex mutex_;
   std::condition_variable changed_;

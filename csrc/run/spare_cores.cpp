@@ -18,9 +18,14 @@ void SpareCores::ran_large(double microseconds, int cores, Clock::time_point now
   large_ += microseconds;
   if (now - period_ < kPeriod) return;
   // (A program that had nothing large to do for long is measured from now on.)
-  if (now - period_ < 20 * kPeriod) decide(cores, now);
+  if (now - period_ < kForgets) decide(cores, now);
   period_ = now;
   waited_ = {};
+}
+
+void SpareCores::look(Clock::time_point now) {
+  const std::lock_guard lock(mutex_);
+  if (now - period_ > kForgets) for_large_ops_.store(false, std::memory_order_relaxed);
 }
 
 void SpareCores::decide(int cores, Clock::time_point now) {

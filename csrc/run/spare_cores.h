@@ -6,10 +6,11 @@
 // S + (W + R) / c at best. So all cores pay if W * (c - 1) > R. At best: a kernel whose helper
 // stands in line behind the program waits for it, and between kernels helpers of OpenMP spin, on a
 // core that the program or the worker lacks (two of three milliseconds of a helper in a step of
-// SAC, where large ops on all cores took 1.3 times as long as on one). So they must pay by far.
+// SAC, where large ops on all cores took 1.3 times as long as on one). So they must pay by far: the
+// more so as a program that waits helps with large ops itself where they are on one core (parts.h),
+// which needs no helper, and leaves none behind that spins.
 //
-// Both are measured, ten milliseconds at a time: a program that records some steps ahead and then
-// waits has large ops on one core first, and on all cores then.
+// Both are measured, ten milliseconds at a time. A program without large ops leaves none.
 #pragma once
 
 #include <atomic>
@@ -29,7 +30,9 @@ class SpareCores {
   static constexpr double kRemembers = 0.9;
   /// W * (c - 1) in multiples of R: from the first large ops take one core no longer, below the
   /// second all cores no longer.
-  static constexpr double kPays = 3, kStillPays = 2;
+  static constexpr double kPays = 6, kStillPays = 4;
+  /// Without any for so long, large ops are forgotten.
+  static constexpr std::chrono::milliseconds kForgets{200};
 
   /// A thread of the program begins, or ends, to wait for the engine.
   void program_waits(bool waits, Clock::time_point now);
@@ -39,13 +42,16 @@ class SpareCores {
   /// A large op has run: what it takes on one core. Every now and then it decides anew.
   void ran_large(double microseconds, int cores, Clock::time_point now);
 
+  /// Every now and then, also if there are none.
+  void look(Clock::time_point now);
+
   /// Whether large ops shall run on all cores.
   bool for_large_ops() const { return for_large_ops_.load(std::memory_order_relaxed); }
 
  private:
   void decide(int cores, Clock::time_point now);
 
-  std::atomic<bool> for_large_ops_{true};
+  std::atomic<bool> for_large_ops_{false};
   std::atomic<int> waiting_{0};
   std::mutex mutex_;
   double large_ = 0, own_ = 0;       // W and R in microseconds; those of earlier periods count less

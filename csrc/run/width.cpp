@@ -6,11 +6,14 @@
 #include <dlfcn.h>
 
 #include <cstring>
+#include <functional>
 #include <limits>
 
 #include "csrc/run/as_engine_thread.h"
 #include "csrc/run/ignored_warnings.h"
 #include "csrc/run/openmp_team.h"
+#include "csrc/run/parts.h"
+#include "csrc/run/slices.h"
 #include "csrc/run/spare_cores.h"
 
 namespace lazyeng::run {
@@ -67,10 +70,12 @@ bool is_real(const at::Tensor& tensor) {
   return at::isFloatingType(tensor.scalar_type()) && !at::isFloat8Type(tensor.scalar_type());
 }
 
+using Kernel = std::function<void(torch::jit::Stack&)>;
+
 /// What the kernel makes of such numbers: the results, and the arguments that it writes.
 /// Integers stay as they are: they may be places in another argument.
 std::vector<at::Tensor> results_of_trial(const OpInfo& info, torch::jit::Stack args,
-                                         uint32_t seed) {
+                                         uint32_t seed, const Kernel& kernel) {
   std::vector<at::Tensor> results;
   for (size_t i = 0; i < args.size(); ++i) {
     if (!args[i].isTensor() || !args[i].toTensor().defined()) continue;
@@ -81,7 +86,7 @@ std::vector<at::Tensor> results_of_trial(const OpInfo& info, torch::jit::Stack a
       args[i] = given.clone();
     if (info.args[i].write) results.push_back(args[i].toTensor());
   }
-  info.handle.callBoxed(args);
+  kernel(args);
   for (const c10::IValue& result : args)
     if (result.isTensor() && result.toTensor().defined()) results.push_back(result.toTensor());
   return results;
@@ -93,13 +98,14 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
          std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
 }
 
-bool one_core_gives_the_bits(const OpInfo& info, const torch::jit::Stack& args, int threads) {
+/// Whether both kernels make the same of the same numbers.
+bool give_the_same_bits(const OpInfo& info, const torch::jit::Stack& args, const Kernel& kernel,
+                        const Kernel& other) {
   try {
     const IgnoredWarnings quiet;
     for (uint32_t seed : {11u, 222u, 3333u}) {  // a difference may be at the edges only
-      const std::vector<at::Tensor> all = results_of_trial(info, args, seed);
-      const OneCore one(threads);
-      const std::vector<at::Tensor> alone = results_of_trial(info, args, seed);
+      const std::vector<at::Tensor> all = results_of_trial(info, args, seed, kernel);
+      const std::vector<at::Tensor> alone = results_of_trial(info, args, seed, other);
       if (all.empty() || !std::equal(all.begin(), all.end(), alone.begin(), alone.end(), same_bits))
         return false;
     }
@@ -107,6 +113,27 @@ bool one_core_gives_the_bits(const OpInfo& info, const torch::jit::Stack& args, 
   } catch (const std::exception&) {
     return false;  // it does not like the numbers, or memory is short
   }
+}
+
+bool one_core_gives_the_bits(const OpInfo& info, const torch::jit::Stack& args, int threads) {
+  return give_the_same_bits(
+      info, args, [&](torch::jit::Stack& stack) { info.handle.callBoxed(stack); },
+      [&](torch::jit::Stack& stack) {
+        const OneCore one(threads);
+        info.handle.callBoxed(stack);
+      });
+}
+
+bool slices_give_the_bits(const OpInfo& info, const torch::jit::Stack& args,
+                          const Geometry& result, int count) {
+  const OneCore one(count);
+  return give_the_same_bits(
+      info, args, [&](torch::jit::Stack& stack) { info.handle.callBoxed(stack); },
+      [&](torch::jit::Stack& stack) {
+        const Slices slices = Slices::of(info, stack, result, count).value();
+        for (int i = 0; i < count; ++i) slices.run(i);
+        stack.assign(1, slices.result());
+      });
 }
 
 double flops(const std::vector<GeometryRef>& tensors, size_t num_args) {
@@ -146,6 +173,7 @@ double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRe
 
 bool takes_all_cores(double microseconds) {
   if (microseconds >= kAlwaysAllCores) return true;
+  if (always_in_parts()) return false;
   if (microseconds >= kWorthAllCores) return spare_cores().for_large_ops();
   // (A guest has no helpers: OpenMP would make it some of its own.)
   return microseconds >= kWorthFreeCores && spare_cores().for_large_ops() &&
@@ -165,6 +193,21 @@ bool Width::is_one(const OpInfo& info, const torch::jit::Stack& args, int thread
   if (found < 0) return false;
   on_one_core.fetch_add(1, std::memory_order_relaxed);
   return true;
+}
+
+double Width::microseconds() const {
+  const float best = best_.load(std::memory_order_relaxed);
+  return best == std::numeric_limits<float>::max() ? microseconds_ : best;
+}
+
+bool Width::slices_have_the_bits(const OpInfo& info, const torch::jit::Stack& args,
+                                 const Geometry& result, int threads) {
+  int found = slices_.load(std::memory_order_relaxed);
+  if (std::abs(found) != threads) {
+    found = slices_give_the_bits(info, args, result, threads) ? threads : -threads;
+    slices_.store(found, std::memory_order_relaxed);
+  }
+  return found > 0;
 }
 
 double Width::took(double microseconds, int cores) {

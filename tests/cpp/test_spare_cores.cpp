@@ -31,8 +31,8 @@ struct Machine {
 
 void who_waits_leaves_its_core() {
   Machine machine;
-  check(machine.cores.for_large_ops(), "until something is known, as in eager");
-  machine.runs(seconds(1), milliseconds(4), milliseconds(4));
+  check(!machine.cores.for_large_ops(), "until large ops are known");
+  machine.runs(seconds(1), milliseconds(4), milliseconds(7));
   check(machine.cores.for_large_ops(), "the program needs a fifth");
 }
 
@@ -44,14 +44,14 @@ void who_records_keeps_it() {
 
 void between_the_bounds_it_stays() {
   Machine machine;  // (the program takes two milliseconds)
-  machine.runs(seconds(1), milliseconds(3), milliseconds(5));
-  check(machine.cores.for_large_ops(), "2.5 times that still pays");
-  machine.runs(seconds(1), milliseconds(3), milliseconds(3));
-  check(!machine.cores.for_large_ops(), "1.5 times does not");
-  machine.runs(seconds(1), milliseconds(3), milliseconds(5));
-  check(!machine.cores.for_large_ops(), "2.5 times does not pay yet");
-  machine.runs(seconds(1), milliseconds(3), milliseconds(7));
-  check(machine.cores.for_large_ops(), "3.5 times pays");
+  machine.runs(seconds(1), milliseconds(3), milliseconds(14));
+  check(machine.cores.for_large_ops(), "7 times that pays");
+  machine.runs(seconds(1), milliseconds(3), milliseconds(10));
+  check(machine.cores.for_large_ops(), "5 times still does");
+  machine.runs(seconds(1), milliseconds(3), milliseconds(6));
+  check(!machine.cores.for_large_ops(), "3 times does not");
+  machine.runs(seconds(1), milliseconds(3), milliseconds(10));
+  check(!machine.cores.for_large_ops(), "5 times does not yet");
 }
 
 void many_cores_have_one_to_spare() {
@@ -82,6 +82,15 @@ void what_was_long_ago_is_forgotten() {
   check(!machine.cores.for_large_ops(), "a second is enough");
 }
 
+void without_large_ops_there_are_none() {
+  Machine machine;
+  machine.runs(seconds(1), milliseconds(5), milliseconds(5));
+  machine.cores.look(machine.now + milliseconds(100));
+  check(machine.cores.for_large_ops(), "a pause");
+  machine.cores.look(machine.now + seconds(1));
+  check(!machine.cores.for_large_ops(), "no more");
+}
+
 }  // namespace
 }  // namespace lazyeng::test
 
@@ -93,5 +102,6 @@ int main(int argc, char** argv) {
                     {"between the bounds it stays", between_the_bounds_it_stays},
                     {"many cores have one to spare", many_cores_have_one_to_spare},
                     {"a long wait counts before it ends", a_long_wait_counts_before_it_ends},
-                    {"what was long ago is forgotten", what_was_long_ago_is_forgotten}});
+                    {"what was long ago is forgotten", what_was_long_ago_is_forgotten},
+                    {"without large ops there are none", without_large_ops_there_are_none}});
 }
