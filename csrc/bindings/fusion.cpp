@@ -151,7 +151,7 @@ PyObject* fused_ops(PyObject*, PyObject*) {
   return guarded([&]() -> PyObject* {
     py::dict ops;
     for (const auto& [name, rule] : fuse::all_rules())
-      ops[name.c_str()] = fuse::is_reduction(rule.form) && rule.form != fuse::Form::loss;
+      ops[name.c_str()] = fuse::is_reduction(rule.form) && !fuse::is_loss(rule.form);
     return ops.release().ptr();
   });
 }

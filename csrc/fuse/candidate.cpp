@@ -142,11 +142,13 @@ bool describe(run::Node& node, Candidate& candidate) {
   if (!find_results(node, *rule, extent, candidate) || !find_looks(node, candidate, looks))
     return false;
   const c10::ScalarType result = result_dtype(candidate);
-  const Bits bits = bits_of(*rule, node, result);
+  const Bits bits = bits_of(*rule, node, result, extent);
   const bool inexact = allows_inexact(node.device);
   candidate.checked = (bits == Bits::checked && !inexact) || may_refuse(*rule, node, result);
   if (candidate.checked && !node.device.is_cpu()) return false;  // (their kernels do not check)
   if (bits == Bits::other && !inexact) return false;
+  candidate.in_shares = extent.folds && bits == Bits::same && !inexact &&
+                        c10::isFloatingType(result);
   return map_tensors(node, extent, looks, candidate);
 }
 

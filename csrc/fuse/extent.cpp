@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "csrc/fuse/exact_rows.h"
 #include "csrc/fuse/iteration.h"
 
 namespace lazyeng::fuse {
@@ -79,11 +80,17 @@ bool linear_over_rows(const run::Geometry& result, const run::Geometry& elements
   return result.numel() == expected;
 }
 
+/// Whether a program may have such rows.
+bool fits(int64_t row, const OpRule& rule, const run::Node& node, const run::Geometry& elements) {
+  if (row < kShortestExactRow || row > kLongestRow || row == elements.numel()) return false;
+  return row >= kShortestRow || takes_exact_rows(rule, node, elements.dtype(), row);
+}
+
 Extent rows_of(const OpRule& rule, const run::Node& node, const run::Geometry& elements) {
   if (elements.numel() == 1) return {};
   const DimSet reduced = reduced_dims(rule, node, elements.sizes().size());
   const int64_t row = row_length(elements, reduced);
-  if (row < kShortestRow || row > kLongestRow || row == elements.numel()) return {};
+  if (!fits(row, rule, node, elements)) return {};
   for (size_t i = 0; i < node.outputs.size(); ++i) {
     if (!node.outputs[i] || is_folded_result(rule.form, i)) continue;
     const run::Geometry& result = node.outputs[i]->geometry();
@@ -185,7 +192,7 @@ Extent extent_of(const OpRule& rule, const run::Node& node) {
   const run::Geometry& result = node.outputs[0]->geometry();
   if (!is_reduction(rule.form) || is_unreduced(rule.form, node))
     return lie_alike(node.outputs) ? Extent{&result} : Extent();
-  if (rule.form == Form::loss) return loss_extent(node);
+  if (is_loss(rule.form)) return loss_extent(node);
   if (is_normalization(rule.form)) return rows_of(rule, node, result);
   const run::Geometry* input = tensor_look(node, 0);
   if (!input || input->numel() == 1) return {};

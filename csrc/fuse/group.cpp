@@ -153,7 +153,8 @@ bool Group::can_fuse() const {
 
 bool depends_on_width(const Program& program) {
   return std::any_of(program.reductions.begin(), program.reductions.end(), [&](const auto& fold) {
-    return fold.folding.fold == Fold::sum && program.registers[fold.reg].type >= Type::f32;
+    return fold.folding.fold == Fold::sum && !fold.sum &&
+           program.registers[fold.reg].type >= Type::f32;
   });
 }
 

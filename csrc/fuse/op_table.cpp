@@ -10,6 +10,8 @@
 #include <unordered_map>
 
 #include "csrc/fuse/chosen_ops.h"
+#include "csrc/fuse/exact_rows.h"
+#include "csrc/fuse/extent.h"
 #include "csrc/fuse/numbers.h"
 #include "csrc/fuse/result_type.h"
 #include "csrc/fuse/trials.h"
@@ -221,7 +223,7 @@ constexpr Row kRows[] = {
     {"all.dim", {Form::all, Opcode::copy}},
     {"all.dims", {Form::all, Opcode::copy}},
     {"ones_like", {Form::one, Opcode::copy}},
-    {"mse_loss", {Form::loss, Opcode::square}},
+    {"mse_loss", {Form::mse_loss, Opcode::square}},
     {"mse_loss_backward", {Form::mse_loss_backward, Opcode::copy}},
     {"smooth_l1_loss", {Form::loss, Opcode::smooth_l1}},
     {"smooth_l1_loss_backward", {Form::loss_backward, Opcode::smooth_l1_backward}},
@@ -272,6 +274,72 @@ Bits bits_of_reduction(Form form, c10::ScalarType result) {
   return form == Form::maximum || form == Form::minimum ? Bits::checked : Bits::other;
 }
 
+/// Whether torch has its kernel for rows: for the last dim, and elements without gaps. (Others it
+/// copies for some forms.)
+bool has_rows_of_torch(const OpRule& rule, const run::Node& node, int64_t row) {
+  const run::Geometry& look = node.tensors[0].value->geometry();
+  const auto is_last = [&](const c10::IValue& dim) {
+    const auto dims = static_cast<int64_t>(look.sizes().size());
+    return dim.isInt() && (dim.toInt() == -1 || dim.toInt() == dims - 1);
+  };
+  switch (rule.form) {
+    case Form::softmax:
+    case Form::log_softmax:
+      return is_last(node.args[1]);
+    case Form::softmax_backward:  // (of what is left over bits depend on the number of threads)
+      return is_last(node.args[2]) && is_whole(row);
+    case Form::log_softmax_backward:
+      return is_last(node.args[2]);
+    case Form::layer_norm:
+      return true;
+    default:
+      return look.dense();
+  }
+}
+
+/// Torch shares the elements of longer rows among threads.
+constexpr int64_t kLongestRowOfVariance = (1 << 15) - 1;
+
+/// Whether torch's kernel and the steps were found to add in the same order.
+bool rows_were_tried(const OpRule& rule, const run::Node& node, int64_t row) {
+  if (!has_exact_rows(rule.form)) return false;
+  // (Where nothing is left to divide by torch warns.)
+  if (is_variance(rule.form) &&
+      (row > kLongestRowOfVariance || correction_of(node) >= static_cast<double>(row)))
+    return false;
+  return has_rows_of_torch(rule, node, row);
+}
+
+/// The same of all elements, in the order of memory, which several threads share.
+bool sum_was_tried(const OpRule& rule, const run::Node& node) {
+  const run::Geometry& first = node.tensors[0].value->geometry();
+  return has_exact_sum(rule.form) &&
+         std::ranges::all_of(node.tensors, [&](const run::TensorArg& arg) {
+           const run::Geometry& look = arg.value->geometry();
+           return look.dense() && look.sizes() == first.sizes() && look.strides() == first.strides();
+         });
+}
+
+bool reduction_was_tried(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
+                         const Extent& extent) {
+  if (!node.device.is_cpu() || !gives_torchs_bits(rule.form, dtype)) return false;
+  for (const run::TensorArg& arg : node.tensors)
+    if (arg.value ? arg.value->geometry().dtype() != dtype : arg.raw.defined()) return false;
+  return extent.folds ? extent.places.totals == 1 && sum_was_tried(rule, node)
+                      : rows_were_tried(rule, node, extent.row);
+}
+
+/// Whether each of torch's threads has whole vectors of the elements: it shares them out by grains,
+/// which are smaller for gelu than for other ops.
+bool falls_into_whole_vectors(const run::Node& node) {
+  constexpr int64_t kGrain = 32768, kGrainOfGelu = 16384;
+  const int64_t n = node.tensors[0].value->geometry().numel();
+  const int64_t most = node.settings.num_threads;
+  const auto fits = [n](int64_t threads) { return n % (threads * kWholeVectors) == 0; };
+  return fits(1) && fits(std::min(most, (n + kGrain - 1) / kGrain)) &&
+         (n <= kGrainOfGelu || fits(most));
+}
+
 /// Whether the step was found to give torch's bits for such tensors, on the CPU. `number`: another
 /// operand is a number, which torch makes a tensor of.
 bool was_tried(Opcode opcode, const run::Node& node, c10::ScalarType dtype, bool number = false) {
@@ -290,7 +358,7 @@ bool was_tried(Opcode opcode, const run::Node& node, c10::ScalarType dtype, bool
     dense &= look.dense() && !look.sizes().empty() && look.sizes() == first->sizes() &&
              look.strides() == first->strides();
   }
-  return gives_torchs_bits(opcode, dtype, dense);
+  return gives_torchs_bits(opcode, dtype, dense, dense && falls_into_whole_vectors(node));
 }
 
 /// Whether one of the first two arguments, which could be tensors, is a number.
@@ -345,7 +413,7 @@ bool rounds_otherwise(const OpRule& rule, const run::Node& node, c10::ScalarType
   return is_narrow(result) &&
          (rule.form == Form::power || rule.opcode == Opcode::rsqrt ||
           rule.opcode == Opcode::sigmoid_backward || rule.opcode == Opcode::floor_divide ||
-          (rule.form == Form::loss && rule.opcode != Opcode::square) ||
+          rule.form == Form::loss ||
           (rule.form == Form::divide_rounded && rounding_of(node) == Rounding::down));
 }
 
@@ -363,7 +431,10 @@ bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType 
            was_tried(Opcode::add_scaled, node, result, node.args[1].isScalar());
   }
   if (rule.opcode == Opcode::lerp && !has_weight_other_than_one(node, result)) return false;
-  return !varies(rule.opcode) || was_tried(rule.opcode, node, result, takes_number(rule, node));
+  const bool tanh = rule.form == Form::gelu && node.args[1].isString() &&
+                    node.args[1].toStringView() == "tanh";
+  const Opcode opcode = tanh ? Opcode::gelu_tanh : rule.opcode;
+  return !varies(opcode) || was_tried(opcode, node, result, takes_number(rule, node));
 }
 
 /// Whether a number stands there that no dtype takes for 0.
@@ -420,7 +491,7 @@ bool refuses_doubtful(const OpRule& rule, const run::Node& node, c10::ScalarType
 }
 
 bool is_unreduced(Form form, const run::Node& node) {
-  if (form != Form::loss) return false;
+  if (!is_loss(form)) return false;
   const auto reduction = std::ranges::find_if(node.args, &c10::IValue::isInt);
   return reduction != node.args.end() && reduction->toInt() == at::Reduction::None;
 }
@@ -439,13 +510,17 @@ bool may_join(const run::Node& node) {
   if (!rule || !is_reduction(rule->form) || is_unreduced(rule->form, node) ||
       allows_inexact(node.device))
     return rule != nullptr;
-  return !node.outputs.empty() && node.outputs[0] &&
-         bits_of_reduction(rule->form, node.outputs[0]->geometry().dtype()) != Bits::other;
+  if (node.outputs.empty() || !node.outputs[0]) return false;
+  const c10::ScalarType dtype = node.outputs[0]->geometry().dtype();
+  return bits_of_reduction(rule->form, dtype) != Bits::other ||
+         gives_torchs_bits(rule->form, dtype);
 }
 
-Bits bits_of(const OpRule& rule, const run::Node& node, c10::ScalarType result) {
+Bits bits_of(const OpRule& rule, const run::Node& node, c10::ScalarType result,
+             const Extent& extent) {
   if (is_reduction(rule.form) && !is_unreduced(rule.form, node))
-    return bits_of_reduction(rule.form, result);
+    return reduction_was_tried(rule, node, result, extent) ? Bits::same
+                                                           : bits_of_reduction(rule.form, result);
   if (c10::isIntegralType(result, /*includeBool=*/true)) return Bits::same;
   if (refuses_doubtful(rule, node, result)) return Bits::checked;
   return gives_same_bits(rule, node, result) ? Bits::same : Bits::other;

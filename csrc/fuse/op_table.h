@@ -58,6 +58,7 @@ enum class Form : uint8_t {
   minimum,
   any,
   all,
+  mse_loss,  ///< (tensor, tensor, reduction)
   loss,               ///< of two tensors, by the opcode; maybe a bound; reduced as an argument says
   variance,           ///< (tensor, dims, correction, keepdim); sqrt: the standard deviation
   variance_and_mean,  ///< the same, with the mean as a second result
@@ -79,6 +80,7 @@ constexpr bool is_plain_fold(Form form) { return form >= Form::sum && form <= Fo
 /// Of these, what has a result as large as its argument.
 constexpr bool is_normalization(Form form) { return form >= Form::softmax; }
 
+constexpr bool is_loss(Form form) { return form == Form::mse_loss || form == Form::loss; }
 constexpr bool is_variance(Form form) {
   return form == Form::variance || form == Form::variance_and_mean;
 }
@@ -95,6 +97,8 @@ struct OpRule {
   Opcode opcode;
 };
 
+struct Extent;
+
 /// Whether a program gives torch's bits.
 enum class Bits : uint8_t {
   same,
@@ -105,7 +109,8 @@ enum class Bits : uint8_t {
 /// with gaps. So it is with a product that is added to something, which is rounded in between, or
 /// is not: what cannot be known is tried (csrc/fuse/trials.h). And a sum of floats has an order.
 /// `result` is the dtype of the result.
-Bits bits_of(const OpRule& rule, const run::Node& node, c10::ScalarType result);
+Bits bits_of(const OpRule& rule, const run::Node& node, c10::ScalarType result,
+             const Extent& extent);
 
 /// Whether the op raises an error for some values that it may meet: its group must be able to run
 /// once more, one op by one. `result` as above.

@@ -435,7 +435,8 @@ Operand lower_pointwise(Registers& r, const OpRule& rule) {
       return filled(r, r.constant(0, r.args().result_look().dtype()));
     case Form::one:
       return filled(r, r.constant(1, r.args().result_look().dtype()));
-    case Form::loss:  // without a reduction
+    case Form::mse_loss:  // without a reduction
+    case Form::loss:
       return lower_loss(r, rule);
     case Form::mse_loss_backward:
     case Form::loss_backward:

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "csrc/fuse/exact_rows.h"
 #include "csrc/fuse/forms.h"
 #include "csrc/fuse/math.h"
 
@@ -153,13 +154,42 @@ void lower_layer_norm_backward(Registers& r, const Extent& extent) {
 
 }  // namespace
 
-// (Rows have 32 elements and more; of less freedom torch warns.)
+// (Rows have 32 elements and more where this is asked; of less freedom torch warns.)
 bool leaves_freedom(const c10::Scalar& correction) { return correction.toDouble() < 32; }
+
+namespace {
+
+/// Torch's shares of the elements are no whole rows. (Without other bits the partition keeps them
+/// apart.)
+bool takes_exact_sum(const Registers& r, const OpRule& rule, c10::ScalarType dtype) {
+  return r.args().node().device.is_cpu() && !r.has_rows() && has_exact_sum(rule.form) &&
+         (dtype == c10::kFloat || dtype == c10::kDouble);
+}
+
+/// Torch divides by a number of the dtype.
+double as_number(double value, c10::ScalarType dtype) {
+  return dtype == c10::kFloat ? static_cast<double>(static_cast<float>(value)) : value;
+}
+
+/// To one element, of floats.
+void lower_exact_sum(Registers& r, const OpRule& rule, const Extent& extent) {
+  const c10::ScalarType dtype = r.args().result_look().dtype();
+  const double folded = as_number(static_cast<double>(extent.elements->numel()), dtype);
+  const bool loss = rule.form == Form::mse_loss;
+  const bool mean = loss ? r.args().node().args[2].toInt() == 1 : rule.form == Form::mean;
+  const Operand elements = loss ? lower_loss(r, rule) : Operand{r.as(0, dtype), dtype};
+  if (elements.dtype != dtype) throw Unfit();
+  r.set_fold(elements.reg, Fold::sum, mean ? folded : 1, extent.places, 0, /*exact=*/true);
+}
+
+}  // namespace
 
 void lower_fold(Registers& r, const OpRule& rule, const Extent& extent) {
   const c10::ScalarType dtype = r.args().result_look().dtype();
+  if (extent.places.totals == 1 && takes_exact_sum(r, rule, dtype))
+    return lower_exact_sum(r, rule, extent);
   const auto folded = static_cast<double>(extent.elements->numel() / extent.places.totals);
-  if (rule.form == Form::loss) {
+  if (is_loss(rule.form)) {
     const Operand error = lower_loss(r, rule);
     if (error.dtype != dtype) throw Unfit();
     return r.set_fold(error.reg, Fold::sum, takes_mean(r) ? folded : 1, extent.places);
@@ -168,8 +198,31 @@ void lower_fold(Registers& r, const OpRule& rule, const Extent& extent) {
              rule.form == Form::mean ? folded : 1, extent.places);
 }
 
+namespace {
+
+void lower_exact_rows(Registers& r, const OpRule& rule, int64_t row) {
+  const c10::ScalarType dtype = r.args().result_look().dtype();
+  RowArguments args;
+  args.row = row;
+  args.number = [&r, dtype](double value) { return r.constant(value, dtype); };
+  for (size_t arg = 0; arg < r.args().node().args.size(); ++arg)
+    if (r.args().tensor_at(arg) >= 0)
+      args.tensors.push_back(r.args().is_given(arg) ? r.as(arg, dtype) : RowArguments::kNone);
+  if (rule.form == Form::layer_norm) args.eps = r.number(4, dtype);
+  if (is_variance(rule.form))
+    args.divisor = variance_divisor(row, correction_of(r.args().node()));
+  const std::vector<RegisterId> results = exact_rows(r.builder(), rule, args);
+  for (size_t i = 0; i < results.size(); ++i)
+    r.set_result(results[i], is_row_result(rule.form, i) ? Rate::row : Rate::element, i);
+}
+
+}  // namespace
+
 void lower_rows(Registers& r, const OpRule& rule, const Extent& extent) {
   const int64_t row = extent.row;
+  if (has_exact_rows(rule.form) &&
+      takes_exact_rows(rule, r.args().node(), r.args().result_look().dtype(), row))
+    return lower_exact_rows(r, rule, row);
   switch (rule.form) {
     case Form::sum:
     case Form::product:

@@ -57,6 +57,9 @@ enum class Opcode : uint8_t {
   // to bool; select takes a bool first
   eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor, logical_not, sign_bit, select,
   bit_and, bit_or, bit_xor, bit_not,
+  // of rows: exp(a - b); a - b - c; (a - b) * c; of a splat whose halves differ, one for all; the
+  // same of splats of two lanes
+  exp_less, less_both, standardise, first_half, second_half, first_of_two, second_of_two,
   // to the nearest value that the narrow type can hold
   round_f16, round_bf16,
   // to the type of the result (KernelSet::cast has the kernels)
@@ -115,6 +118,40 @@ struct ColumnsKernel {
   size_t item = 0;   ///< bytes of a part, and of its zeros
 };
 
+// ---- folds of rows in the order of torch's kernels (csrc/fuse/row_kernels.inc)
+
+enum class RowFold : uint8_t {
+  none,
+  vector_maximum,
+  vector_sum,         ///< as at::vec::reduce_all
+  vector_dot,         ///< as at::vec::map2_reduce_all, of products
+  cascade_sum,        ///< as torch's sum
+  moments,            ///< as torch's layer_norm: mean and variance
+  running_variance,   ///< as torch's var: variance, whose divisor is an argument, and mean
+  running_deviation,  ///< the same, the variance's root
+};
+struct RowsArgs {
+  char* out;        ///< a splat for each row; of two results each has one half of it
+  const char* in;   ///< rows, one behind the other
+  const char* other;  ///< those that they are multiplied by
+  int64_t lanes;    ///< of a splat
+  int64_t row;      ///< elements of each
+  int64_t rows;     ///< how many
+  double divisor;
+};
+/// Reads and writes elements of one type.
+using RowsKernel = void (*)(const RowsArgs& args);
+
+/// The sum of many elements of one type, which come in order, in as many parts as one likes.
+struct SumKernel {
+  size_t bytes;  ///< of a state, aligned as a cache line is
+  void (*begin)(char* state, int64_t elements);
+  void (*add)(char* state, const char* in, int64_t n);
+  void (*finish)(char* state, char* sum);
+  /// What each of torch's threads has found.
+  void (*join)(const char* sums, int64_t n, char* sum);
+};
+
 // ---- chains (csrc/fuse/chains.h)
 
 inline constexpr size_t kMaxLinks = 64;
@@ -132,10 +169,11 @@ struct Link {
   int64_t step[kMaxInputs];    ///< as KernelArgs::step
 };
 struct ChainArgs {
-  const Link* links;  ///< the first loads the value, the last stores it
+  const Link* links;  ///< the first loads the value, the last stores it or adds it to a sum
   size_t count;
   Type in_type, out_type;  ///< in memory: float32 may come from, and go to, a narrow type
   int64_t n;               ///< elements
+  const SumKernel* sum = nullptr;
 };
 /// Of values of one type.
 struct ChainKernels {
@@ -144,6 +182,8 @@ struct ChainKernels {
   LinkFunction (*first)(Type memory);
   LinkFunction (*link)(Opcode opcode, int place);
   LinkFunction (*last)(Type memory);
+  /// Adds the value to the state of a SumKernel.
+  LinkFunction (*sum)();
   /// As that of Opcode::round_bf16, for values whose NaNs have nothing in their lower half.
   LinkFunction (*rounds_short_nans)();
 };
@@ -159,6 +199,8 @@ struct KernelSet {
   FoldKernel (*fold)(Fold fold, Type type);
   ColumnsKernel (*columns)(Fold fold, Type type);
   const ChainKernels* (*chains)(Type type);
+  RowsKernel (*rows)(RowFold fold, Type type);
+  const SumKernel* (*sum)(Type type);  ///< null: there is none
 };
 
 namespace isa {
@@ -169,5 +211,7 @@ const KernelSet* avx512();
 
 /// What torch uses on this machine (ATEN_CPU_CAPABILITY included).
 const KernelSet& best_kernels();
+/// Torch compiles its sum and its layer_norm for AVX2, and takes them with AVX512 as well.
+RowsKernel rows_kernel(RowFold fold, Type type);
 
 }  // namespace lazyeng::fuse
