@@ -106,8 +106,8 @@ class Engine {
   virtual void run_in_parts(unsigned count, const Parts::Part& part) {
     for (unsigned i = 0; i < count; ++i) part(i);
   }
-  /// How many threads have nothing to do now: idle workers of the CPU pool, and threads that wait. A
-  /// hint.
+  /// How many threads have nothing to do now: idle workers of the CPU pool, and threads that wait.
+  /// A hint.
   virtual unsigned num_free() const noexcept { return 0; }
 
   /// Threads. stop() finishes every pushed op (also what these ops push), then joins the threads;

@@ -147,8 +147,8 @@ bool describe(run::Node& node, Candidate& candidate) {
   candidate.checked = (bits == Bits::checked && !inexact) || may_refuse(*rule, node, result);
   if (candidate.checked && !node.device.is_cpu()) return false;  // (their kernels do not check)
   if (bits == Bits::other && !inexact) return false;
-  candidate.in_shares = extent.folds && bits == Bits::same && !inexact &&
-                        c10::isFloatingType(result);
+  candidate.in_shares =
+      extent.folds && bits == Bits::same && !inexact && c10::isFloatingType(result);
   return map_tensors(node, extent, looks, candidate);
 }
 

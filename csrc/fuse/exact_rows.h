@@ -21,12 +21,13 @@ struct RowArguments {
 };
 
 bool has_exact_rows(Form form);
-/// Whether a program computes the node like that. Where other bits are allowed, only what is as fast
-/// in torch's order (a variance takes ten times as long, softmax a slower exp), and rows that are
-/// short.
+/// Whether a program computes the node like that. Where other bits are allowed, only what is as
+/// fast in torch's order (a variance takes ten times as long, softmax a slower exp), and rows that
+/// are short.
 bool takes_exact_rows(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
                       int64_t row);
-/// Whether nothing of a row is left over of whole vectors, of any instruction set, or there is none.
+/// Whether nothing of a row is left over of whole vectors, of any instruction set, or there is
+/// none.
 constexpr bool is_whole(int64_t row) { return row % 16 == 0 || row < 8; }
 /// The same of all elements, which are folded to one.
 bool has_exact_sum(Form form);

@@ -316,7 +316,8 @@ bool sum_was_tried(const OpRule& rule, const run::Node& node) {
   return has_exact_sum(rule.form) &&
          std::ranges::all_of(node.tensors, [&](const run::TensorArg& arg) {
            const run::Geometry& look = arg.value->geometry();
-           return look.dense() && look.sizes() == first.sizes() && look.strides() == first.strides();
+           return look.dense() && look.sizes() == first.sizes() &&
+                  look.strides() == first.strides();
          });
 }
 
@@ -431,8 +432,8 @@ bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType 
            was_tried(Opcode::add_scaled, node, result, node.args[1].isScalar());
   }
   if (rule.opcode == Opcode::lerp && !has_weight_other_than_one(node, result)) return false;
-  const bool tanh = rule.form == Form::gelu && node.args[1].isString() &&
-                    node.args[1].toStringView() == "tanh";
+  const bool tanh =
+      rule.form == Form::gelu && node.args[1].isString() && node.args[1].toStringView() == "tanh";
   const Opcode opcode = tanh ? Opcode::gelu_tanh : rule.opcode;
   return !varies(opcode) || was_tried(opcode, node, result, takes_number(rule, node));
 }

@@ -58,7 +58,7 @@ enum class Form : uint8_t {
   minimum,
   any,
   all,
-  mse_loss,  ///< (tensor, tensor, reduction)
+  mse_loss,           ///< (tensor, tensor, reduction)
   loss,               ///< of two tensors, by the opcode; maybe a bound; reduced as an argument says
   variance,           ///< (tensor, dims, correction, keepdim); sqrt: the standard deviation
   variance_and_mean,  ///< the same, with the mean as a second result

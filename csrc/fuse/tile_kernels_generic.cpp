@@ -6,7 +6,7 @@
 namespace lazyeng::fuse {
 
 const KernelSet& isa::generic() {
-  static const KernelSet set{"generic",    find_kernel,  find_checking, find_cast, find_fold,
+  static const KernelSet set{"generic",    find_kernel, find_checking, find_cast, find_fold,
                              find_columns, find_chains, find_rows,     find_sum};
   return set;
 }
