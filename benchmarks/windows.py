@@ -18,6 +18,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ NODES, LOOKS = (64, 256, 1024), (20, 50, 200)
 CHAIN = 20
 
 
-def chain(x: torch.Tensor, steps: int = CHAIN) -> torch.Tensor:
+def chain(x: Any, steps: int = CHAIN) -> Any:
     for i in range(steps // 2):
         x = x * 1.01 + i
     return x
@@ -84,7 +85,7 @@ def show_new_sizes(sizes: int) -> None:
 # ---- bounds
 
 
-def waited(function: Callable[[], torch.Tensor]) -> Callable[[], None]:
+def waited(function: Callable[[], Any]) -> Callable[[], None]:
     def run() -> None:
         with lazyeng.lazy():
             function().wait()
@@ -148,7 +149,7 @@ def show_bounds(rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--sizes", type=int, default=200)
     options = parser.parse_args()

@@ -6,7 +6,7 @@ minimum and clamp.
 """
 
 # Stubs of libdevice return None.
-# pyright: reportOperatorIssue=false
+# pyright: reportOperatorIssue=false, reportOptionalOperand=false, reportGeneralTypeIssues=false
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
