@@ -79,6 +79,12 @@ bool has_exact_rows(Form form) {
   }
 }
 
+bool rows_pay(Form form, int64_t row) {
+  constexpr int64_t kFewElements = 16, kManyElements = 128, kManyOfNorm = 256;
+  if (form == Form::layer_norm) return row >= kManyOfNorm;
+  return !is_normalization(form) || row < kFewElements || row >= kManyElements;
+}
+
 bool takes_exact_rows(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
                       int64_t row) {
   if (!node.device.is_cpu() || !has_exact_rows(rule.form)) return false;

@@ -74,17 +74,20 @@ void spread_row(const T* from, int64_t lanes, T* to, int64_t row, int64_t rows) 
   const int64_t fast = rows_to_overwrite(row, rows);
   for (int64_t r = 0; r < fast; ++r, from += lanes, to += row) {
     const T value = *from;
-    for (int64_t i = 0; i < kLanes; ++i) to[i] = value;
+    for (int64_t begin = 0; begin < row; begin += kLanes)
+      for (int64_t i = begin; i < begin + kLanes; ++i) to[i] = value;
   }
   for (int64_t r = fast; r < rows; ++r, from += lanes, to += row) std::fill_n(to, row, *from);
 }
 
 template <class T>
 void spread_column(const T* from, T* to, int64_t row, int64_t rows) {
-  T column[kLanes] = {};
+  T column[kLongEnoughRow + kLanes] = {};
   std::copy_n(from, row, column);
   const int64_t fast = rows_to_overwrite(row, rows);
-  for (int64_t r = 0; r < fast; ++r, to += row) std::memcpy(to, column, sizeof column);
+  for (int64_t r = 0; r < fast; ++r, to += row)
+    for (int64_t begin = 0; begin < row; begin += kLanes)
+      std::memcpy(to + begin, column + begin, kLanes * sizeof(T));
   for (int64_t r = fast; r < rows; ++r, to += row) std::copy_n(column, row, to);
 }
 

@@ -302,7 +302,7 @@ constexpr int64_t kLongestRowOfVariance = (1 << 15) - 1;
 
 /// Whether torch's kernel and the steps were found to add in the same order.
 bool rows_were_tried(const OpRule& rule, const run::Node& node, int64_t row) {
-  if (!has_exact_rows(rule.form)) return false;
+  if (!has_exact_rows(rule.form) || !rows_pay(rule.form, row)) return false;
   // (Where nothing is left to divide by torch warns.)
   if (is_variance(rule.form) &&
       (row > kLongestRowOfVariance || correction_of(node) >= static_cast<double>(row)))

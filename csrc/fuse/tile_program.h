@@ -117,6 +117,8 @@ struct Reduction {
   bool ends_chain = false;
 };
 
+inline constexpr int64_t kLongEnoughRow = 64;
+
 struct Program {
   int64_t numel = 0;
   int64_t row = 0;  ///< elements of a row; 0: there are none
@@ -135,7 +137,7 @@ struct Program {
 
   /// A kernel that is called for each of such rows would do little at a time: what there is once a
   /// row or a column is spread to all elements before steps go over them.
-  bool has_short_rows() const { return row > 0 && row < kLanes; }
+  bool has_short_rows() const { return row > 0 && row < kLongEnoughRow; }
   /// Elements of a register of one element a row, for each row.
   int64_t lanes() const { return has_short_rows() ? 2 : kLanes; }
 };
