@@ -185,6 +185,9 @@ def _new_stub_frame(code: CodeType, globals: dict[str, Any], /) -> FrameType:
 
 # ---- fusion
 
+def set_window_bounds(nodes: int, microseconds: int, /) -> None:
+    """For benchmarks: how many nodes a window is held with, and how often an idle worker looks whether recording has paused."""
+
 def set_fusion(on: bool, /) -> None:
     """Says whether windows recorded from now on are partitioned into groups."""
 
@@ -196,6 +199,9 @@ def plan_count() -> int:
 
 def set_ops_before_trials(ops: int, /) -> None:
     """How many ops are recorded, after one that may join groups if it gives eager's bits, before that is tried (1000); 0: at once."""
+
+def fused_ops() -> dict[str, bool]:
+    """For tests: of each op that joins groups, by its name, whether it reduces a tensor. (A loss may, or may not.)"""
 
 def tried_ops() -> dict[str, tuple[str, str]]:
     """By name the ops that are tried, and what was found for float32 and float64: "untried", "wanted", "running", "same", "same if dense" or "other"."""

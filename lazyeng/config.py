@@ -136,7 +136,8 @@ CACHE_DIR = Variable(
 )  # fmt: skip
 LOGS = Variable(
     "LAZYENG_LOGS", lambda text: frozenset(text.split(",")), frozenset[str],
-    "names, separated by commas; `fusion`: each group, on stderr, when it runs", "none",
+    "names, separated by commas; `fusion`: each group, on stderr, when it has "
+    "run: members, bytes not written, kernel", "none",
 )  # fmt: skip
 
 VARIABLES: tuple[Variable[Any], ...] = (

@@ -470,3 +470,26 @@ with lazyeng.lazy("deferred"):
         capture_output=True, text=True, timeout=90, env=os.environ | {"LAZYENG_LOGS": "fusion"},
     )  # fmt: skip
     assert re.search(r"lazyeng fusion: 2 ops, 1000 elements, 4000 bytes not written", done.stderr)
+
+
+def test_the_log_tells_what_has_run():
+    """Not what was going to: a group whose op raises an error runs unfused."""
+    script = """
+import torch, lazyeng
+x = torch.arange(1000)
+with lazyeng.lazy("deferred"):
+    for divisor in (x + 1, x):
+        y = lazyeng.wrap(x) * 2 // divisor + 1
+        try:
+            y.wait()
+        except RuntimeError as error:
+            print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True, text=True, timeout=90, env=os.environ | {"LAZYENG_LOGS": "fusion"},
+    )  # fmt: skip
+    lines = [line for line in done.stderr.splitlines() if "floor_divide" in line]
+    assert done.stdout == "ZeroDivisionError\n", done.stderr
+    assert re.search(r": [34] ops, 1000 elements, \d+ bytes not written, (avx|gen)\w+: ", lines[0])
+    assert re.search(r": [34] ops, 1000 elements, 0 bytes not written, unfused: ", lines[-1])

@@ -205,7 +205,8 @@ def test_what_has_no_order_keeps_its_bits():
 def test_sums_are_as_accurate_as_torchs(dtype):
     x = torch.rand(20, 32768).to(dtype)
     exact = x.double().sum(-1) * 2
-    assert ((fused(lambda x: (x.float() * 2).sum(-1), x) - exact).abs() / exact).max() < 1e-7
+    worst = ((x.float() * 2).sum(-1) - exact).abs().max()  # torch's
+    assert (fused(lambda x: (x.float() * 2).sum(-1), x) - exact).abs().max() <= worst
     y = x.float() + 1000
     variance = y.double().var(-1) * 4
     off = fused(lambda y: (y * 2).var(-1), y) - variance

@@ -240,6 +240,13 @@ PyObject* set_fusion(PyObject*, PyObject* on) {
   Py_RETURN_NONE;
 }
 
+PyObject* set_window_bounds(PyObject*, PyObject* args) {
+  unsigned long nodes, microseconds;
+  if (!PyArg_ParseTuple(args, "kk", &nodes, &microseconds)) return nullptr;
+  current_recorder()->set_window_bounds(nodes, std::chrono::microseconds(microseconds));
+  Py_RETURN_NONE;
+}
+
 PyObject* set_inexact_fusion(PyObject*, PyObject* on) {
   fuse::set_inexact(on == Py_True);
   Py_RETURN_NONE;
@@ -283,6 +290,7 @@ PyMethodDef engine_methods[] = {
     {"install_buffer_pool", install_buffer_pool, METH_O, nullptr},
     {"empty_buffer_pool", empty_buffer_pool, METH_NOARGS, nullptr},
     {"set_fusion", set_fusion, METH_O, nullptr},
+    {"set_window_bounds", set_window_bounds, METH_VARARGS, nullptr},
     {"set_inexact_fusion", set_inexact_fusion, METH_O, nullptr},
     {"set_inexact_device_fusion", set_inexact_device_fusion, METH_O, nullptr},
     {"plan_count", plan_count, METH_NOARGS, nullptr},

@@ -10,6 +10,8 @@
 #include "csrc/bindings/bindings.h"
 #include "csrc/bindings/programs.h"
 #include "csrc/fuse/device_kernels.h"
+#include "csrc/fuse/numbers.h"
+#include "csrc/fuse/op_table.h"
 #include "csrc/fuse/plan.h"
 #include "csrc/fuse/trials.h"
 #include "csrc/record/recorder.h"
@@ -87,7 +89,7 @@ py::object parameter(const fuse::Group& group, const fuse::ParameterSource& sour
     case Kind::constant:
       return py::float_(source.constant);
     case Kind::argument:
-      return torch::jit::toPyObject(node.args[source.index]);
+      return torch::jit::toPyObject(fuse::number_of(group, source));
     case Kind::number:
       return torch::jit::toPyObject(node.tensors[source.index].raw.item());
     default:
@@ -106,7 +108,10 @@ py::tuple planned_op(const Ref<engine::Op>& op, Values& values) {
   for (const fuse::Member& member : group->members) calls.append(call(*member.node, values));
   if (group->by_hand) return py::make_tuple(calls, py::none(), tensors, parameters);
   const fuse::Plan plan = fuse::lower(*group, fuse::needed_vars(*group));
-  if (!plan.possible || group->checked || !fuse::has_kernels(plan.program))
+  // (Where other bits are allowed only errors are looked for, which kernels of devices do not
+  // raise.)
+  const bool checked = group->checked && !fuse::allows_inexact(c10::kCPU);
+  if (!plan.possible || checked || !fuse::has_kernels(plan.program))
     return py::make_tuple(calls, py::none(), tensors, parameters);
   for (const fuse::TensorSource& source : plan.tensors)
     tensors.append(values.number(*group->values[source.value].value));
@@ -141,9 +146,20 @@ PyObject* tried_ops(PyObject*, PyObject*) {
   });
 }
 
+/// Of each op of the table, whether it reduces a tensor. (A loss may, or may not.)
+PyObject* fused_ops(PyObject*, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    py::dict ops;
+    for (const auto& [name, rule] : fuse::all_rules())
+      ops[name.c_str()] = fuse::is_reduction(rule.form) && !fuse::is_loss(rule.form);
+    return ops.release().ptr();
+  });
+}
+
 }  // namespace
 
 PyMethodDef fusion_methods[] = {
+    {"fused_ops", fused_ops, METH_NOARGS, nullptr},
     {"planned", planned, METH_NOARGS, nullptr},
     {"set_ops_before_trials", set_ops_before_trials, METH_O, nullptr},
     {"tried_ops", tried_ops, METH_NOARGS, nullptr},

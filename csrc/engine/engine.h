@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -76,10 +77,18 @@ class Engine {
   /// owner may push more (the recorder's window). Returns true if it did. Set before start(). Never
   /// throws.
   void set_hungry(std::function<bool()> hungry) { hungry_ = std::move(hungry); }
-  /// Called by an idle worker of the CPU pool about every 50 us for as long as it returns true, and
-  /// for about 2 ms after that: the owner holds ops back, and pushes them when no more come.
-  /// Without any lock. Set before start(). Never throws.
+  /// Called by an idle worker of the CPU pool about every watch_every() for as long as it returns
+  /// true, and for about 2 ms after that: the owner holds ops back, and pushes them when no more
+  /// come. Without any lock. Set before start(). Never throws.
   void set_watch(std::function<bool()> watch) { watch_ = std::move(watch); }
+  /// Much longer than recording an op takes, much shorter than what holding a chain of large ops
+  /// back saves (benchmarks/windows.py). Any time.
+  std::chrono::microseconds watch_every() const noexcept {
+    return watch_every_.load(std::memory_order_relaxed);
+  }
+  void set_watch_every(std::chrono::microseconds every) noexcept {
+    watch_every_.store(every, std::memory_order_relaxed);
+  }
   /// Whether a worker does that now. If not, a nudge makes one begin. A hint, but not a lossy one:
   /// a worker that stops calls watch() once more, and sees what was held back before this call.
   virtual bool is_watched() const noexcept = 0;
@@ -97,8 +106,8 @@ class Engine {
   virtual void run_in_parts(unsigned count, const Parts::Part& part) {
     for (unsigned i = 0; i < count; ++i) part(i);
   }
-  /// How many threads have nothing to do now: idle workers of the CPU pool, and threads that wait. A
-  /// hint.
+  /// How many threads have nothing to do now: idle workers of the CPU pool, and threads that wait.
+  /// A hint.
   virtual unsigned num_free() const noexcept { return 0; }
 
   /// Threads. stop() finishes every pushed op (also what these ops push), then joins the threads;
@@ -134,6 +143,7 @@ class Engine {
  protected:
   std::function<bool()> hungry_;
   std::function<bool()> watch_;
+  std::atomic<std::chrono::microseconds> watch_every_{std::chrono::microseconds(50)};
   std::function<void(QueueId, unsigned)> thread_init_;
   std::function<void()> long_idle_;
   std::function<void()> guest_begin_;

@@ -137,6 +137,7 @@ WorkerPool& ThreadedEngine::make_pool(QueueId queue) {
         if (long_idle_) long_idle_();
       },
       {},
+      [this] { return watch_every(); },
   };
   if (is_cpu) hooks.watch = [this] { return watch_ && watch_(); };
   owned_[slot] =

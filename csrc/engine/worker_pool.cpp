@@ -303,7 +303,7 @@ WorkerPool::Watched WorkerPool::watch(Worker& self) {
   do {
     if (watched_.exchange(true, std::memory_order_seq_cst)) return Watched::no;
     for (int quiet = 0; !unparked && quiet < kQuietLooks; ++quiet) {
-      unparked = self.unparked.try_acquire_for(kWatchEvery);
+      unparked = self.unparked.try_acquire_for(hooks_.watch_every());
       if (!unparked && hooks_.watch()) quiet = 0;
     }
     watched_.store(false, std::memory_order_seq_cst);

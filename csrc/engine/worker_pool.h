@@ -43,9 +43,6 @@ class WorkerPool {
  public:
   /// Longer than most gaps within a step of a program, shorter than anybody would notice.
   static constexpr std::chrono::milliseconds kLongIdle{2};
-  /// Much longer than recording an op takes, much shorter than what holding a chain of large ops
-  /// back saves.
-  static constexpr std::chrono::microseconds kWatchEvery{50};
 
   struct Hooks {
     /// Runs the op. Returns one to continue with, of the same queue, or null.
@@ -57,8 +54,9 @@ class WorkerPool {
     /// Called on a thread that has had nothing to do for kLongIdle, once, until it has worked
     /// again.
     std::function<void()> long_idle;
-    /// Asked by one idle worker every kWatchEvery while it returns true; empty: never.
+    /// Asked by one idle worker every so often while it returns true; empty: never.
     std::function<bool()> watch;
+    std::function<std::chrono::microseconds()> watch_every;
   };
 
   /// With `strict` the priority and push order of ready ops is kept exactly; otherwise a worker

@@ -11,6 +11,12 @@ int Arguments::tensor_at(size_t arg) const {
   return index;
 }
 
+bool Arguments::is_given(size_t arg) const {
+  const int index = tensor_at(arg);
+  if (index < 0) return arg < node().args.size() && !node().args[arg].isNone();
+  return value_of(index) != kNone || node().tensors[static_cast<size_t>(index)].raw.defined();
+}
+
 bool Arguments::is_single(size_t arg) const {
   const int index = tensor_at(arg);
   if (index < 0) return true;

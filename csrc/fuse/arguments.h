@@ -29,6 +29,8 @@ class Arguments {
   }
   /// The value of the tensor argument; kNone for a number and an undefined tensor.
   int16_t value_of(int tensor) const { return member_->operands[static_cast<size_t>(tensor)]; }
+  /// False for an undefined tensor, and for None.
+  bool is_given(size_t arg) const;
   /// A number, or a tensor of one element.
   bool is_single(size_t arg) const;
   c10::ScalarType dtype_at(size_t arg) const;

@@ -55,12 +55,12 @@ bool find_results(run::Node& node, const OpRule& rule, const Extent& extent, Can
   return true;
 }
 
-bool find_looks(const run::Node& node, const OpRule& rule, const Candidate& candidate,
+bool find_looks(const run::Node& node, const Candidate& candidate,
                 c10::SmallVector<const run::Geometry*, 4>& looks) {
   for (size_t i = 0; i < node.tensors.size(); ++i) {
     const run::TensorArg& arg = node.tensors[i];
     if (arg.written != (candidate.in_place && i == 0)) return false;
-    const bool left_out = rule.form >= Form::layer_norm && !arg.value && !arg.raw.defined();
+    const bool left_out = !arg.value && !arg.raw.defined();
     if (arg.value ? !known_look(arg.value->geometry(), node.device)
                   : !left_out && !known_number(arg.raw))
       return false;
@@ -139,13 +139,16 @@ bool describe(run::Node& node, Candidate& candidate) {
   candidate.folds = extent.folds;
   candidate.row = extent.row;
   c10::SmallVector<const run::Geometry*, 4> looks;
-  if (!find_results(node, *rule, extent, candidate) || !find_looks(node, *rule, candidate, looks))
+  if (!find_results(node, *rule, extent, candidate) || !find_looks(node, candidate, looks))
     return false;
-  const Bits bits = bits_of(*rule, node, result_dtype(candidate));
+  const c10::ScalarType result = result_dtype(candidate);
+  const Bits bits = bits_of(*rule, node, result, extent);
   const bool inexact = allows_inexact(node.device);
-  candidate.checked = bits == Bits::checked && !inexact;
+  candidate.checked = (bits == Bits::checked && !inexact) || may_refuse(*rule, node, result);
   if (candidate.checked && !node.device.is_cpu()) return false;  // (their kernels do not check)
   if (bits == Bits::other && !inexact) return false;
+  candidate.in_shares =
+      extent.folds && bits == Bits::same && !inexact && c10::isFloatingType(result);
   return map_tensors(node, extent, looks, candidate);
 }
 

@@ -158,8 +158,26 @@ class Finder {
     return find_link_for(step, value);
   }
 
+  /// The sum that takes the register, and is all that does; -1: none.
+  int sum_of(RegisterId id) const {
+    if (reg(id).kind != Register::Kind::scratch || uses_[id] != 1 || program_.row) return -1;
+    const auto found = std::ranges::find_if(program_.reductions, [&](const Reduction& reduction) {
+      return reduction.reg == id && reduction.sum;
+    });
+    return found == program_.reductions.end()
+               ? -1
+               : static_cast<int>(found - program_.reductions.begin());
+  }
+
+  void end_in_sum(Step& chain) {
+    chain.reduction = sum_of(chain.out);
+    if (chain.reduction < 0) return;
+    program_.registers[chain.out].kind = Register::Kind::nowhere;
+    program_.reductions[static_cast<size_t>(chain.reduction)].ends_chain = true;
+  }
+
   void end_chain(std::vector<Step>& steps) {
-    if (links_.size() == 1) {
+    if (links_.size() == 1 && (widens(links_[0]) || sum_of(links_[0].out) < 0)) {
       steps.push_back(std::move(links_[0]));
     } else {
       Step chain;
@@ -168,6 +186,7 @@ class Finder {
       chain.out = last.out;
       chain.member = last.member;
       chain.links = std::move(links_);
+      end_in_sum(chain);
       steps.push_back(std::move(chain));
     }
     links_.clear();

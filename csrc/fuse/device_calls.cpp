@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <mutex>
@@ -18,6 +17,7 @@
 #include "csrc/fuse/device_arguments.h"
 #include "csrc/fuse/group.h"
 #include "csrc/fuse/kernel_requests.h"
+#include "csrc/fuse/kernel_run.h"
 #include "csrc/fuse/key.h"
 #include "csrc/run/launch_log.h"
 
@@ -57,7 +57,7 @@ bool add_argument(const run::OpInfo& op, size_t index, const c10::IValue& value,
   return true;
 }
 
-/// One run: the tensors, numbered as they turn up, and what the kernels are called with.
+/// One run: the tensors, numbered as they turn up, and numbers.
 class CallsRun {
  public:
   using IsDead = std::function<bool(const run::Value&)>;
@@ -99,23 +99,39 @@ class CallsRun {
       tensor.memory = run::new_storage(tensor.value->geometry().extent_bytes(), device_);
       tensor.address = address_in(tensor.memory, tensor.value->geometry());
     }
-    for (uint64_t bytes : kernels.partial_bytes)
-      partials_.push_back(run::new_storage(bytes, device_));
     for (const AddressTable& table : kernels.tables) tables_.push_back(upload(table));
   }
 
   /// False if a tensor has no memory.
-  bool bind(const GroupKernels& kernels) {
-    for (const DeviceKernel& kernel : kernels.kernels) {
-      LaunchArguments& arguments = bound_.emplace_back();
-      for (const KernelArgument& argument : kernel.arguments)
-        if (!bind(argument, arguments)) return false;
+  bool bind(const KernelArgument& argument, LaunchArguments& arguments) {
+    using Kind = KernelArgument::Kind;
+    switch (argument.kind) {
+      case Kind::tensor:
+        arguments.add(tensors_[argument.index].address);
+        return tensors_[argument.index].address != nullptr;
+      case Kind::table:
+        arguments.add(tables_[argument.index].mutable_data_ptr());
+        return true;
+      case Kind::argument:
+        return bind_number(nodes_[argument.call]->args[argument.index], argument.type, arguments);
+      default:
+        return false;
     }
-    return true;
   }
 
-  void launch(const DeviceKernel& kernel, size_t index) {
-    kernel.kernel->launch(kernel.grid, /*stream=*/nullptr, bound_[index]);
+  /// Of the largest tensor that is made or written.
+  int64_t elements() const {
+    int64_t most = 0;
+    for (const Tensor& tensor : tensors_) most = std::max(most, tensor.value->geometry().numel());
+    return most;
+  }
+
+  /// Of what nobody holds any more: it stays in the kernels.
+  uint64_t bytes_not_written() const {
+    uint64_t bytes = 0;
+    for (const Tensor& tensor : tensors_)
+      if (tensor.state == State::dead) bytes += tensor.value->geometry().extent_bytes();
+    return bytes;
   }
 
   void install() {
@@ -187,31 +203,6 @@ class CallsRun {
     places_.push_back(place);
   }
 
-  bool bind(const KernelArgument& argument, LaunchArguments& arguments) {
-    using Kind = KernelArgument::Kind;
-    switch (argument.kind) {
-      case Kind::tensor:
-        arguments.add(tensors_[argument.index].address);
-        return tensors_[argument.index].address != nullptr;
-      case Kind::partial:
-        arguments.add(memory_of(partials_[argument.index]));
-        return true;
-      case Kind::table:
-        arguments.add(tables_[argument.index].mutable_data_ptr());
-        return true;
-      case Kind::argument:
-        return bind_number(nodes_[argument.call]->args[argument.index], argument.type, arguments);
-      case Kind::integer:
-        add_number(argument.integer, argument.type, arguments);
-        return true;
-      case Kind::real:
-        add_number(argument.real, argument.type, arguments);
-        return true;
-      default:
-        return false;
-    }
-  }
-
   static bool bind_number(const c10::IValue& value, Type type, LaunchArguments& arguments) {
     if (!value.isScalar()) return false;
     const c10::Scalar number = value.toScalar();
@@ -271,9 +262,7 @@ class CallsRun {
   std::vector<Tensor> tensors_;
   std::unordered_map<const void*, int16_t> known_;  // places: of vars that calls make, of values
   std::vector<int16_t> places_;                     // of each call's tensors and results, in order
-  std::vector<c10::Storage> partials_;
   std::vector<at::Tensor> tables_;
-  std::vector<LaunchArguments> bound_;
 };
 
 struct Entry {
@@ -323,13 +312,10 @@ std::shared_ptr<const GroupKernels> kernels_for(const CallsRun& run, c10::Device
   return kernels;
 }
 
-void report(c10::ArrayRef<run::Node*> nodes, const GroupKernels& kernels) {
-  std::string text;
+void report(c10::ArrayRef<run::Node*> nodes, const CallsRun& run, const GroupKernels& kernels) {
+  std::string text = "hand-written";
   for (const DeviceKernel& kernel : kernels.kernels) text += ' ' + kernel.name;
-  text += ':';
-  for (const run::Node* node : nodes) text += ' ' + node->label();
-  std::fprintf(stderr, "lazyeng fusion: %zu op%s, hand-written%s\n", nodes.size(),
-               nodes.size() == 1 ? "" : "s", text.c_str());
+  report_group(nodes, run.elements(), run.bytes_not_written(), text);
 }
 
 }  // namespace
@@ -364,13 +350,18 @@ Launched launch_calls(c10::ArrayRef<run::Node*> nodes,
     RECORD_FUNCTION("lazyeng::hand_written", c10::ArrayRef<const c10::IValue>());
     const c10::DeviceGuard here(nodes[0]->device);
     run.make_memory(*kernels);
-    if (!run.bind(*kernels)) return Launched::no;
-    if (logging()) report(nodes, *kernels);
+    KernelRun launches(nodes[0]->device);
+    launches.make_partials(*kernels);
+    const auto own = [&run](const KernelArgument& argument, LaunchArguments& arguments) {
+      return run.bind(argument, arguments);
+    };
+    if (!launches.bind(*kernels, own)) return Launched::no;
     std::deque<run::Launch> log;  // any of the calls may be the one that a failure is blamed on
     for (const run::Node* node : nodes) log.emplace_back(*node);
     for (; launched < kernels->kernels.size(); ++launched)
-      run.launch(kernels->kernels[launched], launched);
+      launches.launch(kernels->kernels[launched], launched);
     run.install();
+    if (logging()) report(nodes, run, *kernels);
     stats().by_hand.fetch_add(nodes.size(), std::memory_order_relaxed);
     return Launched::yes;
   } catch (...) {

@@ -7,13 +7,14 @@
 
 #include "csrc/fuse/device_arguments.h"
 #include "csrc/fuse/kernel_requests.h"
+#include "csrc/fuse/kernel_run.h"
 #include "csrc/fuse/numbers.h"
 #include "csrc/run/launch_log.h"
 
 namespace lazyeng::fuse {
 namespace {
 
-/// One run of a plan: where its tensors are, and what its kernels are called with.
+/// One run of a plan: where its tensors and numbers are.
 class DeviceRun {
  public:
   DeviceRun(const Group& group, const Plan& plan)
@@ -46,24 +47,15 @@ class DeviceRun {
     }
   }
 
-  void make_partials(const GroupKernels& kernels) {
-    for (uint64_t bytes : kernels.partial_bytes)
-      partials_.push_back(run::new_storage(bytes, device_));
-  }
-
-  /// Of each kernel. False if a number is one that no program may get, or an element is not there;
-  /// throws for a number that does not fit.
-  bool bind(const GroupKernels& kernels) {
-    for (const DeviceKernel& kernel : kernels.kernels) {
-      LaunchArguments& arguments = bound_.emplace_back();
-      for (const KernelArgument& argument : kernel.arguments)
-        if (!bind(argument, arguments)) return false;
+  /// False if a number is one that no program may get, or an element is not there; throws for a
+  /// number that does not fit.
+  bool bind(const KernelArgument& argument, LaunchArguments& arguments) {
+    if (argument.kind == KernelArgument::Kind::tensor) {
+      arguments.add(addresses_[argument.index]);
+      return true;
     }
-    return true;
-  }
-
-  void launch(const DeviceKernel& kernel, size_t index) {
-    kernel.kernel->launch(kernel.grid, /*stream=*/nullptr, bound_[index]);
+    return argument.kind == KernelArgument::Kind::parameter &&
+           bind_parameter(plan_.parameters[argument.index], argument.type, arguments);
   }
 
   void install() {
@@ -75,26 +67,6 @@ class DeviceRun {
  private:
   const run::Value& value_of(const TensorSource& source) const {
     return *group_.values[source.value].value;
-  }
-
-  bool bind(const KernelArgument& argument, LaunchArguments& arguments) {
-    using Kind = KernelArgument::Kind;
-    switch (argument.kind) {
-      case Kind::tensor:
-        arguments.add(addresses_[argument.index]);
-        return true;
-      case Kind::partial:
-        arguments.add(memory_of(partials_[argument.index]));
-        return true;
-      case Kind::parameter:
-        return bind_parameter(plan_.parameters[argument.index], argument.type, arguments);
-      case Kind::integer:
-        add_number(argument.integer, argument.type, arguments);
-        return true;
-      default:
-        add_number(argument.real, argument.type, arguments);
-        return true;
-    }
   }
 
   bool bind_parameter(const ParameterSource& source, Type type, LaunchArguments& arguments) {
@@ -114,8 +86,6 @@ class DeviceRun {
   const c10::Device device_;
   std::vector<char*> addresses_;
   std::vector<c10::Storage> made_;  // of each fresh tensor, in order
-  std::vector<c10::Storage> partials_;
-  std::vector<LaunchArguments> bound_;
 };
 
 std::shared_ptr<const GroupKernels> kernels_for(const Group& group, const PlanRef& plan,
@@ -145,12 +115,16 @@ Launched launch_group(const Group& group, const PlanRef& plan, std::exception_pt
     if (!kernels) return Launched::no;
     const c10::DeviceGuard here(group.members[0].node->device);
     run.make_tensors();
-    run.make_partials(*kernels);
-    if (!run.bind(*kernels)) return Launched::no;
+    KernelRun launches(group.members[0].node->device);
+    launches.make_partials(*kernels);
+    const auto own = [&run](const KernelArgument& argument, LaunchArguments& arguments) {
+      return run.bind(argument, arguments);
+    };
+    if (!launches.bind(*kernels, own)) return Launched::no;
     // Any member may be the one that a failure of these kernels is blamed on.
     std::deque<run::Launch> log;
     for (const Member& member : group.members) log.emplace_back(*member.node);
-    for (const DeviceKernel& kernel : kernels->kernels) run.launch(kernel, launched++);
+    for (const DeviceKernel& kernel : kernels->kernels) launches.launch(kernel, launched++);
     run.install();
     return Launched::yes;
   } catch (...) {

@@ -1,6 +1,9 @@
 // csrc/fuse/extent.cpp: reduced dims, and whether they are the innermost ones in memory.
 #include "csrc/fuse/extent.h"
 
+#include <algorithm>
+
+#include "csrc/fuse/exact_rows.h"
 #include "csrc/fuse/iteration.h"
 
 namespace lazyeng::fuse {
@@ -77,11 +80,18 @@ bool linear_over_rows(const run::Geometry& result, const run::Geometry& elements
   return result.numel() == expected;
 }
 
+/// Whether a program may have such rows.
+bool fits(int64_t row, const OpRule& rule, const run::Node& node, const run::Geometry& elements) {
+  if (row < kShortestExactRow || row > kLongestRow || row == elements.numel()) return false;
+  return row >= kShortestRow ||
+         (rows_pay(rule.form, row) && takes_exact_rows(rule, node, elements.dtype(), row));
+}
+
 Extent rows_of(const OpRule& rule, const run::Node& node, const run::Geometry& elements) {
   if (elements.numel() == 1) return {};
   const DimSet reduced = reduced_dims(rule, node, elements.sizes().size());
   const int64_t row = row_length(elements, reduced);
-  if (row < kShortestRow || row > kLongestRow || row == elements.numel()) return {};
+  if (!fits(row, rule, node, elements)) return {};
   for (size_t i = 0; i < node.outputs.size(); ++i) {
     if (!node.outputs[i] || is_folded_result(rule.form, i)) continue;
     const run::Geometry& result = node.outputs[i]->geometry();
@@ -154,14 +164,21 @@ const run::Geometry* tensor_look(const run::Node& node, size_t index) {
   return value ? &value->geometry() : nullptr;
 }
 
-/// To one element, or (without a reduction) none at all: never along dims.
-Extent loss_extent(const run::Node& node, const run::Geometry& result) {
+/// To one element, never along dims.
+Extent loss_extent(const run::Node& node) {
   const run::Geometry* self = tensor_look(node, 0);
   const run::Geometry* target = tensor_look(node, 1);
   if (!self || !target) return {};
-  if (node.args[2].toInt() == 0) return {&result};
   if (self->sizes() != target->sizes() || self->numel() == 1) return {};
   return {self, true};
+}
+
+/// Whether what a program makes element by element it can make of all results.
+bool lie_alike(c10::ArrayRef<run::ValueRef> results) {
+  return std::ranges::all_of(results, [&](const run::ValueRef& result) {
+    return result->geometry().sizes() == results[0]->geometry().sizes() &&
+           result->geometry().strides() == results[0]->geometry().strides();
+  });
 }
 
 }  // namespace
@@ -174,8 +191,9 @@ Extent extent_of(const OpRule& rule, const run::Node& node) {
     return elements ? backward_of(rule, node, *elements) : Extent();
   }
   const run::Geometry& result = node.outputs[0]->geometry();
-  if (!is_reduction(rule.form)) return {&result};
-  if (rule.form == Form::mse_loss) return loss_extent(node, result);
+  if (!is_reduction(rule.form) || is_unreduced(rule.form, node))
+    return lie_alike(node.outputs) ? Extent{&result} : Extent();
+  if (is_loss(rule.form)) return loss_extent(node);
   if (is_normalization(rule.form)) return rows_of(rule, node, result);
   const run::Geometry* input = tensor_look(node, 0);
   if (!input || input->numel() == 1) return {};

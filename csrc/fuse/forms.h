@@ -21,7 +21,11 @@ double step_exponent(const c10::Scalar& exponent);
 /// Whether the variance of every row that a program takes is defined with that correction.
 bool leaves_freedom(const c10::Scalar& correction);
 
-/// The squared difference of the arguments, not rounded, in the dtype's register.
-Operand squared_error(Registers& r);
+/// A loss before it is reduced.
+Operand lower_loss(Registers& r, const OpRule& rule);
+/// Whether the argument that says how a loss is reduced says by the mean.
+bool takes_mean(const Registers& r);
+/// The gradient of the first argument of a loss.
+Operand lower_loss_backward(Registers& r, const OpRule& rule);
 
 }  // namespace lazyeng::fuse

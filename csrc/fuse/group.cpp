@@ -11,8 +11,8 @@
 #include "csrc/fuse/binding.h"
 #include "csrc/fuse/device_calls.h"
 #include "csrc/fuse/plan.h"
-#include "csrc/run/parts.h"
 #include "csrc/run/launch_log.h"
+#include "csrc/run/parts.h"
 #include "csrc/run/spare_cores.h"
 #include "csrc/run/trace.h"
 
@@ -47,22 +47,17 @@ bool is_needed(const Group& group, uint16_t index) {
   return false;
 }
 
-/// What runs it.
-const char* kernel_name(const Group& group, const Plan& plan) {
-  if (!plan.possible) return "unfused";
-  return group.members[0].node->device.is_cpu() ? best_kernels().name : "triton";
+c10::SmallVector<run::Node*, 8> nodes_of(const Group& group) {
+  c10::SmallVector<run::Node*, 8> nodes;
+  for (const Member& member : group.members) nodes.push_back(member.node.get());
+  return nodes;
 }
 
+/// Once it has run as a program.
 void report(const Group& group, const Plan& plan) {
-  std::string names;
-  for (const Member& member : group.members) {
-    if (!names.empty()) names += ' ';
-    names += member.node->label();
-  }
-  std::fprintf(stderr, "lazyeng fusion: %zu ops, %lld elements, %llu bytes not written, %s: %s\n",
-               group.members.size(), static_cast<long long>(group.numel),
-               static_cast<unsigned long long>(plan.bytes_saved), kernel_name(group, plan),
-               names.c_str());
+  const bool on_cpu = group.members[0].node->device.is_cpu();
+  report_group(nodes_of(group), group.numel, plan.bytes_saved,
+               on_cpu ? best_kernels().name : "triton");
 }
 
 }  // namespace
@@ -95,6 +90,15 @@ uint64_t lower_costs(const Group& group) {
 Stats& stats() {
   static Stats instance;
   return instance;
+}
+
+void report_group(c10::ArrayRef<run::Node*> nodes, int64_t elements, uint64_t bytes_not_written,
+                  const std::string& kernel) {
+  std::string names;
+  for (const run::Node* node : nodes) names += ' ' + node->label();
+  std::fprintf(stderr, "lazyeng fusion: %zu op%s, %lld elements, %llu bytes not written, %s:%s\n",
+               nodes.size(), nodes.size() == 1 ? "" : "s", static_cast<long long>(elements),
+               static_cast<unsigned long long>(bytes_not_written), kernel.c_str(), names.c_str());
 }
 
 void set_logging(bool on) { log_groups.store(on, std::memory_order_relaxed); }
@@ -149,7 +153,8 @@ bool Group::can_fuse() const {
 
 bool depends_on_width(const Program& program) {
   return std::any_of(program.reductions.begin(), program.reductions.end(), [&](const auto& fold) {
-    return fold.folding.fold == Fold::sum && program.registers[fold.reg].type >= Type::f32;
+    return fold.folding.fold == Fold::sum && !fold.sum &&
+           program.registers[fold.reg].type >= Type::f32;
   });
 }
 
@@ -200,7 +205,8 @@ void Group::note_time(const Program& program, Cores taken,
   const run::SpareCores::Clock::time_point end = run::SpareCores::Clock::now();
   const double took = std::chrono::duration<double, std::micro>(end - begin).count();
   const int cores = members[0].node->settings.num_threads;
-  run::spare_cores().ran_large(taken == Cores::one ? took : std::min(by_table, took * cores), cores, end);
+  run::spare_cores().ran_large(taken == Cores::one ? took : std::min(by_table, took * cores), cores,
+                               end);
 }
 
 bool Group::run_tiles(const Plan& plan) {
@@ -235,8 +241,6 @@ bool Group::run_kernels(const PlanRef& plan) {
 }
 
 bool Group::run_by_hand() {
-  c10::SmallVector<run::Node*, 2> nodes;
-  for (const Member& member : members) nodes.push_back(member.node.get());
   const std::vector<bool> needed = needed_vars(*this);
   const auto is_dead = [&](const run::Value& value) {
     for (size_t v = 0; v < vars.size(); ++v)
@@ -244,7 +248,7 @@ bool Group::run_by_hand() {
     return false;
   };
   std::exception_ptr error;
-  const Launched launched = launch_calls(nodes, is_dead, error);
+  const Launched launched = launch_calls(nodes_of(*this), is_dead, error);
   if (launched == Launched::partly) settle_lost(error);
   return launched != Launched::no;
 }
@@ -268,8 +272,8 @@ void Group::trace(int64_t begin) const noexcept {
 
 bool Group::run_planned() {
   const PlanRef plan = find_plan(*this, needed_vars(*this));
-  if (logging()) report(*this, *plan);
   if (!is_trusted(*plan) || !run_fused(plan)) return false;
+  if (logging()) report(*this, *plan);
   stats().bytes_saved.fetch_add(plan->bytes_saved, std::memory_order_relaxed);
   return true;
 }
@@ -284,6 +288,7 @@ engine::FailurePtr Group::run() noexcept {
     return nullptr;
   }
   stats().unfused.fetch_add(1, std::memory_order_relaxed);
+  if (logging()) report_group(nodes_of(*this), numel, 0, "unfused");
   run_members();
   return nullptr;
 }

@@ -58,6 +58,7 @@ class Group final : public engine::Op, public engine::Pooled<Group> {
   int64_t numel = 0;
   int64_t row = 0;  ///< elements of a row that members reduce along; 0: none does
   Dims shape;
+  bool in_shares = false;   ///< a member adds up torch's shares of the elements
   bool checked = false;     ///< if the program is not certain of its bits, the members run
   bool writes_old = false;  ///< what was there before the group: it runs only once
   bool by_hand = false;     ///< a pair, or a chain over lists (chosen_ops.h); there is no program
@@ -104,8 +105,10 @@ Stats& stats();
 /// memory, so they cost their members nothing. Returns how many bytes that takes off their costs.
 uint64_t lower_costs(const Group& group);
 
-/// Whether each group is reported on stderr.
+/// Whether each group is reported on stderr, when it is known what has run it.
 void set_logging(bool on);
 bool logging();
+void report_group(c10::ArrayRef<run::Node*> nodes, int64_t elements, uint64_t bytes_not_written,
+                  const std::string& kernel);
 
 }  // namespace lazyeng::fuse

@@ -37,7 +37,10 @@ c10::Scalar number_at(const char* memory, c10::ScalarType dtype) {
 c10::Scalar number_of(const Group& group, const ParameterSource& source) {
   const run::Node& node = *group.members[source.member].node;
   if (source.kind == ParameterSource::Kind::constant) return source.constant;
-  if (source.kind == ParameterSource::Kind::argument) return node.args[source.index].toScalar();
+  if (source.kind == ParameterSource::Kind::argument) {
+    const c10::Scalar number = node.args[source.index].toScalar();
+    return source.inverse ? c10::Scalar(1 / number.toDouble()) : number;
+  }
   const at::Tensor& raw = node.tensors[source.index].raw;
   return number_at(static_cast<const char*>(raw.const_data_ptr()), raw.scalar_type());
 }

@@ -92,6 +92,7 @@ bool Partition::fits(size_t open, const Candidate& candidate) {
   const Group& group = *open_[open].group;
   if (group.members.size() >= kMaxMembers) return false;
   if ((group.checked || candidate.checked) && !may_run_twice(open, candidate)) return false;
+  if ((group.in_shares && candidate.row) || (candidate.in_shares && group.row)) return false;
   const run::Node& first = *group.members[0].node;
   if (first.settings != candidate.node->settings || first.device != candidate.node->device)
     return false;
@@ -253,6 +254,7 @@ void Partition::join(size_t open, const Candidate& candidate, Ref<engine::Op> op
                                     : kNone);
   }
   group.checked |= candidate.checked;
+  group.in_shares |= candidate.in_shares;
   if (candidate.in_place) {
     member.results.push_back(member.operands[0]);
     GroupVar& var = group.vars[group.values[member.results[0]].var];

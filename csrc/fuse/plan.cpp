@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "csrc/fuse/device_kernels.h"
+#include "csrc/fuse/exact_rows.h"
 #include "csrc/fuse/forms.h"
 #include "csrc/fuse/key.h"
 #include "csrc/fuse/op_table.h"
@@ -48,6 +49,9 @@ void add_member(const Member& member, Key& key) {
   for (size_t i = 0; i < node.args.size(); ++i)
     if (node.info.args[i].kind != run::ArgKind::tensor)
       add_argument(rule, node.info.args[i], node.args[i], key);
+  // (In torch's order a variance is divided where it is folded.)
+  if (is_variance(rule.form) && node.device.is_cpu() && !allows_inexact(node.device))
+    key.push_back(std::bit_cast<uint64_t>(correction_of(node)));
   for (size_t t = 0; t < member.operands.size(); ++t) {
     key.push_back(static_cast<uint64_t>(member.operands[t]));
     const at::Tensor& raw = node.tensors[t].raw;

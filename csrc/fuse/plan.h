@@ -26,7 +26,8 @@ struct ParameterSource {
   c10::ScalarType as = c10::kFloat;      ///< rounded to it
   c10::ScalarType stored = c10::kFloat;  ///< what memory holds, of a value
   bool negate = false;
-  bool no_nan = false;  ///< the op treats NaN specially: not for a program
+  bool inverse = false;  ///< 1 / number
+  bool no_nan = false;   ///< the op treats NaN specially: not for a program
 };
 
 struct TensorSource {

@@ -4,9 +4,11 @@
 // the kernel runs in that dtype (float32 for float16 and bfloat16, whose result is rounded), and
 // the result is cast to the dtype of the tensor that it goes to. Where torch departs from that, the
 // form says so.
+#include <cmath>
 #include <limits>
 
 #include "csrc/fuse/forms.h"
+#include "csrc/fuse/math.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -32,16 +34,51 @@ Operand scaled(Registers& r, Opcode opcode, size_t a, size_t b) {
   if (!r.args().has_number(2)) throw Unfit();
   if (r.args().node().args[2].toScalar().equal(1))
     return r.step(opcode, dtype, {r.as(a, dtype), r.as(b, dtype)});
+  // (Of narrow dtypes torch rounds the product in some loops, and in others does not.)
   if (dtype == c10::kBool || is_narrow(dtype)) throw Unfit();
   const bool negate = opcode == Opcode::sub;
   return r.step(Opcode::add_scaled, dtype,
                 {r.as(a, dtype), r.as(b, dtype), r.number(2, dtype, negate)});
 }
 
+/// Of numbers the dtype that torch makes tensors of.
+Operand binary_float(Registers& r, Opcode opcode) {
+  const c10::ScalarType dtype = r.args().float_dtype(r.args().common_dtype({0, 1}));
+  return r.step(opcode, dtype, {r.as(0, dtype), r.as(1, dtype)});
+}
+
 Operand divide(Registers& r) {
-  if (r.args().node().args.size() > 2) throw Unfit();  // a rounding mode
   const c10::ScalarType dtype = r.args().float_dtype(r.args().common_dtype({0, 1}));
   return r.step(Opcode::div, dtype, {r.as(0, dtype), r.as(1, dtype, r.args().is_single(1))});
+}
+
+/// Of integers without a detour; what is narrow and divided by a number is rounded only at the end.
+Operand floor_divide(Registers& r) {
+  const c10::ScalarType dtype = r.args().common_dtype({0, 1});
+  return r.step(Opcode::floor_divide, dtype,
+                {r.as(0, dtype), r.as(1, dtype, r.args().is_single(1))});
+}
+
+Operand divide_to_zero(Registers& r) {
+  const c10::ScalarType dtype = r.args().common_dtype({0, 1});
+  if (!c10::isFloatingType(dtype))
+    return r.step(Opcode::trunc_divide, dtype, {r.as(0, dtype), r.as(1, dtype)});
+  const bool single = r.args().is_single(1);
+  const Math math(r, dtype);
+  const RegisterId ratio = math(Opcode::div, r.as(0, dtype), r.as(1, dtype, single));
+  const RegisterId whole = math(Opcode::trunc, single ? ratio : r.round_to(ratio, dtype));
+  return math.rounded(whole, dtype);
+}
+
+Operand divide_rounded(Registers& r) {
+  switch (rounding_of(r.args().node())) {
+    case Rounding::none:
+      return divide(r);
+    case Rounding::down:
+      return floor_divide(r);
+    default:
+      return divide_to_zero(r);
+  }
 }
 
 Operand compare(Registers& r, Opcode opcode) {
@@ -50,17 +87,27 @@ Operand compare(Registers& r, Opcode opcode) {
   return {r.builder().step(opcode, register_type(dtype), Type::b8, {a, b}), c10::kBool};
 }
 
-Operand logical_not(Registers& r) {
+Operand unary_to_bool(Registers& r, Opcode opcode) {
   const c10::ScalarType dtype = r.args().dtype_at(0);
   const RegisterId a = r.as(0, dtype);
-  return {r.builder().step(Opcode::logical_not, register_type(dtype), Type::b8, {a}), c10::kBool};
+  return {r.builder().step(opcode, register_type(dtype), Type::b8, {a}), c10::kBool};
 }
 
 Operand is_nan(Registers& r) {
   const c10::ScalarType dtype = r.args().dtype_at(0);
-  if (!c10::isFloatingType(dtype)) throw Unfit();
   const RegisterId a = r.as(0, dtype);
   return {r.builder().step(Opcode::ne, register_type(dtype), Type::b8, {a, a}), c10::kBool};
+}
+
+Operand is_infinite(Registers& r, Opcode opcode) {
+  const c10::ScalarType dtype = r.args().dtype_at(0);
+  if (!c10::isFloatingType(dtype))
+    return {r.builder().step(Opcode::copy, Type::b8, Type::b8, {r.constant(0, c10::kBool)}),
+            c10::kBool};
+  const Type type = register_type(dtype);
+  const RegisterId x = r.step(opcode, dtype, {r.as(0, dtype)}).reg;
+  const RegisterId infinity = r.constant(std::numeric_limits<double>::infinity(), dtype);
+  return {r.builder().step(Opcode::eq, type, Type::b8, {x, infinity}), c10::kBool};
 }
 
 Operand select(Registers& r, size_t condition, RegisterId yes, RegisterId no,
@@ -103,12 +150,134 @@ Operand clamp(Registers& r, Opcode opcode) {
   return r.step(Opcode::minimum, dtype, {r.number(2, dtype, false, true), self});
 }
 
+/// In the common dtype of all that are given.
+Operand clamp_tensors(Registers& r) {
+  ResultType type;
+  for (const size_t arg : {0, 1, 2})
+    if (r.args().is_given(arg)) r.args().promote(type, arg);
+  const c10::ScalarType dtype = type.get();
+  Operand made{r.as(0, dtype), dtype};
+  if (r.args().is_given(1)) made = r.step(Opcode::maximum, dtype, {made.reg, r.as(1, dtype)});
+  if (r.args().is_given(2)) made = r.step(Opcode::minimum, dtype, {made.reg, r.as(2, dtype)});
+  return made;
+}
+
+/// What is not above the threshold is the value.
+Operand threshold(Registers& r) {
+  const c10::ScalarType dtype = r.args().dtype_at(0);
+  const Type type = register_type(dtype);
+  const RegisterId x = r.as(0, dtype);
+  const RegisterId low = r.builder().step(Opcode::le, type, Type::b8, {x, r.number(1, dtype)});
+  return {r.builder().step(Opcode::select, type, type, {low, r.number(2, dtype), x}), dtype};
+}
+
+template <class T>
+double extreme(bool least) {
+  using Limits = std::numeric_limits<T>;
+  return static_cast<double>(least ? Limits::lowest() : Limits::max());
+}
+
+double extreme(c10::ScalarType dtype, bool least) {
+  switch (dtype) {
+    case c10::kHalf:
+      return extreme<c10::Half>(least);
+    case c10::kBFloat16:
+      return extreme<c10::BFloat16>(least);
+    case c10::kFloat:
+      return extreme<float>(least);
+    default:
+      return extreme<double>(least);
+  }
+}
+
+Operand nan_to_num(Registers& r) {
+  const c10::ScalarType dtype = r.args().dtype_at(0);
+  if (!c10::isFloatingType(dtype)) return r.step(Opcode::copy, dtype, {r.as(0, dtype)});
+  const auto given = [&](size_t arg, double otherwise) {
+    const c10::IValue& value = r.args().node().args[arg];
+    return r.constant(value.isNone() ? otherwise : value.toDouble(), dtype);
+  };
+  return r.step(Opcode::nan_to_num, dtype,
+                {r.as(0, dtype), given(1, 0), given(2, extreme(dtype, false)),
+                 given(3, extreme(dtype, true))});
+}
+
+Operand scaled_by(Registers& r, double factor) {
+  const c10::ScalarType dtype = r.args().float_dtype(r.args().dtype_at(0));
+  const RegisterId number = r.constant(factor, is_narrow(dtype) ? c10::kFloat : dtype);
+  return r.step(Opcode::mul, dtype, {r.as(0, dtype), number});
+}
+
+Operand hardshrink(Registers& r) {
+  const c10::ScalarType dtype = r.args().dtype_at(0);
+  const RegisterId x = r.as(0, dtype);
+  return r.step(Opcode::shrink, dtype, {x, x, r.number(1, dtype)});
+}
+
+Operand celu(Registers& r) {
+  const c10::ScalarType dtype = r.args().dtype_at(0);
+  const Math math(r, dtype);
+  const RegisterId one = math.number(1), inverse = r.inverse_number(1, math.dtype());
+  return math.rounded(math(Opcode::elu, math.argument(0), math.number_of(1), one, inverse), dtype);
+}
+
+Operand elu_backward(Registers& r) {
+  const c10::ScalarType dtype = r.args().common_dtype({0, 5});
+  const Math math(r, dtype);
+  const bool of_result = r.args().node().args[4].toBool();
+  const RegisterId slope =
+      math(of_result ? Opcode::elu_slope_of_result : Opcode::elu_slope, math.argument(5),
+           math.number_of(1), math.number_of(2), math.number_of(3));
+  return math.rounded(math(Opcode::mul, math.argument(0), slope), dtype);
+}
+
+/// The second result is exp(-|x|), as torch's CPU kernel keeps it for the gradient.
+Operand log_sigmoid(Registers& r) {
+  const c10::ScalarType dtype = r.args().dtype_at(0);
+  const Math math(r, dtype);
+  const RegisterId x = math.argument(0);
+  const RegisterId kept = math(Opcode::exp, math(Opcode::neg, math(Opcode::abs, x)));
+  math.set_result(kept, r.rate(), 1);
+  return math.rounded(math(Opcode::log_sigmoid, x), dtype);
+}
+
+Operand prelu_backward(Registers& r) {
+  const c10::ScalarType dtype = r.args().common_dtype({0, 1, 2});
+  const Math math(r, dtype);
+  const RegisterId grad = math.argument(0), x = math.argument(1), zero = math.number(0);
+  const RegisterId positive = math.test(Opcode::gt, x, zero);
+  math.set_result(math.select(positive, zero, math(Opcode::mul, x, grad)), r.rate(), 1);
+  return math.rounded(math(Opcode::leaky_relu_backward, grad, x, math.argument(2)), dtype);
+}
+
+Operand logit(Registers& r) {
+  const c10::ScalarType dtype = r.args().float_dtype(r.args().dtype_at(0));
+  RegisterId x = r.as(0, dtype);
+  if (const c10::IValue& eps = r.args().node().args[1]; !eps.isNone()) {
+    const RegisterId low = r.constant(eps.toDouble(), dtype);
+    const RegisterId high = r.step(Opcode::sub, dtype, {r.constant(1, dtype), low}).reg;
+    x = r.step(Opcode::clamp, dtype, {x, low, high}).reg;
+  }
+  const RegisterId rest = r.step(Opcode::sub, dtype, {r.constant(1, dtype), x}).reg;
+  return r.step(Opcode::log, dtype, {r.step(Opcode::div, dtype, {x, rest}).reg});
+}
+
+Operand dropout_backward(Registers& r) {
+  const c10::ScalarType dtype = r.args().dtype_at(0);
+  if (!c10::isFloatingType(dtype) || r.args().dtype_at(1) != c10::kBool) throw Unfit();
+  const RegisterId factor =
+      r.constant(r.args().node().args[2].toDouble(), is_narrow(dtype) ? c10::kFloat : dtype);
+  const RegisterId kept = r.step(Opcode::mul, dtype, {r.as(0, dtype), r.as(1, dtype)}).reg;
+  return r.step(Opcode::mul, dtype, {kept, factor});
+}
+
 Operand with_numbers(Registers& r, Opcode opcode) {
   ResultType type;
   for (size_t arg = 0; arg < r.args().node().args.size(); ++arg)
     if (r.args().tensor_at(arg) >= 0) r.args().promote(type, arg);
   const c10::ScalarType dtype = type.get();
-  if (!c10::isFloatingType(dtype)) throw Unfit();
+  const bool of_integers = opcode == Opcode::addcmul || opcode == Opcode::pow;
+  if (!c10::isFloatingType(dtype) && !of_integers) throw Unfit();
   c10::SmallVector<RegisterId, kMaxInputs> in;
   for (size_t arg = 0; arg < r.args().node().args.size(); ++arg) {
     if (r.args().tensor_at(arg) >= 0)
@@ -153,7 +322,7 @@ Operand power(Registers& r) {
   const c10::ScalarType dtype = r.args().common_dtype({0, 1});
   const RegisterId x = r.as(0, dtype);
   if (exponent == 2) return r.step(Opcode::square, dtype, {x});
-  if (!c10::isFloatingType(dtype)) throw Unfit();
+  if (!c10::isFloatingType(dtype)) return r.step(Opcode::pow, dtype, {x, r.number(1, dtype)});
   if (exponent == 0) return r.step(Opcode::copy, dtype, {r.constant(1, dtype)});
   if (exponent == 1) return r.step(Opcode::copy, dtype, {x});
   if (exponent == 0.5) return r.step(Opcode::sqrt, dtype, {x});
@@ -181,20 +350,6 @@ Operand filled(Registers& r, RegisterId value) {
           dtype};
 }
 
-/// Rounded once, as torch's kernel does.
-Operand mse_loss_backward(Registers& r) {
-  const c10::ScalarType dtype = r.args().common_dtype({0, 1, 2});
-  if (!c10::isFloatingType(dtype)) throw Unfit();
-  const c10::ScalarType wide = is_narrow(dtype) ? c10::kFloat : dtype;
-  const bool mean = r.args().node().args[3].toInt() == 1;
-  const auto numel = static_cast<double>(r.args().result_look().numel());
-  const Operand difference = r.step(Opcode::sub, wide, {r.as(1, wide), r.as(2, wide)});
-  const RegisterId factor = r.constant(mean ? 2 / numel : 2, wide);
-  const Operand scaled = r.step(Opcode::mul, wide, {difference.reg, factor});
-  const Operand made = r.step(Opcode::mul, wide, {scaled.reg, r.as(0, wide)});
-  return {r.round_to(made.reg, dtype), dtype};
-}
-
 }  // namespace
 
 double step_exponent(const c10::Scalar& exponent) {
@@ -216,20 +371,54 @@ Operand lower_pointwise(Registers& r, const OpRule& rule) {
       return scaled(r, rule.opcode, 0, 1);
     case Form::reversed:
       return scaled(r, rule.opcode, 1, 0);
+    case Form::binary_float:
+      return binary_float(r, rule.opcode);
     case Form::divide:
       return divide(r);
+    case Form::divide_rounded:
+      return divide_rounded(r);
+    case Form::floor_divide:
+      return floor_divide(r);
     case Form::compare:
       return compare(r, rule.opcode);
-    case Form::logical_not:
-      return logical_not(r);
+    case Form::unary_to_bool:
+      return unary_to_bool(r, rule.opcode);
     case Form::is_nan:
       return is_nan(r);
+    case Form::is_infinite:
+      return is_infinite(r, rule.opcode);
     case Form::where:
       return where(r);
     case Form::masked_fill:
       return masked_fill(r);
     case Form::clamp:
       return clamp(r, rule.opcode);
+    case Form::clamp_tensors:
+      return clamp_tensors(r);
+    case Form::clamp_tensor:
+      return binary(r, rule.opcode);
+    case Form::threshold:
+      return threshold(r);
+    case Form::nan_to_num:
+      return nan_to_num(r);
+    case Form::to_radians:
+      return scaled_by(r, M_PI / 180);
+    case Form::to_degrees:
+      return scaled_by(r, 180 / M_PI);
+    case Form::hardshrink:
+      return hardshrink(r);
+    case Form::celu:
+      return celu(r);
+    case Form::elu_backward:
+      return elu_backward(r);
+    case Form::log_sigmoid:
+      return log_sigmoid(r);
+    case Form::prelu_backward:
+      return prelu_backward(r);
+    case Form::logit:
+      return logit(r);
+    case Form::dropout_backward:
+      return dropout_backward(r);
     case Form::with_numbers:
       return with_numbers(r, rule.opcode);
     case Form::gelu:
@@ -247,9 +436,11 @@ Operand lower_pointwise(Registers& r, const OpRule& rule) {
     case Form::one:
       return filled(r, r.constant(1, r.args().result_look().dtype()));
     case Form::mse_loss:  // without a reduction
-      return squared_error(r);
+    case Form::loss:
+      return lower_loss(r, rule);
     case Form::mse_loss_backward:
-      return mse_loss_backward(r);
+    case Form::loss_backward:
+      return lower_loss_backward(r, rule);
     default:
       throw Unfit();
   }

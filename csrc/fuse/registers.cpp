@@ -30,6 +30,10 @@ void Registers::begin(const Member& member, const run::Geometry& elements) {
     looks.push_back(value == kNone ? nullptr : &args_.look_of(value));
   iteration_ = Iteration();
   if (!iterate(elements, looks, iteration_)) throw Unfit();
+  const c10::Device device = member.node->device;
+  const OpRule& rule = *rule_of(member.node->info);
+  refuses_ = device.is_cpu() && !allows_inexact(device) && !is_reduction(rule.form) &&
+             refuses_doubtful(rule, *member.node, args_.result_look().dtype());
   rate_ = elements.numel() == group_.numel ? Rate::element : Rate::row;
   builder_.set_rate(rate_);
   for (const Dims& strides : iteration_.strides)
@@ -72,6 +76,12 @@ RegisterId Registers::number(size_t arg, c10::ScalarType as, bool negate, bool n
   return add_parameter(source, as);
 }
 
+RegisterId Registers::inverse_number(size_t arg, c10::ScalarType as) {
+  const RegisterId made = number(arg, as);
+  plan_.parameters.back().inverse = true;
+  return made;
+}
+
 RegisterId Registers::single(int tensor, c10::ScalarType as) {
   ParameterSource source;
   const int16_t value = args_.value_of(tensor);
@@ -112,6 +122,7 @@ RegisterId Registers::as(size_t arg, c10::ScalarType dtype, bool exact) {
   const int index = args_.tensor_at(arg);
   if (index < 0) return number(arg, wanted);
   const int16_t value = args_.value_of(index);
+  if (!args_.is_given(arg)) throw Unfit();
   if (value == kNone || (args_.look_of(value).numel() == 1 && group_.numel != 1))
     return single(index, wanted);
   return convert({load(value, index), args_.look_of(value).dtype()}, wanted);
@@ -153,6 +164,15 @@ bool needs_rounding(Opcode opcode) {
     case Opcode::ceil:
     case Opcode::trunc:
     case Opcode::round:
+    case Opcode::frac:
+    case Opcode::copysign:
+    case Opcode::fmax:
+    case Opcode::fmin:
+    case Opcode::fmod:
+    case Opcode::heaviside:
+    case Opcode::nan_to_num:
+    case Opcode::shrink:
+    case Opcode::hardtanh_backward:
       return false;
     default:
       return true;
@@ -164,7 +184,8 @@ bool needs_rounding(Opcode opcode) {
 Operand Registers::step(Opcode opcode, c10::ScalarType dtype,
                         std::initializer_list<RegisterId> in) {
   const Type type = register_type(dtype);
-  const RegisterId made = builder_.step(opcode, type, type, in);
+  const Kernel checking = refuses_ ? best_kernels().checking(opcode, type) : nullptr;
+  const RegisterId made = builder_.step(opcode, type, type, in, checking);
   return {needs_rounding(opcode) ? round_to(made, dtype) : made, dtype};
 }
 
@@ -199,7 +220,7 @@ bool Registers::is_overwritten(int16_t value) const {
 }
 
 void Registers::set_fold(RegisterId reg, Fold fold, double divisor, const Places& places,
-                         size_t index) {
+                         size_t index, bool exact) {
   if (is_overwritten(args_.value_of(0))) {
     // Folded at the end of a tile: not from memory that a step of the tile writes.
     const Type type = builder_.type_of(reg);
@@ -209,6 +230,7 @@ void Registers::set_fold(RegisterId reg, Fold fold, double divisor, const Places
   var.reg = reg;
   var.written = var.folded = true;
   var.value = args_.member().results[index];
+  var.exact = exact;
   var.fold = fold;
   var.divisor = divisor;
   var.places = places;
@@ -218,7 +240,7 @@ void Registers::set_fold(RegisterId reg, Fold fold, double divisor, const Places
 void Registers::store(size_t v) {
   const Written& var = written_[v];
   if (var.folded)
-    builder_.reduce(var.reg, var.fold, var.divisor, var.access.type, var.places);
+    builder_.reduce(var.reg, var.fold, var.divisor, var.access.type, var.places, var.exact);
   else
     builder_.store(var.reg, var.access);
   plan_.tensors.push_back({static_cast<uint16_t>(var.value), group_.vars[v].fresh});

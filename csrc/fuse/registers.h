@@ -28,6 +28,7 @@ class Registers {
   /// What follows is done for this member, which goes over `elements`.
   void begin(const Member& member, const run::Geometry& elements);
   const Arguments& args() const { return args_; }
+  bool has_rows() const { return group_.row != 0; }
 
   /// The argument in `dtype`. `exact`: a single number that torch takes in float32 where the
   /// tensors are of a narrow dtype.
@@ -35,6 +36,8 @@ class Registers {
   RegisterId constant(double value, c10::ScalarType as);
   RegisterId number(size_t arg, c10::ScalarType as, bool negate = false, bool no_nan = false,
                     double plus = 0);
+  /// 1 divided by the number, in double.
+  RegisterId inverse_number(size_t arg, c10::ScalarType as);
 
   /// A step in the dtype, whose result is rounded to it.
   Operand step(Opcode opcode, c10::ScalarType dtype, std::initializer_list<RegisterId> in);
@@ -50,7 +53,9 @@ class Registers {
   /// That of the member's elements: a member may do its work once for each row.
   Rate rate() const { return rate_; }
   /// The member's result is the register folded over all tiles; nobody in the group reads it.
-  void set_fold(RegisterId reg, Fold fold, double divisor, const Places& places, size_t index = 0);
+  /// `exact`: as ProgramBuilder::reduce.
+  void set_fold(RegisterId reg, Fold fold, double divisor, const Places& places, size_t index = 0,
+                bool exact = false);
 
   /// The plan: what is needed goes to memory. `needed` has one flag a var.
   Plan finish(const std::vector<bool>& needed) &&;
@@ -67,7 +72,7 @@ class Registers {
     RegisterId reg = 0;
     int16_t value = 0;
     TensorAccess access;
-    bool folded = false;
+    bool folded = false, exact = false;
     Fold fold = Fold::sum;
     double divisor = 1;
     Places places;
@@ -88,6 +93,7 @@ class Registers {
   Arguments args_;
   Iteration iteration_;           // of the member at hand
   Rate rate_ = Rate::element;     // of the same
+  bool refuses_ = false;          // it: what torch's loops disagree on
   std::vector<Written> written_;  // of each var
   std::vector<Loaded> loaded_;
 };

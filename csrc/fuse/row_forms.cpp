@@ -5,52 +5,12 @@
 #include <cmath>
 #include <limits>
 
+#include "csrc/fuse/exact_rows.h"
 #include "csrc/fuse/forms.h"
+#include "csrc/fuse/math.h"
 
 namespace lazyeng::fuse {
 namespace {
-
-/// Steps of one type, without rounding in between.
-class Math {
- public:
-  Math(Registers& r, c10::ScalarType dtype)
-      : r_(r), dtype_(is_narrow(dtype) ? c10::kFloat : dtype), type_(register_type(dtype)) {
-    if (!c10::isFloatingType(dtype)) throw Unfit();
-  }
-
-  c10::ScalarType dtype() const { return dtype_; }
-  RegisterId argument(size_t arg) const { return r_.as(arg, dtype_); }
-  RegisterId number(double value) const { return r_.constant(value, dtype_); }
-  RegisterId number_of(size_t arg) const { return r_.number(arg, dtype_); }
-  /// `of` less the argument.
-  RegisterId rest(double of, size_t arg) const {
-    return r_.number(arg, dtype_, /*negate=*/true, /*no_nan=*/false, /*plus=*/of);
-  }
-  RegisterId operator()(Opcode opcode, RegisterId a) const {
-    return r_.builder().step(opcode, type_, type_, {a});
-  }
-  RegisterId operator()(Opcode opcode, RegisterId a, RegisterId b) const {
-    return r_.builder().step(opcode, type_, type_, {a, b});
-  }
-  RegisterId test(Opcode opcode, RegisterId a, RegisterId b) const {
-    return r_.builder().step(opcode, type_, Type::b8, {a, b});
-  }
-  RegisterId select(RegisterId mask, RegisterId yes, RegisterId no) const {
-    return r_.builder().step(Opcode::select, type_, type_, {mask, yes, no});
-  }
-  RegisterId fold(RegisterId reg, Fold fold, double divisor = 1) const {
-    return r_.builder().fold_rows(reg, fold, divisor, type_);
-  }
-  void set_result(RegisterId reg, Rate rate, size_t index = 0) const {
-    const int16_t value = r_.args().member().results[index];
-    r_.set_result(r_.convert({reg, dtype_}, r_.args().look_of(value).dtype()), rate, index);
-  }
-
- private:
-  Registers& r_;
-  const c10::ScalarType dtype_;
-  const Type type_;
-};
 
 Fold fold_of(Form form) {
   switch (form) {
@@ -158,18 +118,14 @@ void lower_variance(Registers& r, const OpRule& rule, int64_t row) {
   if (rule.form == Form::variance_and_mean) math.set_result(m.mean, Rate::row, 1);
 }
 
-bool is_given(const Registers& r, size_t arg) {
-  return r.args().value_of(r.args().tensor_at(arg)) != kNone;
-}
-
 void lower_layer_norm(Registers& r, int64_t row) {
   const Math math(r, r.args().dtype_at(0));
   const Moments m = moments(math, math.argument(0), row, static_cast<double>(row));
   const RegisterId eps = math.number_of(4);
   const RegisterId rstd = math(Opcode::rsqrt, math(Opcode::add, m.variance, eps));
   RegisterId y = math(Opcode::mul, m.centered, rstd);
-  if (is_given(r, 2)) y = math(Opcode::mul, y, math.argument(2));
-  if (is_given(r, 3)) y = math(Opcode::add, y, math.argument(3));
+  if (r.args().is_given(2)) y = math(Opcode::mul, y, math.argument(2));
+  if (r.args().is_given(3)) y = math(Opcode::add, y, math.argument(3));
   math.set_result(y, Rate::element);
   math.set_result(m.mean, Rate::row, 1);
   math.set_result(rstd, Rate::row, 2);
@@ -185,7 +141,7 @@ void lower_layer_norm_backward(Registers& r, const Extent& extent) {
   const RegisterId x =
       math(Opcode::mul, math(Opcode::sub, math.argument(1), math.argument(3)), rstd);
   if (is_made(0)) {
-    const RegisterId dy = is_given(r, 5) ? math(Opcode::mul, grad, math.argument(5)) : grad;
+    const RegisterId dy = r.args().is_given(5) ? math(Opcode::mul, grad, math.argument(5)) : grad;
     const RegisterId mean = math.fold(dy, Fold::sum, n);
     const RegisterId along = math.fold(math(Opcode::mul, dy, x), Fold::sum, n);
     const RegisterId rest =
@@ -198,31 +154,74 @@ void lower_layer_norm_backward(Registers& r, const Extent& extent) {
 
 }  // namespace
 
-// (Rows have 32 elements and more; of less freedom torch warns.)
+// (Rows have 32 elements and more where this is asked; of less freedom torch warns.)
 bool leaves_freedom(const c10::Scalar& correction) { return correction.toDouble() < 32; }
 
-Operand squared_error(Registers& r) {
-  const c10::ScalarType dtype = r.args().common_dtype({0, 1});
-  const Math math(r, dtype);
-  const RegisterId difference = math(Opcode::sub, math.argument(0), math.argument(1));
-  return {r.round_to(math(Opcode::square, difference), dtype), dtype};
+namespace {
+
+/// Torch's shares of the elements are no whole rows. (Without other bits the partition keeps them
+/// apart.)
+bool takes_exact_sum(const Registers& r, const OpRule& rule, c10::ScalarType dtype) {
+  return r.args().node().device.is_cpu() && !r.has_rows() && has_exact_sum(rule.form) &&
+         (dtype == c10::kFloat || dtype == c10::kDouble);
 }
+
+/// Torch divides by a number of the dtype.
+double as_number(double value, c10::ScalarType dtype) {
+  return dtype == c10::kFloat ? static_cast<double>(static_cast<float>(value)) : value;
+}
+
+/// To one element, of floats.
+void lower_exact_sum(Registers& r, const OpRule& rule, const Extent& extent) {
+  const c10::ScalarType dtype = r.args().result_look().dtype();
+  const double folded = as_number(static_cast<double>(extent.elements->numel()), dtype);
+  const bool loss = rule.form == Form::mse_loss;
+  const bool mean = loss ? r.args().node().args[2].toInt() == 1 : rule.form == Form::mean;
+  const Operand elements = loss ? lower_loss(r, rule) : Operand{r.as(0, dtype), dtype};
+  if (elements.dtype != dtype) throw Unfit();
+  r.set_fold(elements.reg, Fold::sum, mean ? folded : 1, extent.places, 0, /*exact=*/true);
+}
+
+}  // namespace
 
 void lower_fold(Registers& r, const OpRule& rule, const Extent& extent) {
   const c10::ScalarType dtype = r.args().result_look().dtype();
+  if (extent.places.totals == 1 && takes_exact_sum(r, rule, dtype))
+    return lower_exact_sum(r, rule, extent);
   const auto folded = static_cast<double>(extent.elements->numel() / extent.places.totals);
-  if (rule.form == Form::mse_loss) {
-    const Operand error = squared_error(r);
+  if (is_loss(rule.form)) {
+    const Operand error = lower_loss(r, rule);
     if (error.dtype != dtype) throw Unfit();
-    const bool mean = r.args().node().args[2].toInt() == 1;
-    return r.set_fold(error.reg, Fold::sum, mean ? folded : 1, extent.places);
+    return r.set_fold(error.reg, Fold::sum, takes_mean(r) ? folded : 1, extent.places);
   }
   r.set_fold(folded_argument(r, rule.form), fold_of(rule.form),
              rule.form == Form::mean ? folded : 1, extent.places);
 }
 
+namespace {
+
+void lower_exact_rows(Registers& r, const OpRule& rule, int64_t row) {
+  const c10::ScalarType dtype = r.args().result_look().dtype();
+  RowArguments args;
+  args.row = row;
+  args.number = [&r, dtype](double value) { return r.constant(value, dtype); };
+  for (size_t arg = 0; arg < r.args().node().args.size(); ++arg)
+    if (r.args().tensor_at(arg) >= 0)
+      args.tensors.push_back(r.args().is_given(arg) ? r.as(arg, dtype) : RowArguments::kNone);
+  if (rule.form == Form::layer_norm) args.eps = r.number(4, dtype);
+  if (is_variance(rule.form)) args.divisor = variance_divisor(row, correction_of(r.args().node()));
+  const std::vector<RegisterId> results = exact_rows(r.builder(), rule, args);
+  for (size_t i = 0; i < results.size(); ++i)
+    r.set_result(results[i], is_row_result(rule.form, i) ? Rate::row : Rate::element, i);
+}
+
+}  // namespace
+
 void lower_rows(Registers& r, const OpRule& rule, const Extent& extent) {
   const int64_t row = extent.row;
+  if (has_exact_rows(rule.form) &&
+      takes_exact_rows(rule, r.args().node(), r.args().result_look().dtype(), row))
+    return lower_exact_rows(r, rule, row);
   switch (rule.form) {
     case Form::sum:
     case Form::product:

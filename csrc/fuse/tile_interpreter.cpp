@@ -22,16 +22,19 @@ size_t slot_bytes(const Program& program) {
 
 size_t row_slot_bytes(const Program& program) {
   if (!program.row) return 0;
-  return static_cast<size_t>(program.tile / program.row * kLanes) * program.slot_item;
+  const int64_t elements = program.tile / program.row * program.lanes();
+  return (static_cast<size_t>(elements) * program.slot_item + kCacheLine - 1) / kCacheLine *
+         kCacheLine;
 }
 
 /// One thread's registers, and the tiles that it runs.
 class Worker {
  public:
-  Worker(const Program& program, const Bindings& bindings, char* scratch)
+  /// `elements`: that it will be given.
+  Worker(const Program& program, const Bindings& bindings, char* scratch, int64_t elements)
       : program_(program), bindings_(bindings), place_(program.registers.size()) {
     for (const Reduction& reduction : program.reductions)
-      totals_.emplace_back(reduction, program.registers[reduction.reg].type);
+      totals_.emplace_back(reduction, program.registers[reduction.reg].type, elements);
     char* const row_scratch = scratch + program.scratch_slots * slot_bytes(program);
     for (size_t r = 0; r < place_.size(); ++r) {
       const Register& reg = program.registers[r];
@@ -58,6 +61,8 @@ class Worker {
     for (const Step& step : program_.steps) {
       if (step.chain)
         run_chain(step, n);
+      else if (step.spreads)
+        spread(step, n / program_.row);
       else if (folds_rows(step))
         fold_rows(step, n / program_.row);
       else if (step.by_row)
@@ -70,7 +75,8 @@ class Worker {
       scatter(program_, program_.tensors[move.tensor], bindings_.tensors[move.tensor],
               place_[move.reg], first, n);
     for (size_t r = 0; r < totals_.size(); ++r)
-      totals_[r].fold(place_[program_.reductions[r].reg], first, n);
+      if (!program_.reductions[r].ends_chain)
+        totals_[r].fold(place_[program_.reductions[r].reg], first, n);
   }
 
   /// After the last tile.
@@ -79,18 +85,19 @@ class Worker {
   }
 
   std::vector<Totals>& totals() { return totals_; }
-  /// Of rows.
+  /// Of a row's fold, or as a kernel has refused an operand.
   bool uncertain() const { return uncertain_; }
 
  private:
   /// Elements in scratch that a register has for n elements of the iteration.
   int64_t length(const Register& reg, int64_t n) const {
     if (reg.rate == Rate::element) return n;
-    return reg.rate == Rate::column ? program_.row : n / program_.row * kLanes;
+    return reg.rate == Rate::column ? program_.row : n / program_.row * program_.lanes();
   }
 
-  void run_whole(const Step& step, int64_t n) const {
+  void run_whole(const Step& step, int64_t n) {
     KernelArgs args{};
+    args.refused = &uncertain_;
     args.n = length(program_.registers[step.out], n);
     args.out = place_[step.out];
     for (int k = 0; k < step.inputs; ++k) {
@@ -109,8 +116,15 @@ class Worker {
     for (const Step& step : chain.links) {
       if (step.link) links_.push_back(link_of(step));
     }
-    links_.push_back({chain.chain->last(out), {place_[chain.out]}, {}});
-    chain.chain->run({links_.data(), links_.size(), in, out, n});
+    const SumKernel* sum = nullptr;
+    if (chain.reduction >= 0) {
+      const auto reduction = static_cast<size_t>(chain.reduction);
+      sum = program_.reductions[reduction].sum;
+      links_.push_back({chain.chain->sum(), {totals_[reduction].state()}, {}});
+    } else {
+      links_.push_back({chain.chain->last(out), {place_[chain.out]}, {}});
+    }
+    chain.chain->run({links_.data(), links_.size(), in, out, n, sum});
   }
 
   Link link_of(const Step& step) const {
@@ -127,8 +141,9 @@ class Worker {
   Type type_of(RegisterId reg) const { return program_.registers[reg].type; }
 
   /// An element of a register at row rate is a splat for its row.
-  void run_by_row(const Step& step, int64_t rows) const {
+  void run_by_row(const Step& step, int64_t rows) {
     KernelArgs args{};
+    args.refused = &uncertain_;
     args.n = program_.row;
     args.out = place_[step.out];
     const int64_t out_stride = program_.row * item(step.out);
@@ -148,7 +163,20 @@ class Worker {
     }
   }
 
+  void spread(const Step& step, int64_t rows) const {
+    const Register& from = program_.registers[step.in[0]];
+    const size_t item = size_of(from.type);
+    if (from.rate == Rate::row)
+      spread_rows(place_[step.in[0]], program_.lanes(), place_[step.out], program_.row, rows, item);
+    else
+      spread_columns(place_[step.in[0]], place_[step.out], program_.row, rows, item);
+  }
+
   void fold_rows(const Step& step, int64_t rows) {
+    if (step.rows)
+      return step.rows({place_[step.out], place_[step.in[0]],
+                        step.inputs > 1 ? place_[step.in[1]] : nullptr, program_.lanes(),
+                        program_.row, rows, step.folding.divisor});
     const Type type = program_.registers[step.out].type;
     const char* in = place_[step.in[0]];
     char* out = place_[step.out];
@@ -157,9 +185,9 @@ class Worker {
       step.folding.kernel(in, program_.row, total);
       uncertain_ |= is_uncertain(step.folding.fold, total);
       write_total(out, type, total, step.folding.divisor);
-      fill_splat(out, size_of(type));
+      fill_splat(out, size_of(type), program_.lanes());
       in += program_.row * item(step.in[0]);
-      out += kLanes * item(step.out);
+      out += program_.lanes() * item(step.out);
     }
   }
 
@@ -175,6 +203,39 @@ class Worker {
   bool uncertain_ = false;
 };
 
+/// Fewer elements are one thread's in torch.
+constexpr int64_t kTorchsGrain = 32768;
+
+bool has_torchs_sums(const Program& program) {
+  return std::ranges::any_of(program.reductions,
+                             [](const Reduction& reduction) { return reduction.sum != nullptr; });
+}
+
+/// Whether torch would have several threads add up the elements, each those of its own share.
+bool shares_elements(const Program& program) {
+  return program.numel >= kTorchsGrain && at::get_num_threads() > 1;
+}
+
+int64_t rounded_up(int64_t n, int64_t divisor) { return (n + divisor - 1) / divisor; }
+
+/// Where the share of each worker begins, and where the last one ends. Of sums in torch's order
+/// these are torch's, whatever threads there are.
+std::vector<int64_t> shares_of(const Program& program, bool wide) {
+  const int64_t tiles = rounded_up(program.numel, program.tile);
+  std::vector<int64_t> bounds{0};
+  if (has_torchs_sums(program)) {
+    const int64_t most = shares_elements(program) ? rounded_up(program.numel, kTorchsGrain) : 1;
+    const int64_t share = rounded_up(program.numel, std::min<int64_t>(at::get_num_threads(), most));
+    while (bounds.back() < program.numel)
+      bounds.push_back(std::min(bounds.back() + share, program.numel));
+    return bounds;
+  }
+  const int64_t threads = wide ? std::min<int64_t>(tiles, at::get_num_threads()) : 1;
+  for (int64_t t = 1; t <= threads; ++t)
+    bounds.push_back(std::min(tiles * t / threads * program.tile, program.numel));
+  return bounds;
+}
+
 /// Writes the totals. False: some may not be torch's.
 bool finish_reductions(const Program& program, const Bindings& bindings,
                        std::vector<Worker>& workers) {
@@ -182,7 +243,13 @@ bool finish_reductions(const Program& program, const Bindings& bindings,
   for (size_t r = 0; r < program.reductions.size(); ++r) {
     const uint16_t tensor = program.reductions[r].tensor;
     Totals& totals = workers[0].totals()[r];
-    for (size_t w = 1; w < workers.size(); ++w) totals.add(workers[w].totals()[r]);
+    if (program.reductions[r].sum && shares_elements(program)) {
+      std::vector<const Totals*> all;
+      for (Worker& worker : workers) all.push_back(&worker.totals()[r]);
+      totals.join(all, at::get_num_threads());
+    }
+    if (!program.reductions[r].sum)
+      for (size_t w = 1; w < workers.size(); ++w) totals.add(workers[w].totals()[r]);
     totals.write(bindings.tensors[tensor], program.tensors[tensor].type);
     certain &= !totals.uncertain();
   }
@@ -203,34 +270,33 @@ char* aligned(char* memory) {
 }  // namespace
 
 bool run_program(const Program& program, const Bindings& bindings, Cores cores) {
-  const int64_t tiles = (program.numel + program.tile - 1) / program.tile;
-  const int64_t threads =
-      cores == Cores::one ? 1 : std::min<int64_t>(tiles, at::get_num_threads());
+  const std::vector<int64_t> bounds = shares_of(program, cores != Cores::one);
+  const auto shares = static_cast<int64_t>(bounds.size()) - 1;
   // All memory first: once a tile has run, an in-place result is half made.
   std::vector<std::unique_ptr<char[]>> scratch;
   std::vector<Worker> workers;
-  for (int64_t t = 0; t < threads; ++t) {
+  for (int64_t s = 0; s < shares; ++s) {
     scratch.emplace_back(new char[scratch_bytes(program)]);
-    workers.emplace_back(program, bindings, aligned(scratch.back().get()));
+    workers.emplace_back(program, bindings, aligned(scratch.back().get()),
+                         bounds[s + 1] - bounds[s]);
   }
-  const auto run_share = [&](int64_t t) {
-    for (int64_t tile = tiles * t / threads; tile < tiles * (t + 1) / threads; ++tile) {
-      const int64_t first = tile * program.tile;
-      const int64_t n = std::min(program.tile, program.numel - first);
-      workers[t].run(first, n, first + 2 * n <= program.numel);
+  const auto run_share = [&](int64_t s) {
+    for (int64_t first = bounds[s]; first < bounds[s + 1]; first += program.tile) {
+      const int64_t n = std::min(program.tile, bounds[s + 1] - first);
+      workers[s].run(first, n, first + 2 * n <= program.numel);
     }
-    workers[t].finish();
+    workers[s].finish();
   };
   std::atomic<int64_t> next_share{0};
   const auto run_shares = [&]() noexcept {
-    for (int64_t t; (t = next_share.fetch_add(1)) < threads;) run_share(t);
+    for (int64_t s; (s = next_share.fetch_add(1)) < shares;) run_share(s);
   };
-  if (threads == 1)
+  if (shares == 1 || cores == Cores::one)
     run_shares();
   else if (cores == Cores::team)
     run::in_team(run_shares);
   else
-    run::run_in_parts(static_cast<int>(threads), run::ThreadSettings::of_this_thread(), run_share);
+    run::run_in_parts(static_cast<int>(shares), run::ThreadSettings::of_this_thread(), run_share);
   return finish_reductions(program, bindings, workers);
 }
 

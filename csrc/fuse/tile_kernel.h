@@ -38,15 +38,28 @@ enum class Opcode : uint8_t {
   add, sub, mul, div, add_scaled,  ///< a + b * c
   neg, abs, square, reciprocal, sqrt, rsqrt, maximum, minimum, clamp, sign, pow,
   floor, ceil, trunc, round, addcmul, addcdiv, lerp,
+  frac, copysign, fmax, fmin, fmod, remainder, floor_divide, heaviside, nan_to_num,
+  trunc_divide, shift_left, shift_right,  ///< of integers
   // functions
   exp, exp_u20, exp2, expm1, log, log2, log10, log1p, sin, cos, tan, tanh, sinh, cosh, erf, erfc,
-  sigmoid, relu, gelu, gelu_tanh, silu, leaky_relu, elu, softplus, hardswish, hardsigmoid,
+  acos, acosh, asin, asinh, atan, atanh, atan2, hypot, erfinv, lgamma, logaddexp, logaddexp2, xlogy, xlog1py,
+  sigmoid, log_sigmoid, relu, gelu, gelu_tanh, silu, mish, leaky_relu, elu, softplus, hardswish, hardsigmoid,
+  shrink,  ///< the first, 0 where the second is within the third of 0
+  softshrink,
+  // of two tensors, losses before they are summed
+  smooth_l1, huber,
   // their derivatives: of the gradient and, as torch saves it, the input or the result
   threshold_backward, tanh_backward, sigmoid_backward, silu_backward, gelu_backward,
-  gelu_tanh_backward, leaky_relu_backward,
+  gelu_tanh_backward, leaky_relu_backward, mish_backward, hardswish_backward, hardsigmoid_backward,
+  hardtanh_backward, softplus_backward, log_sigmoid_backward,
+  elu_slope, elu_slope_of_result,  ///< what the gradient is multiplied by
+  smooth_l1_backward, huber_backward,  ///< of gradient, difference, bound and factor
   // to bool; select takes a bool first
-  eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor, logical_not, select,
+  eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor, logical_not, sign_bit, select,
   bit_and, bit_or, bit_xor, bit_not,
+  // of rows: exp(a - b); a - b - c; (a - b) * c; of a splat whose halves differ, one for all; the
+  // same of splats of two lanes
+  exp_less, less_both, standardise, first_half, second_half, first_of_two, second_of_two,
   // to the nearest value that the narrow type can hold
   round_f16, round_bf16,
   // to the type of the result (KernelSet::cast has the kernels)
@@ -63,6 +76,9 @@ struct KernelArgs {
   const char* in[kMaxInputs];
   int64_t step[kMaxInputs];  ///< 1, or 0 for a splat
   int64_t n;                 ///< elements
+  /// Set by a kernel that has met operands that its op raises an error for (or see
+  /// KernelSet::checking): what it writes then is worth nothing.
+  bool* refused;
 };
 using Kernel = void (*)(const KernelArgs& args);
 
@@ -102,6 +118,40 @@ struct ColumnsKernel {
   size_t item = 0;   ///< bytes of a part, and of its zeros
 };
 
+// ---- folds of rows in the order of torch's kernels (csrc/fuse/row_kernels.inc)
+
+enum class RowFold : uint8_t {
+  none,
+  vector_maximum,
+  vector_sum,         ///< as at::vec::reduce_all
+  vector_dot,         ///< as at::vec::map2_reduce_all, of products
+  cascade_sum,        ///< as torch's sum
+  moments,            ///< as torch's layer_norm: mean and variance
+  running_variance,   ///< as torch's var: variance, whose divisor is an argument, and mean
+  running_deviation,  ///< the same, the variance's root
+};
+struct RowsArgs {
+  char* out;          ///< a splat for each row; of two results each has one half of it
+  const char* in;     ///< rows, one behind the other
+  const char* other;  ///< those that they are multiplied by
+  int64_t lanes;      ///< of a splat
+  int64_t row;        ///< elements of each
+  int64_t rows;       ///< how many
+  double divisor;
+};
+/// Reads and writes elements of one type.
+using RowsKernel = void (*)(const RowsArgs& args);
+
+/// The sum of many elements of one type, which come in order, in as many parts as one likes.
+struct SumKernel {
+  size_t bytes;  ///< of a state, aligned as a cache line is
+  void (*begin)(char* state, int64_t elements);
+  void (*add)(char* state, const char* in, int64_t n);
+  void (*finish)(char* state, char* sum);
+  /// What each of torch's threads has found.
+  void (*join)(const char* sums, int64_t n, char* sum);
+};
+
 // ---- chains (csrc/fuse/chains.h)
 
 inline constexpr size_t kMaxLinks = 64;
@@ -119,10 +169,11 @@ struct Link {
   int64_t step[kMaxInputs];    ///< as KernelArgs::step
 };
 struct ChainArgs {
-  const Link* links;  ///< the first loads the value, the last stores it
+  const Link* links;  ///< the first loads the value, the last stores it or adds it to a sum
   size_t count;
   Type in_type, out_type;  ///< in memory: float32 may come from, and go to, a narrow type
   int64_t n;               ///< elements
+  const SumKernel* sum = nullptr;
 };
 /// Of values of one type.
 struct ChainKernels {
@@ -131,6 +182,8 @@ struct ChainKernels {
   LinkFunction (*first)(Type memory);
   LinkFunction (*link)(Opcode opcode, int place);
   LinkFunction (*last)(Type memory);
+  /// Adds the value to the state of a SumKernel.
+  LinkFunction (*sum)();
   /// As that of Opcode::round_bf16, for values whose NaNs have nothing in their lower half.
   LinkFunction (*rounds_short_nans)();
 };
@@ -139,10 +192,15 @@ struct ChainKernels {
 struct KernelSet {
   const char* name;
   Kernel (*kernel)(Opcode opcode, Type type);
+  /// Of steps whose result depends on which of torch's loops an element comes into, for some
+  /// values: the same, but it refuses these.
+  Kernel (*checking)(Opcode opcode, Type type);
   Kernel (*cast)(Type from, Type to);
   FoldKernel (*fold)(Fold fold, Type type);
   ColumnsKernel (*columns)(Fold fold, Type type);
   const ChainKernels* (*chains)(Type type);
+  RowsKernel (*rows)(RowFold fold, Type type);
+  const SumKernel* (*sum)(Type type);  ///< null: there is none
 };
 
 namespace isa {
@@ -153,5 +211,7 @@ const KernelSet* avx512();
 
 /// What torch uses on this machine (ATEN_CPU_CAPABILITY included).
 const KernelSet& best_kernels();
+/// Torch compiles its sum and its layer_norm for AVX2, and takes them with AVX512 as well.
+RowsKernel rows_kernel(RowFold fold, Type type);
 
 }  // namespace lazyeng::fuse

@@ -6,8 +6,8 @@
 namespace lazyeng::fuse {
 
 const KernelSet& isa::generic() {
-  static const KernelSet set{"generic", find_kernel,  find_cast,
-                             find_fold, find_columns, find_chains};
+  static const KernelSet set{"generic",    find_kernel, find_checking, find_cast, find_fold,
+                             find_columns, find_chains, find_rows,     find_sum};
   return set;
 }
 
@@ -19,6 +19,12 @@ const KernelSet& best_kernels() {
     return &isa::generic();
   }();
   return *best;
+}
+
+RowsKernel rows_kernel(RowFold fold, Type type) {
+  const bool narrower = fold == RowFold::cascade_sum || fold == RowFold::moments;
+  const KernelSet& best = best_kernels();
+  return (narrower && &best == isa::avx512() && isa::avx2() ? *isa::avx2() : best).rows(fold, type);
 }
 
 }  // namespace lazyeng::fuse

@@ -55,9 +55,12 @@ RegisterId ProgramBuilder::add_step(Kernel kernel, Opcode opcode, Type out,
   step.kernel = kernel;
   step.opcode = opcode;
   step.member = member_;
-  step.out = new_register(Register::Kind::scratch, out);
   for (RegisterId reg : in) step.in[step.inputs++] = reg;
-  program_.registers[step.out].rate = rate_of(step);
+  const Rate rate = rate_of(step);
+  if (rate == Rate::element && program_.has_short_rows())
+    for (int k = 0; k < step.inputs; ++k) step.in[k] = spread(step.in[k]);
+  step.out = new_register(Register::Kind::scratch, out);
+  program_.registers[step.out].rate = rate;
   program_.steps.push_back(step);
   return step.out;
 }
@@ -77,9 +80,27 @@ Rate ProgramBuilder::rate_of(const Step& step) const {
 RegisterId ProgramBuilder::spread(RegisterId reg) {
   if (program_.registers[reg].rate == Rate::element) return reg;
   const Type type = type_of(reg);
-  const RegisterId all = step(Opcode::copy, type, type, {reg});
-  program_.registers[all].rate = Rate::element;
-  return all;
+  if (!program_.has_short_rows()) {
+    const RegisterId all = step(Opcode::copy, type, type, {reg});
+    program_.registers[all].rate = Rate::element;
+    return all;
+  }
+  for (const Step& known : program_.steps)
+    if (known.spreads && known.in[0] == reg) return known.out;
+  Step step;
+  step.spreads = true;
+  step.member = member_;
+  step.out = new_register(Register::Kind::scratch, type);
+  step.in[step.inputs++] = reg;
+  program_.steps.push_back(step);
+  return step.out;
+}
+
+RegisterId ProgramBuilder::half(RegisterId pair, bool second) {
+  const Type type = type_of(pair);
+  if (program_.has_short_rows())
+    return step(second ? Opcode::second_of_two : Opcode::first_of_two, type, type, {pair});
+  return step(second ? Opcode::second_half : Opcode::first_half, type, type, {pair});
 }
 
 Folding ProgramBuilder::folding(RegisterId reg, Fold fold, double divisor) {
@@ -88,16 +109,31 @@ Folding ProgramBuilder::folding(RegisterId reg, Fold fold, double divisor) {
   return {fold, kernel, kernels_.columns(fold, type_of(reg)), divisor};
 }
 
+RegisterId ProgramBuilder::add_fold(Step step, Type out, std::initializer_list<RegisterId> in) {
+  for (RegisterId reg : in) step.in[step.inputs++] = reg;
+  step.member = member_;
+  step.out = new_register(Register::Kind::scratch, out);
+  program_.registers[step.out].rate = Rate::row;
+  program_.steps.push_back(step);
+  return step.out;
+}
+
 RegisterId ProgramBuilder::fold_rows(RegisterId reg, Fold fold, double divisor, Type out) {
   reg = spread(reg);
   Step step;
   step.folding = folding(reg, fold, divisor);
-  step.member = member_;
-  step.out = new_register(Register::Kind::scratch, out);
-  step.in[step.inputs++] = reg;
-  program_.registers[step.out].rate = Rate::row;
-  program_.steps.push_back(step);
-  return step.out;
+  return add_fold(step, out, {reg});
+}
+
+RegisterId ProgramBuilder::fold_rows(RegisterId reg, RowFold fold, double divisor,
+                                     std::optional<RegisterId> other) {
+  reg = spread(reg);
+  Step step;
+  step.folding.divisor = divisor;
+  step.rows = rows_kernel(fold, type_of(reg));
+  ok_ &= step.rows != nullptr;
+  const Type type = type_of(reg);
+  return other ? add_fold(step, type, {reg, spread(*other)}) : add_fold(step, type, {reg});
 }
 
 RegisterId ProgramBuilder::step(Opcode opcode, Type type, Type out,
@@ -132,14 +168,18 @@ uint16_t ProgramBuilder::store(RegisterId reg, TensorAccess tensor) {
   return last_tensor();
 }
 
-uint16_t ProgramBuilder::reduce(RegisterId reg, Fold fold, double divisor, Type type,
-                                Places places) {
+uint16_t ProgramBuilder::reduce(RegisterId reg, Fold fold, double divisor, Type type, Places places,
+                                bool exact) {
   TensorAccess tensor;
   tensor.type = type;
   program_.tensors.push_back(std::move(tensor));
   reg = spread(reg);
   program_.reductions.push_back(
       {folding(reg, fold, divisor), reg, last_tensor(), std::move(places)});
+  if (exact) {
+    program_.reductions.back().sum = kernels_.sum(type_of(reg));
+    ok_ &= program_.reductions.back().sum != nullptr;
+  }
   return last_tensor();
 }
 
@@ -168,7 +208,8 @@ void ProgramBuilder::place_registers() {
   for (size_t i = 0; i < program_.steps.size(); ++i)
     for_each_input(program_.steps[i], [&](RegisterId reg) { last_use[reg] = i; });
   for (const Move& move : program_.scatters) last_use[move.reg] = kForever;
-  for (const Reduction& reduction : program_.reductions) last_use[reduction.reg] = kForever;
+  for (const Reduction& reduction : program_.reductions)
+    if (!reduction.ends_chain) last_use[reduction.reg] = kForever;
   std::vector<uint16_t> free_slots, free_row_slots;
   const auto free_for = [&](const Register& reg) -> std::vector<uint16_t>& {
     return reg.rate == Rate::row ? free_row_slots : free_slots;

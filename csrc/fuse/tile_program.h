@@ -17,6 +17,7 @@
 
 #include <c10/util/SmallVector.h>
 
+#include <optional>
 #include <vector>
 
 #include "csrc/fuse/tile_kernel.h"
@@ -29,12 +30,14 @@ using RegisterId = uint16_t;
 /// How many elements a register has; what is not `element` needs a program with rows.
 enum class Rate : uint8_t {
   element,  ///< as many as the tile
-  row,      ///< one for each row of the tile, each repeated kLanes times: a splat for its row
+  row,      ///< one for each row of the tile, each repeated kLanes times: a splat for its row (of
+            ///< short rows twice: Program::lanes)
   column,   ///< as many as a row: every row has the same
 };
 
 struct Register {
-  enum class Kind : uint8_t { scratch, tensor, parameter };
+  /// `nowhere`: the result of a chain that is added to a sum.
+  enum class Kind : uint8_t { scratch, tensor, parameter, nowhere };
   Kind kind = Kind::scratch;
   Type type = Type::f32;
   Rate rate = Rate::element;
@@ -56,8 +59,11 @@ struct Step {
   std::vector<Step> links;      ///< of a chain; each but the first reads the result before it
   LinkFunction link = nullptr;  ///< of a link other than a cast; the value is its operand `place`
   int place = 0;
+  int reduction = -1;  ///< of a chain that ends in the sum of one
   Folding folding;
-  bool by_row = false;  ///< the kernel is called for each row: an input has another rate
+  RowsKernel rows = nullptr;  ///< in the place of `folding`, in the order of torch's kernels
+  bool by_row = false;        ///< the kernel is called for each row: an input has another rate
+  bool spreads = false;       ///< no kernel: each element gets that of its row, or its column
   RegisterId out = 0;
   uint8_t inputs = 0;
   Opcode opcode = Opcode::copy;
@@ -65,7 +71,7 @@ struct Step {
   uint16_t member = 0;  ///< of the group, that it is for
 };
 
-inline bool folds_rows(const Step& step) { return !step.kernel && !step.chain; }
+inline bool folds_rows(const Step& step) { return !step.kernel && !step.chain && !step.spreads; }
 
 /// Calls f with each register that the step reads, those inside of a chain left out.
 template <class F>
@@ -106,7 +112,12 @@ struct Reduction {
   RegisterId reg = 0;
   uint16_t tensor = 0;
   Places places;
+  /// To one element, in the order of torch's kernel.
+  const SumKernel* sum = nullptr;
+  bool ends_chain = false;
 };
+
+inline constexpr int64_t kLongEnoughRow = 64;
 
 struct Program {
   int64_t numel = 0;
@@ -123,6 +134,12 @@ struct Program {
   uint16_t row_slots = 0;  ///< for registers of one element a row
   size_t slot_item = 0;    ///< bytes of an element, of the widest register in scratch
   int64_t tile = 0;        ///< elements; whole rows if there are any
+
+  /// A kernel that is called for each of such rows would do little at a time: what there is once a
+  /// row or a column is spread to all elements before steps go over them.
+  bool has_short_rows() const { return row > 0 && row < kLongEnoughRow; }
+  /// Elements of a register of one element a row, for each row.
+  int64_t lanes() const { return has_short_rows() ? 2 : kLanes; }
 };
 
 /// Builds a program step by step; finish() drops steps whose result nobody uses, and gives the
@@ -142,15 +159,23 @@ class ProgramBuilder {
   /// `kernel` takes the place of the set's own, if there is one.
   RegisterId step(Opcode opcode, Type type, Type out, std::initializer_list<RegisterId> in,
                   Kernel kernel = nullptr);
+  /// Of a register that a fold with two results has made.
+  RegisterId half(RegisterId pair, bool second);
   RegisterId cast(RegisterId from, Type to);
   /// Each row of the register folded, into a register of one element a row.
   RegisterId fold_rows(RegisterId reg, Fold fold, double divisor, Type out);
+  /// The same in the order of torch's kernels, in the type of the register. `other`: what it is
+  /// multiplied by.
+  RegisterId fold_rows(RegisterId reg, RowFold fold, double divisor = 1,
+                       std::optional<RegisterId> other = std::nullopt);
   /// The tensor gets what the register, which is the result of a step, holds. Returns its number,
   /// as load() does through last_tensor().
   uint16_t store(RegisterId reg, TensorAccess tensor);
 
   /// The tensor gets the register folded. Returns its number.
-  uint16_t reduce(RegisterId reg, Fold fold, double divisor, Type type, Places places);
+  /// `exact`: a sum of all elements in the order of torch's kernel, of the register's type.
+  uint16_t reduce(RegisterId reg, Fold fold, double divisor, Type type, Places places,
+                  bool exact = false);
 
   Type type_of(RegisterId reg) const { return program_.registers[reg].type; }
   uint16_t last_tensor() const { return static_cast<uint16_t>(program_.tensors.size() - 1); }
@@ -164,6 +189,7 @@ class ProgramBuilder {
   RegisterId spread(RegisterId reg);
   RegisterId before_rounding(RegisterId reg, Type narrow) const;
   Folding folding(RegisterId reg, Fold fold, double divisor);
+  RegisterId add_fold(Step step, Type out, std::initializer_list<RegisterId> in);
   void drop_unused_steps();
   void place_registers();
   void choose_tile();
@@ -189,7 +215,8 @@ inline constexpr size_t kSplatBytes = kLanes * 8;
 enum class Cores : uint8_t { one, team, parts };
 
 /// Runs the program. Throws only std::bad_alloc, before anything is written. False: of a maximum or
-/// minimum that is zero, torch may have found one with another sign.
+/// minimum that is zero, torch may have found one with another sign; or a kernel has refused
+/// operands (KernelArgs::refused).
 bool run_program(const Program& program, const Bindings& bindings, Cores cores);
 
 }  // namespace lazyeng::fuse

@@ -18,9 +18,11 @@ struct Name {
 };
 // Those that ATen/cpu/vml.h takes from MKL.
 constexpr Name kNames[] = {
-    {Opcode::sqrt, "Sqrt"},   {Opcode::exp, "Exp"}, {Opcode::log, "Ln"},    {Opcode::log2, "Log2"},
-    {Opcode::log10, "Log10"}, {Opcode::sin, "Sin"}, {Opcode::cos, "Cos"},   {Opcode::tan, "Tan"},
-    {Opcode::tanh, "Tanh"},   {Opcode::erf, "Erf"}, {Opcode::erfc, "Erfc"},
+    {Opcode::sqrt, "Sqrt"}, {Opcode::exp, "Exp"},     {Opcode::log, "Ln"},
+    {Opcode::log2, "Log2"}, {Opcode::log10, "Log10"}, {Opcode::sin, "Sin"},
+    {Opcode::cos, "Cos"},   {Opcode::tan, "Tan"},     {Opcode::tanh, "Tanh"},
+    {Opcode::erf, "Erf"},   {Opcode::erfc, "Erfc"},   {Opcode::acos, "Acos"},
+    {Opcode::asin, "Asin"}, {Opcode::atan, "Atan"},   {Opcode::erfinv, "ErfInv"},
 };
 
 /// VML_HA | VML_FTZDAZ_OFF | VML_ERRMODE_IGNORE, as there.

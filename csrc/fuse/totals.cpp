@@ -70,7 +70,8 @@ bool is_uncertain(Fold fold, const Total& total) {
   return total.other_zero && total.real == 0 && fold != Fold::sum;
 }
 
-Totals::Totals(const Reduction& reduction, Type type) : reduction_(reduction), type_(type) {
+Totals::Totals(const Reduction& reduction, Type type, int64_t elements)
+    : reduction_(reduction), type_(type) {
   const auto n = static_cast<size_t>(reduction.places.totals);
   const Total empty = empty_total(reduction.folding.fold);
   if (is_real(type)) {
@@ -78,6 +79,12 @@ Totals::Totals(const Reduction& reduction, Type type) : reduction_(reduction), t
     other_zero_.assign(n, 0);
   } else {
     integer_.assign(n, empty.integer);
+  }
+  if (reduction.sum) {
+    constexpr size_t kLine = 64;
+    memory_.reset(new char[reduction.sum->bytes + kLine]);
+    state_ = memory_.get() + (kLine - reinterpret_cast<uintptr_t>(memory_.get()) % kLine) % kLine;
+    reduction.sum->begin(state_, elements);
   }
   const Places& places = reduction.places;
   if (places.totals == 1 || places.strides.back() == 0) return;
@@ -126,7 +133,36 @@ void Totals::fold_columns(const char* in, int64_t rows, int64_t column, int64_t 
   }
 }
 
+namespace {
+
+double as_double(const char* number, Type type) {
+  if (type == Type::f64) return *reinterpret_cast<const double*>(number);
+  return static_cast<double>(*reinterpret_cast<const float*>(number));
+}
+
+}  // namespace
+
+void Totals::join(const std::vector<const Totals*>& all, int64_t threads) {
+  std::vector<double> sums;  // or of as many floats
+  sums.resize(static_cast<size_t>(std::max<int64_t>(threads, static_cast<int64_t>(all.size()))));
+  char* const memory = reinterpret_cast<char*>(sums.data());
+  for (size_t i = 0; i < all.size(); ++i)
+    if (type_ == Type::f64)
+      sums[i] = all[i]->real_[0];
+    else
+      put(memory + i * sizeof(float), static_cast<float>(all[i]->real_[0]));
+  double sum = 0;
+  reduction_.sum->join(memory, static_cast<int64_t>(sums.size()), reinterpret_cast<char*>(&sum));
+  real_[0] = as_double(reinterpret_cast<const char*>(&sum), type_);
+}
+
 void Totals::finish() {
+  if (reduction_.sum) {
+    double sum = 0;
+    reduction_.sum->finish(state_, reinterpret_cast<char*>(&sum));
+    real_[0] = as_double(reinterpret_cast<const char*>(&sum), type_);
+    return;
+  }
   if (parts_.empty()) return;
   const ColumnsKernel& kernel = reduction_.folding.columns;
   const int64_t n = reduction_.places.shape.back();
@@ -141,6 +177,7 @@ void Totals::finish() {
 void Totals::fold(const char* in, int64_t first, int64_t n) {
   const Dims& shape = reduction_.places.shape;
   const Dims& strides = reduction_.places.strides;
+  if (reduction_.sum) return reduction_.sum->add(state_, in, n);
   if (reduction_.places.totals == 1) return fold_run(in, n, 0);
   const size_t inner = shape.size() - 1;
   while (n > 0) {

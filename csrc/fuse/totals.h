@@ -1,6 +1,8 @@
 // csrc/fuse/totals.h: what elements are folded into.
 #pragma once
 
+#include <memory>
+
 #include "csrc/fuse/tile_program.h"
 
 namespace lazyeng::fuse {
@@ -13,8 +15,8 @@ bool is_uncertain(Fold fold, const Total& total);
 /// The totals of one reduction, on one thread.
 class Totals {
  public:
-  /// Of elements of this type. `reduction` outlives it.
-  Totals(const Reduction& reduction, Type type);
+  /// Of so many elements of this type. `reduction` outlives it.
+  Totals(const Reduction& reduction, Type type, int64_t elements);
 
   /// Adds n elements, from element `first` of the iteration on.
   void fold(const char* in, int64_t first, int64_t n);
@@ -22,6 +24,10 @@ class Totals {
   void finish();
   /// Adds what others have found.
   void add(const Totals& others);
+  /// Of a sum in torch's order: what each of these has found, of which there are so many threads.
+  void join(const std::vector<const Totals*>& all, int64_t threads);
+  /// Of such a sum: where a chain adds its value.
+  char* state() { return state_; }
   /// Writes them all, as elements of the type.
   void write(char* memory, Type type) const;
   bool uncertain() const;
@@ -41,6 +47,9 @@ class Totals {
   // Of the columns that are side by side, the first of which has its total there: ColumnsKernel
   // says what these are.
   std::vector<char> parts_, zeros_;
+  // Of a sum in torch's order.
+  std::unique_ptr<char[]> memory_;
+  char* state_ = nullptr;
   size_t place_of_parts_ = 0;
   int64_t rows_in_parts_ = 0;  // whole ones
 };

@@ -3,6 +3,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/Reduction.h>
 
 #include <algorithm>
 #include <array>
@@ -15,8 +16,10 @@
 #include <optional>
 #include <vector>
 
+#include "csrc/fuse/exact_rows.h"
 #include "csrc/fuse/tile_program.h"
 #include "csrc/fuse/torch_functions.h"
+#include "csrc/fuse/trial_numbers.h"
 #include "csrc/run/as_engine_thread.h"
 #include "csrc/run/ignored_warnings.h"
 #include "csrc/run/thread_settings.h"
@@ -67,12 +70,49 @@ constexpr Oracle kOracles[] = {
     LAZYENG_FUNCTION(silu),
     LAZYENG_FUNCTION(hardswish),
     LAZYENG_FUNCTION(hardsigmoid),
+    LAZYENG_FUNCTION(acos),
+    LAZYENG_FUNCTION(acosh),
+    LAZYENG_FUNCTION(asin),
+    LAZYENG_FUNCTION(asinh),
+    LAZYENG_FUNCTION(atan),
+    LAZYENG_FUNCTION(atanh),
+    LAZYENG_FUNCTION(erfinv),
+    LAZYENG_FUNCTION(lgamma),
+    LAZYENG_FUNCTION(mish),
+    LAZYENG_FUNCTION(log_sigmoid),
+    LAZYENG_OF_RESULT(atan2),
+    LAZYENG_OF_RESULT(hypot),
+    LAZYENG_OF_RESULT(logaddexp),
+    LAZYENG_OF_RESULT(logaddexp2),
+    LAZYENG_OF_RESULT(xlogy),
+    LAZYENG_OF_RESULT(hardswish_backward),
+    LAZYENG_OF_RESULT(hardsigmoid_backward),
+    {Opcode::gelu, 1, false,
+     [](at::Tensor& out, const Tensors& in, const at::Scalar&) { at::gelu_out(out, in[0]); }},
+    {Opcode::gelu_tanh, 1, false,
+     [](at::Tensor& out, const Tensors& in, const at::Scalar&) {
+       at::gelu_out(out, in[0], "tanh");
+     }},
     LAZYENG_OF_RESULT(tanh_backward),
     LAZYENG_OF_RESULT(silu_backward),
     LAZYENG_SCALED(add_scaled, 2, at::add_out(out, in[0], in[1], number)),
     LAZYENG_SCALED(addcmul, 3, at::addcmul_out(out, in[0], in[1], in[2], number)),
     LAZYENG_SCALED(addcdiv, 3, at::addcdiv_out(out, in[0], in[1], in[2], number)),
     LAZYENG_SCALED(lerp, 2, at::lerp_out(out, in[0], in[1], number)),
+    LAZYENG_SCALED(softshrink, 1, at::softshrink_out(out, in[0], number)),
+    LAZYENG_SCALED(
+        smooth_l1, 2,
+        at::smooth_l1_loss_out(out, in[0], in[1], at::Reduction::None, number.toDouble())),
+    LAZYENG_SCALED(huber, 2,
+                   at::huber_loss_out(out, in[0], in[1], at::Reduction::None, number.toDouble())),
+    {Opcode::xlog1py, 2, false,
+     [](at::Tensor& out, const Tensors& in, const at::Scalar&) {
+       at::special_xlog1py_out(out, in[0], in[1]);
+     }},
+    {Opcode::log_sigmoid_backward, 3, false,
+     [](at::Tensor& out, const Tensors& in, const at::Scalar&) {
+       at::log_sigmoid_backward_out(out, in[0], in[1], in[2]);
+     }},
 };
 #undef LAZYENG_FUNCTION
 #undef LAZYENG_OF_RESULT
@@ -82,86 +122,20 @@ constexpr double kNumbers[] = {0.3, -2.5, 1};
 /// From 0.5 on lerp has another formula. (Of a weight of 1 nobody asks: csrc/fuse/op_table.cpp.)
 constexpr double kWeights[] = {0.3, -2.5, 0.7};
 
+/// Of what is linear beyond it.
+constexpr double kBounds[] = {0.3, 2.5, 1};
+
 double number_for(const Oracle& oracle, size_t which) {
-  return (oracle.opcode == Opcode::lerp ? kWeights : kNumbers)[which];
-}
-
-// ---- numbers
-
-constexpr int64_t kCount = 4096 + 37;
-
-uint64_t next(uint64_t& state) {  // splitmix64
-  uint64_t x = state += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
-/// Of any size, but most of them near 1, with any digits.
-template <class T>
-T any_number(uint64_t choice, uint64_t digits) {
-  using Limits = std::numeric_limits<T>;
-  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
-  constexpr int kDigits = Limits::digits - 1;
-  constexpr uint64_t kOne = Limits::max_exponent - 1;  // the exponent of 1, as it is stored
-  const auto near_one = [&](uint64_t powers) {
-    return kOne - powers + (choice >> 8) % (2 * powers);
-  };
-  const uint64_t exponent = choice % 8 < 5    ? near_one(4)
-                            : choice % 8 == 5 ? near_one(12)
-                                              : (choice >> 8) % (2 * kOne + 1);
-  const uint64_t sign = choice >> 63;
-  const uint64_t bits =
-      ((sign << (8 * sizeof(T) - 1 - kDigits) | exponent) << kDigits) | digits >> (64 - kDigits);
-  return std::bit_cast<T>(static_cast<Bits>(bits));
-}
-
-/// Of 32 one has a meaning of its own.
-template <class T>
-at::Tensor numbers(uint64_t seed) {
-  using Limits = std::numeric_limits<T>;
-  constexpr T kSpecial[] = {0,
-                            -T(0),
-                            1,
-                            -1,
-                            T(0.5),
-                            3,
-                            -3,
-                            Limits::infinity(),
-                            -Limits::infinity(),
-                            Limits::quiet_NaN(),
-                            Limits::denorm_min(),
-                            -Limits::denorm_min(),
-                            Limits::min(),
-                            Limits::max(),
-                            Limits::lowest()};
-  at::Tensor made = at::empty({kCount}, at::CppTypeToScalarType<T>::value);
-  T* const data = made.mutable_data_ptr<T>();
-  uint64_t state = seed;
-  for (int64_t i = 0; i < kCount; ++i) {
-    const uint64_t choice = next(state), digits = next(state);
-    data[i] =
-        choice >> 32 & 31 ? any_number<T>(choice, digits) : kSpecial[digits % std::size(kSpecial)];
+  switch (oracle.opcode) {
+    case Opcode::lerp:
+      return kWeights[which];
+    case Opcode::softshrink:
+    case Opcode::smooth_l1:
+    case Opcode::huber:
+      return kBounds[which];
+    default:
+      return kNumbers[which];
   }
-  return made;
-}
-
-/// Of two tensors of rows.
-template <class T>
-bool same_bits(const at::Tensor& ours, const at::Tensor& theirs) {
-  const int64_t columns = ours.size(1), a_step = ours.stride(1), b_step = theirs.stride(1);
-  for (int64_t row = 0; row < ours.size(0); ++row) {
-    const T* const a = ours.const_data_ptr<T>() + row * ours.stride(0);
-    const T* const b = theirs.const_data_ptr<T>() + row * theirs.stride(0);
-    if (a_step == 1 && b_step == 1 &&
-        std::memcmp(a, b, static_cast<size_t>(columns) * sizeof(T)) == 0)
-      continue;
-    for (int64_t i = 0; i < columns; ++i) {
-      const T &x = a[i * a_step], &y = b[i * b_step];
-      if (std::memcmp(&x, &y, sizeof(T)) != 0 && !(std::isnan(x) && std::isnan(y))) return false;
-    }
-  }
-  return true;
 }
 
 // ---- our way
@@ -224,14 +198,20 @@ struct Layout {
 /// In rows that are shorter than two vectors torch goes number by number, as at the end of longer
 /// ones, and of each thread's share of them: in a loop that is compiled on its own, perhaps in one
 /// more where the result takes the place of an argument.
-constexpr Layout kDense[] = {{7, 8, 1},         {15, 16, 1, true}, {31, 32, 1},
-                             {31, 32, 1, true}, {77, 80, 1},       {kCount, kCount, 1, true}};
+constexpr Layout kDense[] = {{7, 8, 1},   {15, 16, 1, true},
+                             {31, 32, 1}, {31, 32, 1, true},
+                             {77, 80, 1}, {kTrialNumbers, kTrialNumbers, 1, true}};
 constexpr int64_t kLengths[] = {1, 3, 5, 9, 13, 19, 27, 33, 51, 65, 1001};
+/// Nothing is left over of whole vectors, whatever their size.
+constexpr Layout kWhole[] = {
+    {kTrialNumbers / kWholeVectors * kWholeVectors, kTrialNumbers, 1},
+    {kWholeVectors, kWholeVectors, 1},
+    {kTrialNumbers / kWholeVectors * kWholeVectors, kTrialNumbers, 1, true}};
 /// Another loop.
 constexpr Layout kWithGaps[] = {{31, 64, 2}, {101, 303, 3, true}};
 
 at::Tensor rows(const at::Tensor& memory, const Layout& layout) {
-  return memory.as_strided({kCount / layout.row_stride, layout.columns},
+  return memory.as_strided({kTrialNumbers / layout.row_stride, layout.columns},
                            {layout.row_stride, layout.stride});
 }
 
@@ -249,6 +229,10 @@ class Comparison {
       for (int64_t which = 0; which < 8; ++which)
         if (!agrees_with_splat(i, which)) return false;
     return true;
+  }
+
+  bool agree_on_whole() const {
+    return std::ranges::all_of(kWhole, [this](const Layout& layout) { return agree(layout); });
   }
 
   bool agree_on_dense() const {
@@ -284,7 +268,7 @@ class Comparison {
 
  private:
   bool same_as_ours(const at::Tensor& made) const {
-    return same_bits<T>(ours_.view({1, kCount}), made.view({1, kCount}));
+    return same_bits<T>(ours_.view({1, kTrialNumbers}), made.view({1, kTrialNumbers}));
   }
 
   /// Of one tensor one number, in each element or as the tensor's only one.
@@ -338,38 +322,52 @@ class Comparison {
   const at::Tensor ours_;
 };
 
-enum class Verdict : uint8_t { untried, wanted, running, same, same_if_dense, other };
+enum class Verdict : uint8_t {
+  untried,
+  wanted,
+  running,
+  same,
+  same_if_dense,
+  same_if_whole,
+  other
+};
 
 template <class T>
 Verdict try_oracle(const Oracle& oracle) {
   Tensors in;
-  for (size_t i = 0; i < oracle.tensors; ++i) in.push_back(numbers<T>(i + 1));
-  bool others = true;
+  for (size_t i = 0; i < oracle.tensors; ++i) in.push_back(trial_numbers<T>(i + 1));
+  bool dense = true, others = true;
   for (size_t which = 0; which < (oracle.number ? std::size(kNumbers) : 1); ++which) {
     const Comparison<T> both(oracle, in, number_for(oracle, which));
-    if (!both.agree_on_dense()) return Verdict::other;
-    if (which == 0 && (!both.agree_on_lengths() || !both.agrees_with_itself()))
-      return Verdict::other;
-    others = others && both.agree_on_gaps() && both.agree_on_expanded();
+    if (!both.agree_on_whole() || (which == 0 && !both.agrees_with_itself())) return Verdict::other;
+    dense = dense && both.agree_on_dense() && (which > 0 || both.agree_on_lengths());
+    others = others && dense && both.agree_on_gaps() && both.agree_on_expanded();
   }
-  return others ? Verdict::same : Verdict::same_if_dense;
+  return others ? Verdict::same : dense ? Verdict::same_if_dense : Verdict::same_if_whole;
 }
 
 // ---- what was found
 
 constexpr size_t kOpcodes = static_cast<size_t>(Opcode::cast) + 1;
+constexpr size_t kForms = static_cast<size_t>(Form::layer_norm_backward) + 1;
 constexpr c10::ScalarType kDtypes[] = {c10::kFloat, c10::kDouble};
 
-/// Of an opcode in one dtype.
+/// What is tried: a step, or a form of reductions along rows.
+using Subject = size_t;
+constexpr size_t kSubjects = kOpcodes + kForms;
+constexpr Subject subject(Opcode opcode) { return static_cast<size_t>(opcode); }
+constexpr Subject subject(Form form) { return kOpcodes + static_cast<size_t>(form); }
+
+/// Of a subject in one dtype.
 struct Finding {
   std::atomic<Verdict> verdict{Verdict::untried};
   std::atomic<uint64_t> due{0};  ///< the number of an op; set before it is wanted
 };
-std::array<std::array<Finding, std::size(kDtypes)>, kOpcodes> findings;
+std::array<std::array<Finding, std::size(kDtypes)>, kSubjects> findings;
 
-Finding* finding(Opcode opcode, c10::ScalarType dtype) {
+Finding* finding(Subject subject, c10::ScalarType dtype) {
   if (dtype != c10::kFloat && dtype != c10::kDouble) return nullptr;
-  return &findings[static_cast<size_t>(opcode)][dtype == c10::kDouble];
+  return &findings[subject][dtype == c10::kDouble];
 }
 
 std::atomic<uint64_t> ops_before{kOpsBefore};
@@ -386,17 +384,32 @@ void lower_next_due(uint64_t due) {
   }
 }
 
-/// The step of the rule that has to be tried, if there is one.
-std::optional<Opcode> tried_opcode(const OpRule& rule) {
+/// What has to be tried of the rule, if anything.
+std::optional<Subject> tried_subject(const OpRule& rule) {
+  if (is_reduction(rule.form) && rule.form != Form::loss)
+    return has_exact_rows(rule.form) || has_exact_sum(rule.form) ? std::optional(subject(rule.form))
+                                                                 : std::nullopt;
   const bool scaled = rule.form == Form::binary_scaled || rule.form == Form::reversed;
   const Opcode opcode = scaled ? Opcode::add_scaled : rule.opcode;
   const bool tried =
       std::ranges::any_of(kOracles, [&](const Oracle& oracle) { return oracle.opcode == opcode; });
-  return tried && !is_reduction(rule.form) ? std::optional(opcode) : std::nullopt;
+  return tried ? std::optional(subject(opcode)) : std::nullopt;
 }
 
-Verdict find_out(Opcode opcode, c10::ScalarType dtype) {
+Verdict try_step(Opcode opcode, c10::ScalarType dtype) {
   Verdict found = Verdict::same;
+  for (const Oracle& oracle : kOracles)
+    if (oracle.opcode == opcode)
+      found = std::max(
+          found, dtype == c10::kFloat ? try_oracle<float>(oracle) : try_oracle<double>(oracle));
+  return found;
+}
+
+Verdict try_rows(Form form, c10::ScalarType dtype) {
+  return rows_give_torchs_bits(form, dtype) ? Verdict::same : Verdict::other;
+}
+
+Verdict find_out(Subject subject, c10::ScalarType dtype) {
   try {
     const run::AsEngineThread below;
     const int threads = at::get_num_threads();
@@ -405,26 +418,34 @@ Verdict find_out(Opcode opcode, c10::ScalarType dtype) {
     // MKL would make a team of threads for so many numbers.
     const run::OneCore one(threads);
     const run::IgnoredWarnings quiet;
-    for (const Oracle& oracle : kOracles)
-      if (oracle.opcode == opcode)
-        found = std::max(
-            found, dtype == c10::kFloat ? try_oracle<float>(oracle) : try_oracle<double>(oracle));
+    return subject < kOpcodes ? try_step(static_cast<Opcode>(subject), dtype)
+                              : try_rows(static_cast<Form>(subject - kOpcodes), dtype);
   } catch (const std::exception&) {
     return Verdict::other;  // memory is short
   }
-  return found;
 }
 
 /// Unless another thread does.
-void run_trial(Opcode opcode, c10::ScalarType dtype) {
-  std::atomic<Verdict>& known = finding(opcode, dtype)->verdict;
+void run_trial(Subject subject, c10::ScalarType dtype) {
+  std::atomic<Verdict>& known = finding(subject, dtype)->verdict;
   Verdict wanted = Verdict::wanted;
-  if (known.compare_exchange_strong(wanted, Verdict::running)) known.store(find_out(opcode, dtype));
+  if (known.compare_exchange_strong(wanted, Verdict::running))
+    known.store(find_out(subject, dtype));
+}
+
+void want(Subject subject, c10::ScalarType dtype, uint64_t number) {
+  Finding* const found = finding(subject, dtype);
+  if (!found || found->verdict.load(std::memory_order_relaxed) != Verdict::untried) return;
+  const uint64_t due = number + ops_before.load(std::memory_order_relaxed);
+  found->due.store(due, std::memory_order_relaxed);
+  Verdict untried = Verdict::untried;
+  found->verdict.compare_exchange_strong(untried, Verdict::wanted);
+  lower_next_due(due);
 }
 
 const char* word_for(Verdict verdict) {
-  constexpr const char* kNames[] = {"untried", "wanted",        "running",
-                                    "same",    "same if dense", "other"};
+  constexpr const char* kNames[] = {"untried",       "wanted",        "running", "same",
+                                    "same if dense", "same if whole", "other"};
   return kNames[static_cast<size_t>(verdict)];
 }
 
@@ -432,14 +453,11 @@ const char* word_for(Verdict verdict) {
 
 void want_trial(const run::OpInfo& info, c10::ScalarType dtype, uint64_t number) {
   const OpRule* rule = rule_of(info);
-  const std::optional<Opcode> opcode = rule ? tried_opcode(*rule) : std::nullopt;
-  Finding* const found = opcode ? finding(*opcode, dtype) : nullptr;
-  if (!found || found->verdict.load(std::memory_order_relaxed) != Verdict::untried) return;
-  const uint64_t due = number + ops_before.load(std::memory_order_relaxed);
-  found->due.store(due, std::memory_order_relaxed);
-  Verdict untried = Verdict::untried;
-  found->verdict.compare_exchange_strong(untried, Verdict::wanted);
-  lower_next_due(due);
+  const std::optional<Subject> tried = rule ? tried_subject(*rule) : std::nullopt;
+  if (!tried) return;
+  want(*tried, dtype, number);
+  // (An argument says which of two it is.)
+  if (rule->form == Form::gelu) want(subject(Opcode::gelu_tanh), dtype, number);
 }
 
 bool trials_are_due(uint64_t number) {
@@ -451,13 +469,13 @@ void run_trials(uint64_t number) {
   const Clock::time_point begin = Clock::now();
   const bool all = ops_before.load(std::memory_order_relaxed) == 0;
   next_due.store(kNever);  // (what is wanted from here on lowers it again)
-  for (size_t opcode = 0; opcode < kOpcodes; ++opcode)
+  for (Subject subject = 0; subject < kSubjects; ++subject)
     for (const c10::ScalarType dtype : kDtypes) {
-      const Finding& found = *finding(static_cast<Opcode>(opcode), dtype);
+      const Finding& found = *finding(subject, dtype);
       if (found.verdict.load() != Verdict::wanted) continue;
       const uint64_t due = found.due.load(std::memory_order_relaxed);
       if (due <= number && (all || Clock::now() - begin < kMoment))
-        run_trial(static_cast<Opcode>(opcode), dtype);
+        run_trial(subject, dtype);
       else
         lower_next_due(due);
     }
@@ -465,19 +483,25 @@ void run_trials(uint64_t number) {
 
 void set_ops_before_trials(uint64_t ops) { ops_before.store(ops, std::memory_order_relaxed); }
 
-bool gives_torchs_bits(Opcode opcode, c10::ScalarType dtype, bool dense) {
-  const Finding* const found = finding(opcode, dtype);
+bool gives_torchs_bits(Opcode opcode, c10::ScalarType dtype, bool dense, bool whole) {
+  const Finding* const found = finding(subject(opcode), dtype);
   if (!found) return false;
   const Verdict verdict = found->verdict.load(std::memory_order_relaxed);
-  return verdict == Verdict::same || (dense && verdict == Verdict::same_if_dense);
+  return verdict == Verdict::same || (dense && verdict == Verdict::same_if_dense) ||
+         (dense && whole && verdict == Verdict::same_if_whole);
+}
+
+bool gives_torchs_bits(Form form, c10::ScalarType dtype) {
+  const Finding* const found = finding(subject(form), dtype);
+  return found && found->verdict.load(std::memory_order_relaxed) == Verdict::same;
 }
 
 std::vector<TriedOp> tried_ops() {
   std::vector<TriedOp> ops;
   for (const auto& [name, rule] : all_rules())
-    if (const std::optional<Opcode> opcode = tried_opcode(rule))
-      ops.push_back({name, word_for(finding(*opcode, c10::kFloat)->verdict.load()),
-                     word_for(finding(*opcode, c10::kDouble)->verdict.load())});
+    if (const std::optional<Subject> tried = tried_subject(rule))
+      ops.push_back({name, word_for(finding(*tried, c10::kFloat)->verdict.load()),
+                     word_for(finding(*tried, c10::kDouble)->verdict.load())});
   return ops;
 }
 

@@ -40,11 +40,16 @@ inline constexpr uint64_t kOpsBefore = 1000;
 void set_ops_before_trials(uint64_t ops);
 
 /// What was found; false before. `dense`: all tensors lie in memory without gaps and in one order,
-/// so that torch goes over them in whole vectors, and over what is left of these.
-bool gives_torchs_bits(Opcode opcode, c10::ScalarType dtype, bool dense);
+/// so that torch goes over them in whole vectors, and over what is left of these. `whole`: nothing
+/// is left.
+bool gives_torchs_bits(Opcode opcode, c10::ScalarType dtype, bool dense, bool whole);
+/// A multiple of what torch's loops take at a time, of any dtype and instruction set.
+inline constexpr int64_t kWholeVectors = 64;
+/// The same of a reduction along rows, each of which lies in memory without gaps.
+bool gives_torchs_bits(Form form, c10::ScalarType dtype);
 
 /// For tests: an op of the table that is tried, and how that stands ("untried", "wanted",
-/// "running", "same", "same if dense", "other").
+/// "running", "same", "same if dense", "same if whole", "other").
 struct TriedOp {
   std::string name;
   const char* in_float;

@@ -75,6 +75,14 @@ class Recorder {
   void flush();
 
   /// Whether windows are partitioned into groups from now on; otherwise every node runs alone.
+  /// A window that has so many nodes is not held any more: pushes stay small. With twice as many
+  /// the recording thread pushes it itself: no worker has been free to fetch it.
+  size_t full_window() const { return full_window_.load(std::memory_order_relaxed); }
+  /// For benchmarks/windows.py: and how often an idle worker looks whether recording has paused.
+  void set_window_bounds(size_t nodes, std::chrono::microseconds look) {
+    full_window_.store(nodes, std::memory_order_relaxed);
+    engine_->set_watch_every(look);
+  }
   void set_fusion(bool on) { fusion_.store(on, std::memory_order_relaxed); }
 
   /// The thread of OpenMP's helpers. Between the two, while the engine runs, windows may be held.
@@ -134,6 +142,7 @@ class Recorder {
   std::map<std::string, uint64_t> fallback_counts_;
 
   std::atomic<bool> fusion_{true};
+  std::atomic<size_t> full_window_{256};
   std::atomic<bool> watched_{false};  // windows may be held
 
   std::mutex push_mutex_;

@@ -19,10 +19,6 @@
 namespace lazyeng::record {
 namespace {
 
-/// A window that has so many nodes is not held any more: pushes stay small.
-constexpr size_t kFullWindow = 256;
-/// The recording thread pushes such a window itself: no worker has been free to fetch it.
-constexpr size_t kMaxWindow = 2 * kFullWindow;
 constexpr uint64_t kLookEvery = 8;
 constexpr uint64_t kLookAtBytes = 1 << 12;
 
@@ -98,12 +94,13 @@ void Recorder::append(run::Node& node, bool for_reader) {
     number_locked(node);
     if (async) {
       window_is_held_ = (window_.empty() || window_is_held_) &&
-                        (for_reader || may_wait_for_more(node)) && window_.size() + 1 < kFullWindow;
+                        (for_reader || may_wait_for_more(node)) &&
+                        window_.size() + 1 < full_window();
       held_up_to_.store(window_is_held_ ? node.number : 0, std::memory_order_relaxed);
     }
     enter_window_locked(node);
     window_has_async_ |= async;
-    full = window_.size() >= kMaxWindow;
+    full = window_.size() >= 2 * full_window();
     held = window_is_held_;
     first = window_.size() == 1;
     // seq_cst: either the worker that is going to sleep sees this size, or we see the worker idle.
@@ -141,7 +138,7 @@ Recorder::Batch Recorder::take_window_locked() {
   in_transit_.store(true, std::memory_order_seq_cst);
   Batch window = std::move(window_);
   window_ = Batch();
-  window_.reserve(kFullWindow);
+  window_.reserve(full_window());
   window_has_async_ = window_is_held_ = false;
   held_up_to_.store(0, std::memory_order_relaxed);
   window_size_.store(0, std::memory_order_seq_cst);
@@ -217,7 +214,7 @@ bool Recorder::watch() {
 /// tensors all but the last. Cut where the sum of all exceeds the bound, it would go over memory
 /// once more for each piece.
 bool Recorder::fits_when_fused() {
-  if (window_size_.load(std::memory_order_relaxed) > kFullWindow) return false;
+  if (window_size_.load(std::memory_order_relaxed) > full_window()) return false;
   Batch planned;  // let go of after the lock
   std::lock_guard pushing(push_mutex_);
   planned = planned_locked();

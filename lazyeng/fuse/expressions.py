@@ -16,12 +16,17 @@ TRITON_TYPES = {
 }  # fmt: skip
 
 _LIBDEVICE = (
-    "exp exp2 expm1 log log2 log10 log1p sin cos tan tanh sinh cosh erf erfc floor ceil trunc pow"
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan tanh sinh cosh erf erfc floor ceil trunc pow "
+    "acos acosh asin asinh atan atanh atan2 hypot erfinv lgamma copysign"
 )
 _SAME_NAME = (  # functions.py has a function of this name
     "abs div reciprocal sqrt rsqrt maximum minimum clamp sign lerp sigmoid gelu gelu_tanh silu "
     "leaky_relu elu softplus hardswish hardsigmoid threshold_backward silu_backward gelu_backward "
-    "gelu_tanh_backward leaky_relu_backward"
+    "gelu_tanh_backward leaky_relu_backward mish mish_backward log_sigmoid log_sigmoid_backward "
+    "shrink softshrink smooth_l1 smooth_l1_backward huber huber_backward hardswish_backward "
+    "hardsigmoid_backward hardtanh_backward softplus_backward elu_slope elu_slope_of_result "
+    "fmax fmin fmod remainder floor_divide shift_left shift_right nan_to_num logaddexp logaddexp2 "
+    "xlogy xlog1py"
 )
 
 EXPRESSIONS: dict[str | tuple[str, str], str] = {
@@ -40,7 +45,22 @@ EXPRESSIONS: dict[str | tuple[str, str], str] = {
     "relu": "tl.where({0} < 0, 0, {0})",  # (NaN and -0.0 stay)
     "round": "libdevice.rint({0})",
     "addcmul": "tl.fma({3} * {1}, {2}, {0})",
+    ("addcmul", "integer"): "{0} + {3} * {1} * {2}",
     "addcdiv": "{0} + div({3} * {1}, {2})",
+    ("pow", "integer"): "power({0}, {1})",
+    "trunc_divide": "{0} // {1}",
+    "frac": "{0} - libdevice.trunc({0})",
+    ("fmax", "integer"): "maximum({0}, {1})",
+    ("fmin", "integer"): "minimum({0}, {1})",
+    ("fmax", "b8"): "{0} | {1}",
+    ("fmin", "b8"): "{0} & {1}",
+    "heaviside": "tl.where({0} == 0, {1}, ({0} > 0).to({0}.dtype))",
+    ("heaviside", "b8"): "{0} | {1}",
+    ("sign", "b8"): "{0}",
+    ("sign_bit", "f32"): "{0}.to(tl.int32, bitcast=True) < 0",
+    ("sign_bit", "f64"): "{0}.to(tl.int64, bitcast=True) < 0",
+    "sign_bit": "{0} < 0",
+    ("sign_bit", "b8"): "{0} != {0}",
     "tanh_backward": "{0} * (1 - {1} * {1})",
     "sigmoid_backward": "{0} * (1 - {1}) * {1}",
     "eq": "{0} == {1}",

@@ -49,7 +49,8 @@ def _function(name: str):
 TORCH_NAMES = {"rint": torch.round}
 FUNCTIONS = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh", "sinh",
-    "cosh", "erf", "erfc", "floor", "ceil", "trunc", "rint", "pow",
+    "cosh", "erf", "erfc", "floor", "ceil", "trunc", "rint", "pow", "acos", "acosh", "asin",
+    "asinh", "atan", "atanh", "atan2", "hypot", "erfinv", "lgamma", "copysign", "fmod",
 )  # fmt: skip
 LIBDEVICE = types.SimpleNamespace(**{name: _function(name) for name in FUNCTIONS})
 FOLDS = {

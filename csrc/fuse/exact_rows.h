@@ -1,0 +1,50 @@
+// csrc/fuse/exact_rows.h: reductions along rows in the order of arithmetic of torch's own kernels,
+// so that a program gives their bits. (Whether it does for this torch is found out by trial:
+// csrc/fuse/row_trials.cpp.)
+#pragma once
+
+#include <functional>
+
+#include "csrc/fuse/op_table.h"
+#include "csrc/fuse/tile_program.h"
+
+namespace lazyeng::fuse {
+
+/// Where the arguments of a form are.
+struct RowArguments {
+  static constexpr RegisterId kNone = UINT16_MAX;  ///< a tensor that is not given
+  std::vector<RegisterId> tensors;                 ///< all of one type
+  std::function<RegisterId(double)> number;        ///< a register that holds it, of that type
+  RegisterId eps = kNone;                          ///< of layer_norm
+  double divisor = 1;                              ///< of a variance
+  int64_t row = 0;
+};
+
+bool has_exact_rows(Form form);
+/// Whether rows of that length take less time in a program than with torch's kernel, measured.
+/// (Others are softmax's 1.0 to 1.5 of it, layer_norm's 1.1 to 3.)
+bool rows_pay(Form form, int64_t row);
+/// Whether a program computes the node like that. Where other bits are allowed, only what is as
+/// fast in torch's order (a variance takes ten times as long, softmax a slower exp), and rows that
+/// are short.
+bool takes_exact_rows(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
+                      int64_t row);
+/// Whether nothing of a row is left over of whole vectors, of any instruction set, or there is
+/// none.
+constexpr bool is_whole(int64_t row) { return row % 16 == 0 || row < 8; }
+/// The same of all elements, which are folded to one.
+bool has_exact_sum(Form form);
+
+/// The results: of one element a row if is_row_result says so (csrc/fuse/extent.h).
+std::vector<RegisterId> exact_rows(ProgramBuilder& builder, const OpRule& rule,
+                                   const RowArguments& args);
+
+/// That of a variance.
+double correction_of(const run::Node& node);
+/// Of a variance with such a correction: what the squares are divided by.
+double variance_divisor(int64_t row, double correction);
+
+/// Tries both (csrc/fuse/trials.h), of float or double.
+bool rows_give_torchs_bits(Form form, c10::ScalarType dtype);
+
+}  // namespace lazyeng::fuse

@@ -1,0 +1,57 @@
+// csrc/fuse/kernel_run.h: one run of kernels on a device: memory for partial results, arguments,
+// launches. For groups (device_group.cpp) and for calls (device_calls.cpp).
+#pragma once
+
+#include "csrc/fuse/device_arguments.h"
+#include "csrc/run/buffers.h"
+
+namespace lazyeng::fuse {
+
+class KernelRun {
+ public:
+  explicit KernelRun(c10::Device device) : device_(device) {}
+
+  void make_partials(const GroupKernels& kernels) {
+    for (const uint64_t bytes : kernels.partial_bytes)
+      partials_.push_back(run::new_storage(bytes, device_));
+  }
+
+  /// Binds the arguments of each kernel; `own(argument, arguments)` those that not all runs have.
+  /// False if that is.
+  template <class Own>
+  bool bind(const GroupKernels& kernels, const Own& own) {
+    for (const DeviceKernel& kernel : kernels.kernels) {
+      LaunchArguments& arguments = bound_.emplace_back();
+      for (const KernelArgument& argument : kernel.arguments)
+        if (!bind_shared(argument, arguments) && !own(argument, arguments)) return false;
+    }
+    return true;
+  }
+
+  void launch(const DeviceKernel& kernel, size_t index) {
+    kernel.kernel->launch(kernel.grid, /*stream=*/nullptr, bound_[index]);
+  }
+
+ private:
+  bool bind_shared(const KernelArgument& argument, LaunchArguments& arguments) {
+    switch (argument.kind) {
+      case KernelArgument::Kind::partial:
+        arguments.add(memory_of(partials_[argument.index]));
+        return true;
+      case KernelArgument::Kind::integer:
+        add_number(argument.integer, argument.type, arguments);
+        return true;
+      case KernelArgument::Kind::real:
+        add_number(argument.real, argument.type, arguments);
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  const c10::Device device_;
+  std::vector<c10::Storage> partials_;
+  std::vector<LaunchArguments> bound_;
+};
+
+}  // namespace lazyeng::fuse

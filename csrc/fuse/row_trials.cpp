@@ -1,0 +1,236 @@
+// csrc/fuse/row_trials.cpp: torch's kernels of rows, and the steps that stand for them.
+#include <ATen/Functions.h>
+
+#include <algorithm>
+
+#include "csrc/fuse/exact_rows.h"
+#include "csrc/fuse/extent.h"
+#include "csrc/fuse/trial_numbers.h"
+
+namespace lazyeng::fuse {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+/// More than are folded side by side, and not a multiple of these.
+constexpr int64_t kRows = 21;
+/// Of each kind: some vectors and no more, with something left over, of each depth of sums. (Of
+/// rows that are shorter than a vector torch's kernels go element by element.)
+constexpr int64_t kRowLengths[] = {1,   2,   3,   5,   7,   8,    9,    13,   16,  17,  19,
+                                   31,  32,  33,  41,  63,  64,   71,   96,   127, 128, 129,
+                                   200, 257, 300, 511, 768, 1000, 1024, 1039, 2300};
+constexpr int64_t kLongRows[] = {4096, 16389};
+constexpr double kEps = 1e-5;
+
+/// Numbers of about one size, whose sums round: of others only the largest would be seen.
+template <class T>
+at::Tensor like_numbers(int64_t rows, int64_t row, uint64_t seed) {
+  at::Tensor made = at::empty({rows, row}, at::CppTypeToScalarType<T>::value);
+  T* const data = made.mutable_data_ptr<T>();
+  uint64_t state = seed;
+  for (int64_t i = 0; i < rows * row; ++i) {
+    const auto bits = static_cast<int64_t>(next_random(state));
+    data[i] = static_cast<T>(static_cast<double>(bits) * 0x1p-61);  // of -4 to 4
+  }
+  return made;
+}
+
+template <class T>
+class Rows {
+ public:
+  Rows(Form form, int64_t rows, int64_t row, Tensors in)
+      : form_(form), rows_(rows), row_(row), in_(std::move(in)) {}
+
+  bool agree(Opcode opcode, bool weight = false, bool bias = false) const {
+    const Tensors theirs = by_torch(opcode, weight, bias), ours = by_program(opcode, weight, bias);
+    for (size_t i = 0; i < ours.size(); ++i)
+      if (!same_bits<T>(ours[i].view({rows_, -1}), theirs[i].view({rows_, -1}))) return false;
+    return true;
+  }
+
+ private:
+  Tensors by_torch(Opcode opcode, bool weight, bool bias) const {
+    const at::Tensor &x = in_[0], &y = in_[1];
+    const c10::ScalarType dtype = x.scalar_type();
+    const bool root = opcode == Opcode::sqrt;
+    switch (form_) {
+      case Form::sum:
+        return {at::sum(x, -1)};
+      case Form::mean:
+        return {at::mean(x, -1)};
+      case Form::variance:
+        return {root ? at::std(x, {-1}, at::Scalar(kCorrection))
+                     : at::var(x, {-1}, at::Scalar(kCorrection))};
+      case Form::variance_and_mean: {
+        const auto [first, second] = root ? at::std_mean(x, {-1}, at::Scalar(kCorrection))
+                                          : at::var_mean(x, {-1}, at::Scalar(kCorrection));
+        return {first, second};
+      }
+      case Form::softmax:
+        return {at::_softmax(x, -1, false)};
+      case Form::log_softmax:
+        return {at::_log_softmax(x, -1, false)};
+      case Form::softmax_backward:
+        return {at::_softmax_backward_data(x, y, -1, dtype)};
+      case Form::log_softmax_backward:
+        return {at::_log_softmax_backward_data(x, y, -1, dtype)};
+      default: {
+        const auto given = [&](bool is, int64_t row) {
+          return is ? std::optional<at::Tensor>(y[row]) : std::nullopt;
+        };
+        const auto [made, mean, rstd] =
+            at::native_layer_norm(x, {row_}, given(weight, 0), given(bias, 1), kEps);
+        return {made, mean, rstd};
+      }
+    }
+  }
+
+  Tensors by_program(Opcode opcode, bool weight, bool bias) const {
+    constexpr Type type = std::is_same_v<T, float> ? Type::f32 : Type::f64;
+    ProgramBuilder builder(best_kernels(), rows_ * row_, row_, {});
+    Bindings bindings;
+    alignas(64) T splats[4][kSplatBytes / sizeof(T)];
+    bindings.splats = reinterpret_cast<char*>(splats);
+    size_t parameters = 0;
+    RowArguments args;
+    args.row = row_;
+    args.divisor = variance_divisor(row_, kCorrection);
+    args.number = [&](double value) {
+      std::ranges::fill(splats[parameters++], static_cast<T>(value));
+      return builder.parameter(type);
+    };
+    const auto load = [&](const at::Tensor& tensor, Rate rate) {
+      bindings.tensors.push_back(static_cast<char*>(tensor.mutable_data_ptr()));
+      args.tensors.push_back(builder.load({.type = type, .strides = {}, .rate = rate}));
+    };
+    load(in_[0], Rate::element);
+    if (form_ == Form::softmax_backward || form_ == Form::log_softmax_backward)
+      load(in_[1], Rate::element);
+    if (form_ == Form::layer_norm) {
+      const auto load_if = [&](bool is, int64_t row) {
+        if (is)
+          load(in_[1][row], Rate::column);
+        else
+          args.tensors.push_back(RowArguments::kNone);
+      };
+      load_if(weight, 0);
+      load_if(bias, 1);
+      args.eps = args.number(kEps);
+    }
+    const std::vector<RegisterId> made = exact_rows(builder, {form_, opcode}, args);
+    Tensors results;
+    std::vector<char> memory;
+    for (size_t i = 0; i < made.size(); ++i) {
+      const bool of_row = is_row_result(form_, i);
+      results.push_back(of_row ? at::empty({rows_}, in_[0].options()) : at::empty_like(in_[0]));
+      builder.store(made[i],
+                    {.type = type, .strides = {}, .rate = of_row ? Rate::row : Rate::element});
+      bindings.tensors.push_back(static_cast<char*>(results.back().mutable_data_ptr()));
+    }
+    TORCH_CHECK(builder.ok(), "no kernel");
+    run_program(std::move(builder).finish(), bindings, Cores::one);
+    return results;
+  }
+
+  static constexpr double kCorrection = 1;
+
+  const Form form_;
+  const int64_t rows_, row_;
+  const Tensors in_;
+};
+
+template <class T>
+bool agree(Form form, int64_t rows, int64_t row, Tensors in) {
+  const Rows<T> both(form, rows, row, std::move(in));
+  if (form == Form::layer_norm) {
+    for (const bool weight : {false, true})
+      for (const bool bias : {false, true})
+        if (!both.agree(Opcode::copy, weight, bias)) return false;
+    return true;
+  }
+  return both.agree(Opcode::copy) && (!is_variance(form) || both.agree(Opcode::sqrt));
+}
+
+/// A sum of all elements, some of them more than the levels of torch's sum, on one thread.
+template <class T>
+class Sum {
+ public:
+  Sum(Form form, int64_t n)
+      : form_(form), x_(like_numbers<T>(1, n, 1)), y_(like_numbers<T>(1, n, 2)) {}
+
+  bool agrees() const {
+    const at::Tensor theirs = form_ == Form::sum    ? at::sum(x_)
+                              : form_ == Form::mean ? at::mean(x_)
+                                                    : at::mse_loss(x_, y_);
+    return same_bits<T>(by_program().view({1, 1}), theirs.view({1, 1}));
+  }
+
+ private:
+  at::Tensor by_program() const {
+    constexpr Type type = std::is_same_v<T, float> ? Type::f32 : Type::f64;
+    ProgramBuilder builder(best_kernels(), x_.numel(), 0, {});
+    Bindings bindings;
+    const auto load = [&](const at::Tensor& tensor) {
+      bindings.tensors.push_back(static_cast<char*>(tensor.mutable_data_ptr()));
+      return builder.load({.type = type, .strides = {}});
+    };
+    RegisterId elements = load(x_);
+    if (form_ == Form::mse_loss) {
+      elements = builder.step(Opcode::sub, type, type, {elements, load(y_)});
+      elements = builder.step(Opcode::square, type, type, {elements});
+    }
+    const double divisor = form_ == Form::sum ? 1 : static_cast<double>(x_.numel());
+    builder.reduce(elements, Fold::sum, divisor, type, {}, /*exact=*/true);
+    at::Tensor result = at::empty({1}, x_.options());
+    bindings.tensors.push_back(static_cast<char*>(result.mutable_data_ptr()));
+    TORCH_CHECK(builder.ok(), "no kernel");
+    run_program(std::move(builder).finish(), bindings, Cores::one);
+    return result;
+  }
+
+  const Form form_;
+  const at::Tensor x_, y_;
+};
+
+constexpr int64_t kSums[] = {2, 7, 8, 9, 31, 32, 33, 65, 100, 515, 4099, 32767, 100003};
+
+template <class T>
+bool sums_agree(Form form) {
+  return std::ranges::all_of(kSums, [form](int64_t n) { return Sum<T>(form, n).agrees(); });
+}
+
+template <class T>
+bool agree(Form form) {
+  if (has_exact_sum(form) && !sums_agree<T>(form)) return false;
+  if (!has_exact_rows(form)) return true;
+  const auto agree_on = [form](int64_t rows, int64_t row) {
+    return agree<T>(
+        form, rows, row,
+        {like_numbers<T>(rows, row, 1), like_numbers<T>(std::max<int64_t>(rows, 2), row, 2)});
+  };
+  const auto is_asked_for = [form](int64_t row) {
+    return row >= kShortestExactRow && (form != Form::softmax_backward || is_whole(row));
+  };
+  for (const int64_t row : kRowLengths)
+    if (is_asked_for(row) && !agree_on(row < 300 ? kRows : 5, row)) return false;
+  for (const int64_t row : kLongRows)
+    if (is_asked_for(row) && !agree_on(2, row)) return false;
+  // Of any size, some with a meaning of their own.
+  for (const int64_t row : {int64_t{39}, int64_t{64}}) {
+    if (!is_asked_for(row)) continue;
+    const int64_t rows = kTrialNumbers / row;
+    const auto cut = [&](uint64_t seed) {
+      return trial_numbers<T>(seed).narrow(0, 0, rows * row).view({rows, row});
+    };
+    if (!agree<T>(form, rows, row, {cut(1), cut(2)})) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool rows_give_torchs_bits(Form form, c10::ScalarType dtype) {
+  return dtype == c10::kFloat ? agree<float>(form) : agree<double>(form);
+}
+
+}  // namespace lazyeng::fuse

@@ -1,0 +1,252 @@
+"""Reductions of floats that join groups by default, as a trial found that they give eager's bits
+(csrc/fuse/row_trials.cpp)."""
+
+import contextlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lazyeng import _C
+
+from .fusion_runs import fused, same_bits, without_fusion
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+aten = torch.ops.aten
+DTYPES = (torch.float32, torch.float64)
+# About multiples of vectors, of four of them, of the pieces of torch's kernels.
+LENGTHS = (*range(2, 71), 95, 96, 97, 127, 128, 129, 255, 257, 300, 511, 512, 513, 777, 1023, 1024)
+LONG = (1025, 2049, 4096, 4099, 8200, 16385, 32767, 32768)
+SPECIAL = (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40, 1e38, -1e38, 88.5)
+
+
+def weights(x, seed=7):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(x.shape[-1], generator=generator, dtype=torch.float64).to(x.dtype)
+
+
+def backward(x):
+    return x * 0.5, (x * 0.25).abs()
+
+
+# Each is one group.
+ROWS = {
+    "softmax": lambda x: F.softmax(x * 0.5 + 0.1, -1),
+    "log_softmax": lambda x: F.log_softmax(x.clamp(-3, 3), -1),
+    "softmax_backward": lambda x: aten._softmax_backward_data(*backward(x), -1, x.dtype),
+    "log_softmax_backward": lambda x: aten._log_softmax_backward_data(*backward(x), -1, x.dtype),
+    "layer_norm": lambda x: F.layer_norm(x * 2 + 1, x.shape[-1:]),
+    "layer_norm with weight": lambda x: F.layer_norm(x * 2, x.shape[-1:], weights(x)),
+    "layer_norm with bias": lambda x: F.layer_norm(x * 2, x.shape[-1:], None, weights(x)),
+    "layer_norm with both": lambda x: F.layer_norm(
+        x * 2 - 1, x.shape[-1:], weights(x), weights(x, 8), 1e-3
+    ),
+    "native_layer_norm": lambda x: torch.native_layer_norm(
+        x + 1, x.shape[-1:], weights(x), weights(x, 8), 1e-5
+    ),
+    "sum": lambda x: (x * 3).sum(-1),
+    "mean": lambda x: (x * 3).mean(-1, keepdim=True) * 2,
+    "var": lambda x: (x * 3).var(-1),
+    "std": lambda x: (x * 3).std(-1, correction=0),
+    "var_mean": lambda x: torch.var_mean(x * 3, -1, correction=2),
+    "std_mean": lambda x: torch.std_mean(x * 3, -1, keepdim=True),
+    "by hand": lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-5).sqrt(),
+    "softmax of softmax": lambda x: F.log_softmax(F.softmax(x * 2, -1) * 3, -1),
+}
+SUMS = {
+    "sum": lambda x, y: (x * y).sum(),
+    "sum of a result that is used": lambda x, y: ((x - y).sum(), (x - y) * 2),
+    "mean": lambda x, y: (x - y).square().mean(),
+    "mse_loss": lambda x, y: F.mse_loss(x * 2, y),
+    "mse_loss, sum": lambda x, y: F.mse_loss(x * 2, y, reduction="sum"),
+    "two": lambda x, y: ((x + y).sum(), (x - y).mean()),
+}
+
+
+def numbers(*shape, dtype, seed=0, special=0.0):
+    """`special`: so many of them are."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64) * 2
+    which = torch.rand(shape, generator=generator)
+    for i, number in enumerate(SPECIAL):
+        x[(which >= special * i / len(SPECIAL)) & (which < special * (i + 1) / len(SPECIAL))] = (
+            number
+        )
+    return x.to(dtype)
+
+
+def compare(function, *inputs):
+    for a, b in zip(
+        *(listed(made) for made in (fused(function, *inputs), function(*inputs))), strict=True
+    ):
+        same_bits(a, b)
+
+
+def listed(made):
+    return list(made) if isinstance(made, tuple) else [made]
+
+
+@contextlib.contextmanager
+def threads_of_torch(number):
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture
+def tried():
+    """What the trial is for has been found out."""
+    for dtype in DTYPES:
+        for program in ROWS.values():
+            fused(program, numbers(2, 40, dtype=dtype))
+        for program in SUMS.values():
+            fused(program, *(numbers(2, 40, dtype=dtype) for _ in range(2)))
+
+
+def joins(name, row):
+    """Where it pays, and the bits do not depend on the number of threads."""
+    if name == "softmax_backward" and row % 16 and row >= 8:
+        return False
+    if "softmax" in name:
+        return row < 16 or row >= 128
+    if "norm" in name:
+        return row >= 256
+    return name != "var_mean" or row > 2  # (with nothing left to divide by torch warns)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_join_groups_and_have_eagers_bits(name, dtype, tried, groups):
+    program = ROWS[name]
+    groups()
+    for threads in (1, 2, 3):
+        with threads_of_torch(threads):
+            for rows in (11, 3):
+                for n in LENGTHS:
+                    compare(program, numbers(rows, n, dtype=dtype, seed=n))
+    assert groups() >= 6 * sum(joins(name, n) for n in LENGTHS)
+    for n in LONG:
+        compare(program, numbers(5, n, dtype=dtype, seed=n))
+    assert groups() >= 3  # (a variance of so many elements is torch's)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_special_values(name, dtype, tried):
+    for share in (0.01, 0.1, 0.7):
+        for n in (3, 5, 10, 17, 31, 32, 39, 64, 77, 200):
+            compare(ROWS[name], numbers(40, n, dtype=dtype, seed=n, special=share))
+
+
+LOOKS = {
+    "every other column": lambda x: x[:, ::2],
+    "transposed": lambda x: x.t(),
+    "every other row": lambda x: x[::2],
+    "part": lambda x: x[3:, 5:],
+    "expanded": lambda x: x[:1].expand_as(x),
+    "one number a row": lambda x: x[:, :1].expand_as(x),
+    "with more dims": lambda x: x.view(8, 10, -1),
+    "with swapped dims": lambda x: x.view(8, 10, -1).transpose(0, 1),
+    "rows inside": lambda x: x.view(8, -1, 10).transpose(1, 2),
+    "one column": lambda x: x.unsqueeze(-1),
+    "one row": lambda x: x[:1],
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_as_they_lie_in_memory(name, look, tried):
+    for columns in (80, 20):
+        compare(lambda x: ROWS[name](LOOKS[look](x)), numbers(80, columns, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("dims", [(1,), (2,), (1, 2), (0, 1, 2), (0, 2), (-1, 0)])
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (0, 2, 1), (2, 1, 0)])
+def test_dims_in_any_order_of_memory(dims, order, tried):
+    x = numbers(34, 36, 38, dtype=torch.float32).permute(order)
+    compare(lambda x: ((x * 2).sum(dims), (x * 3).mean(dims), (x * 4).var(dims)), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_of_all_elements(name, dtype, tried, groups):
+    groups()
+    counts = (*range(2, 71), 127, 128, 129, 500, 1000, 4096, 4099, 32767, 50_001, 65536)
+    for threads in (1, 2, 3):
+        with threads_of_torch(threads):
+            for n in (*counts, 32768, 32769, 65537, 98305, 200_003, 1 << 18):
+                compare(SUMS[name], *(numbers(n, dtype=dtype, seed=n + i) for i in range(2)))
+    assert groups() >= 3 * len(counts)
+
+
+def test_a_sum_and_rows(tried):
+    """torch's threads share the elements of a sum, and not by rows."""
+    x = numbers(301, 333, dtype=torch.float32)
+    compare(lambda x: (F.softmax(x * 2, -1), (x * 2).sum(), (x * 2).mean(-1)), x)
+    compare(lambda x: ((x * 2).sum(), F.softmax(x * 2, -1), (x * 3).amax()), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ROWS)
+def test_narrow_dtypes_have_eagers_bits(name, dtype, tried):
+    for n in (10, 32, 45, 64, 100):
+        compare(ROWS[name], numbers(9, n, dtype=dtype, seed=n))
+
+
+def test_a_dtype_that_is_asked_for(tried):
+    x = numbers(40, 40, dtype=torch.float32)
+    compare(lambda x: ((x * 2).sum(-1, dtype=torch.float64), (x * 2).mean(dtype=torch.float64)), x)
+    compare(lambda x: F.softmax(x * 2, -1, dtype=torch.float64), x)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_fused_rows_equal_the_op_alone(name, tried):
+    """However the window was cut."""
+    for shape in ((64, 100), (300, 10)):
+        x = numbers(*shape, dtype=torch.float32)
+        with_fusion, without = fused(ROWS[name], x), without_fusion(fused, ROWS[name], x)
+        for a, b in zip(listed(with_fusion), listed(without), strict=True):
+            same_bits(a, b)
+
+
+@pytest.mark.parametrize("row", [2, 3, 7, 10, 16, 31])
+def test_short_rows_with_what_there_is_once_a_row_or_column(row, tried, groups):
+    def program(x):
+        mean = x.mean(-1, keepdim=True)
+        scaled = (x * 2 - mean) * (weights(x) + 1) / (mean * mean + 1)
+        return scaled, mean * 3, (scaled > mean).to(x.dtype).sum(-1), F.softmax(scaled + x, -1)
+
+    for dtype in DTYPES:
+        for rows in (2, 5, 33, 1000):
+            compare(program, numbers(rows, row, dtype=dtype))
+    assert groups() >= 8
+
+
+@pytest.mark.parametrize("name", ["gelu, tanh", "sigmoid", "silu", "exp2"])
+def test_functions_of_whole_vectors(name, groups):
+    """torch has another function for what is left over at the end of each thread's share."""
+    function = FUNCTIONS[name]
+    fused(function, numbers(64, dtype=torch.float32))
+    groups()
+    for threads in (1, 2, 3):
+        with threads_of_torch(threads):
+            for n in (64 * threads, 1920, 5 * 64, 16448, 32832, 64 * 1536, 100_000, 100_001):
+                compare(function, numbers(n, dtype=torch.float32))
+    assert groups() >= 9
+
+
+FUNCTIONS = {
+    "gelu, tanh": lambda x: F.gelu(x * 2, approximate="tanh"),
+    "sigmoid": lambda x: (x * 2).sigmoid(),
+    "silu": lambda x: F.silu(x * 2),
+    "exp2": lambda x: (x * 2).exp2(),
+}
+
+
+def test_a_trial_is_reported():
+    fused(ROWS["softmax"], numbers(2, 40, dtype=torch.float32))
+    assert _C.tried_ops()["aten::_softmax"][0] in ("same", "other")
