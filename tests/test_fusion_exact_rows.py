@@ -77,8 +77,9 @@ def numbers(*shape, dtype, seed=0, special=0.0):
 
 
 def compare(function, *inputs):
-    for a, b in zip(*(listed(made) for made in (fused(function, *inputs), function(*inputs))),
-                    strict=True):
+    for a, b in zip(
+        *(listed(made) for made in (fused(function, *inputs), function(*inputs))), strict=True
+    ):
         same_bits(a, b)
 
 

@@ -27,7 +27,7 @@ struct Candidate {
   Iteration iteration;
   int64_t row = 0;  ///< elements that it reduces together; 0: it is no reduction along dims
   bool in_place = false;
-  bool folds = false;  ///< a reduction to one element
+  bool folds = false;      ///< a reduction to one element
   bool in_shares = false;  ///< a sum of torch's shares of the elements, which are no whole rows
   bool checked =
       false;  ///< torch's bits unless the program says otherwise: it may have to run alone

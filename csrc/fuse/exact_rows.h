@@ -24,12 +24,13 @@ bool has_exact_rows(Form form);
 /// Whether rows of that length take less time in a program than with torch's kernel, measured.
 /// (Others are softmax's 1.0 to 1.5 of it, layer_norm's 1.1 to 3.)
 bool rows_pay(Form form, int64_t row);
-/// Whether a program computes the node like that. Where other bits are allowed, only what is as fast
-/// in torch's order (a variance takes ten times as long, softmax a slower exp), and rows that are
-/// short.
+/// Whether a program computes the node like that. Where other bits are allowed, only what is as
+/// fast in torch's order (a variance takes ten times as long, softmax a slower exp), and rows that
+/// are short.
 bool takes_exact_rows(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
                       int64_t row);
-/// Whether nothing of a row is left over of whole vectors, of any instruction set, or there is none.
+/// Whether nothing of a row is left over of whole vectors, of any instruction set, or there is
+/// none.
 constexpr bool is_whole(int64_t row) { return row % 16 == 0 || row < 8; }
 /// The same of all elements, which are folded to one.
 bool has_exact_sum(Form form);

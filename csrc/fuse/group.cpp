@@ -11,8 +11,8 @@
 #include "csrc/fuse/binding.h"
 #include "csrc/fuse/device_calls.h"
 #include "csrc/fuse/plan.h"
-#include "csrc/run/parts.h"
 #include "csrc/run/launch_log.h"
+#include "csrc/run/parts.h"
 #include "csrc/run/spare_cores.h"
 #include "csrc/run/trace.h"
 
@@ -201,7 +201,8 @@ void Group::note_time(const Program& program, Cores taken,
   const run::SpareCores::Clock::time_point end = run::SpareCores::Clock::now();
   const double took = std::chrono::duration<double, std::micro>(end - begin).count();
   const int cores = members[0].node->settings.num_threads;
-  run::spare_cores().ran_large(taken == Cores::one ? took : std::min(by_table, took * cores), cores, end);
+  run::spare_cores().ran_large(taken == Cores::one ? took : std::min(by_table, took * cores), cores,
+                               end);
 }
 
 bool Group::run_tiles(const Plan& plan) {

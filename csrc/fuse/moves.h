@@ -13,8 +13,8 @@ void gather(const Program& program, const TensorAccess& tensor, char* memory, ch
 void scatter(const Program& program, const TensorAccess& tensor, char* memory, const char* from,
              int64_t first, int64_t n);
 
-/// Gives each element of a tile that of its row, which is the first of `lanes`, or that of a column,
-/// of which there are as many as a row has. For short rows.
+/// Gives each element of a tile that of its row, which is the first of `lanes`, or that of a
+/// column, of which there are as many as a row has. For short rows.
 void spread_rows(const char* from, int64_t lanes, char* to, int64_t row, int64_t rows, size_t item);
 void spread_columns(const char* from, char* to, int64_t row, int64_t rows, size_t item);
 

@@ -224,7 +224,8 @@ bool sum_was_tried(const OpRule& rule, const run::Node& node) {
   return has_exact_sum(rule.form) &&
          std::ranges::all_of(node.tensors, [&](const run::TensorArg& arg) {
            const run::Geometry& look = arg.value->geometry();
-           return look.dense() && look.sizes() == first.sizes() && look.strides() == first.strides();
+           return look.dense() && look.sizes() == first.sizes() &&
+                  look.strides() == first.strides();
          });
 }
 
@@ -293,8 +294,8 @@ bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType 
            was_tried(Opcode::add_scaled, node, result, node.args[1].isScalar());
   }
   if (rule.opcode == Opcode::lerp && !has_weight_other_than_one(node, result)) return false;
-  const bool tanh = rule.form == Form::gelu && node.args[1].isString() &&
-                    node.args[1].toStringView() == "tanh";
+  const bool tanh =
+      rule.form == Form::gelu && node.args[1].isString() && node.args[1].toStringView() == "tanh";
   if (was_tried(tanh ? Opcode::gelu_tanh : rule.opcode, node, result)) return true;
   switch (rule.opcode) {
     case Opcode::relu:
@@ -337,7 +338,7 @@ Bits bits_of(const OpRule& rule, const run::Node& node, c10::ScalarType result,
              const Extent& extent) {
   if (is_reduction(rule.form))
     return reduction_was_tried(rule, node, result, extent) ? Bits::same
-                                                    : bits_of_reduction(rule.form, result);
+                                                           : bits_of_reduction(rule.form, result);
   return gives_same_bits(rule, node, result) ? Bits::same : Bits::other;
 }
 

@@ -262,8 +262,7 @@ void lower_exact_rows(Registers& r, const OpRule& rule, int64_t row) {
     if (r.args().tensor_at(arg) >= 0)
       args.tensors.push_back(is_given(r, arg) ? r.as(arg, dtype) : RowArguments::kNone);
   if (rule.form == Form::layer_norm) args.eps = r.number(4, dtype);
-  if (is_variance(rule.form))
-    args.divisor = variance_divisor(row, correction_of(r.args().node()));
+  if (is_variance(rule.form)) args.divisor = variance_divisor(row, correction_of(r.args().node()));
   const std::vector<RegisterId> results = exact_rows(r.builder(), rule, args);
   for (size_t i = 0; i < results.size(); ++i)
     r.set_result(results[i], is_row_result(rule.form, i) ? Rate::row : Rate::element, i);

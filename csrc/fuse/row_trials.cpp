@@ -16,8 +16,8 @@ using Tensors = std::vector<at::Tensor>;
 constexpr int64_t kRows = 21;
 /// Of each kind: some vectors and no more, with something left over, of each depth of sums. (Of
 /// rows that are shorter than a vector torch's kernels go element by element.)
-constexpr int64_t kRowLengths[] = {1,  2,   3,   5,   7,   8,   9,   13,  16,   17,  19,
-                                   31, 32,  33,  41,  63,  64,  71,  96,  127,  128, 129,
+constexpr int64_t kRowLengths[] = {1,   2,   3,   5,   7,   8,    9,    13,   16,  17,  19,
+                                   31,  32,  33,  41,  63,  64,   71,   96,   127, 128, 129,
                                    200, 257, 300, 511, 768, 1000, 1024, 1039, 2300};
 constexpr int64_t kLongRows[] = {4096, 16389};
 constexpr double kEps = 1e-5;
@@ -123,9 +123,8 @@ class Rows {
     for (size_t i = 0; i < made.size(); ++i) {
       const bool of_row = is_row_result(form_, i);
       results.push_back(of_row ? at::empty({rows_}, in_[0].options()) : at::empty_like(in_[0]));
-      builder.store(made[i], {.type = type,
-                              .strides = {},
-                              .rate = of_row ? Rate::row : Rate::element});
+      builder.store(made[i],
+                    {.type = type, .strides = {}, .rate = of_row ? Rate::row : Rate::element});
       bindings.tensors.push_back(static_cast<char*>(results.back().mutable_data_ptr()));
     }
     TORCH_CHECK(builder.ok(), "no kernel");
@@ -205,8 +204,9 @@ bool agree(Form form) {
   if (has_exact_sum(form) && !sums_agree<T>(form)) return false;
   if (!has_exact_rows(form)) return true;
   const auto agree_on = [form](int64_t rows, int64_t row) {
-    return agree<T>(form, rows, row,
-                    {like_numbers<T>(rows, row, 1), like_numbers<T>(std::max<int64_t>(rows, 2), row, 2)});
+    return agree<T>(
+        form, rows, row,
+        {like_numbers<T>(rows, row, 1), like_numbers<T>(std::max<int64_t>(rows, 2), row, 2)});
   };
   const auto is_asked_for = [form](int64_t row) {
     return row >= kShortestExactRow && (form != Form::softmax_backward || is_whole(row));

@@ -174,8 +174,7 @@ class Worker {
     if (step.rows)
       return step.rows({place_[step.out], place_[step.in[0]],
                         step.inputs > 1 ? place_[step.in[1]] : nullptr, program_.lanes(),
-                        program_.row, rows,
-                        step.folding.divisor});
+                        program_.row, rows, step.folding.divisor});
     const Type type = program_.registers[step.out].type;
     const char* in = place_[step.in[0]];
     char* out = place_[step.out];
@@ -224,8 +223,7 @@ std::vector<int64_t> shares_of(const Program& program, bool wide) {
   std::vector<int64_t> bounds{0};
   if (has_torchs_sums(program)) {
     const int64_t most = shares_elements(program) ? rounded_up(program.numel, kTorchsGrain) : 1;
-    const int64_t share =
-        rounded_up(program.numel, std::min<int64_t>(at::get_num_threads(), most));
+    const int64_t share = rounded_up(program.numel, std::min<int64_t>(at::get_num_threads(), most));
     while (bounds.back() < program.numel)
       bounds.push_back(std::min(bounds.back() + share, program.numel));
     return bounds;

@@ -118,12 +118,12 @@ enum class RowFold : uint8_t {
   running_deviation,  ///< the same, the variance's root
 };
 struct RowsArgs {
-  char* out;        ///< a splat for each row; of two results each has one half of it
-  const char* in;   ///< rows, one behind the other
+  char* out;          ///< a splat for each row; of two results each has one half of it
+  const char* in;     ///< rows, one behind the other
   const char* other;  ///< those that they are multiplied by
-  int64_t lanes;    ///< of a splat
-  int64_t row;      ///< elements of each
-  int64_t rows;     ///< how many
+  int64_t lanes;      ///< of a splat
+  int64_t row;        ///< elements of each
+  int64_t rows;       ///< how many
   double divisor;
 };
 /// Reads and writes elements of one type.

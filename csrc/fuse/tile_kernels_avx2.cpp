@@ -9,7 +9,8 @@
 namespace lazyeng::fuse {
 
 const KernelSet* isa::avx2() {
-  static const KernelSet set{"avx2", find_kernel, find_cast, find_fold, find_columns, find_chains, find_rows, find_sum};
+  static const KernelSet set{"avx2",       find_kernel, find_cast, find_fold,
+                             find_columns, find_chains, find_rows, find_sum};
   return &set;
 }
 

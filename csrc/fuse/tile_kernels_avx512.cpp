@@ -9,8 +9,8 @@
 namespace lazyeng::fuse {
 
 const KernelSet* isa::avx512() {
-  static const KernelSet set{"avx512",  find_kernel,  find_cast,
-                             find_fold, find_columns, find_chains, find_rows, find_sum};
+  static const KernelSet set{"avx512",     find_kernel, find_cast, find_fold,
+                             find_columns, find_chains, find_rows, find_sum};
   return &set;
 }
 

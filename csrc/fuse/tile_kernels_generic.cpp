@@ -6,8 +6,8 @@
 namespace lazyeng::fuse {
 
 const KernelSet& isa::generic() {
-  static const KernelSet set{"generic", find_kernel,  find_cast,
-                             find_fold, find_columns, find_chains, find_rows, find_sum};
+  static const KernelSet set{"generic",    find_kernel, find_cast, find_fold,
+                             find_columns, find_chains, find_rows, find_sum};
   return set;
 }
 

@@ -168,8 +168,8 @@ uint16_t ProgramBuilder::store(RegisterId reg, TensorAccess tensor) {
   return last_tensor();
 }
 
-uint16_t ProgramBuilder::reduce(RegisterId reg, Fold fold, double divisor, Type type,
-                                Places places, bool exact) {
+uint16_t ProgramBuilder::reduce(RegisterId reg, Fold fold, double divisor, Type type, Places places,
+                                bool exact) {
   TensorAccess tensor;
   tensor.type = type;
   program_.tensors.push_back(std::move(tensor));

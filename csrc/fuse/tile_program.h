@@ -59,11 +59,11 @@ struct Step {
   std::vector<Step> links;      ///< of a chain; each but the first reads the result before it
   LinkFunction link = nullptr;  ///< of a link other than a cast; the value is its operand `place`
   int place = 0;
-  int reduction = -1;           ///< of a chain that ends in the sum of one
+  int reduction = -1;  ///< of a chain that ends in the sum of one
   Folding folding;
   RowsKernel rows = nullptr;  ///< in the place of `folding`, in the order of torch's kernels
-  bool by_row = false;  ///< the kernel is called for each row: an input has another rate
-  bool spreads = false;  ///< no kernel: each element gets that of its row, or its column
+  bool by_row = false;        ///< the kernel is called for each row: an input has another rate
+  bool spreads = false;       ///< no kernel: each element gets that of its row, or its column
   RegisterId out = 0;
   uint8_t inputs = 0;
   Opcode opcode = Opcode::copy;

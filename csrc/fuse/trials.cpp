@@ -154,13 +154,15 @@ struct Layout {
 /// In rows that are shorter than two vectors torch goes number by number, as at the end of longer
 /// ones, and of each thread's share of them: in a loop that is compiled on its own, perhaps in one
 /// more where the result takes the place of an argument.
-constexpr Layout kDense[] = {{7, 8, 1},         {15, 16, 1, true}, {31, 32, 1},
-                             {31, 32, 1, true}, {77, 80, 1},       {kTrialNumbers, kTrialNumbers, 1, true}};
+constexpr Layout kDense[] = {{7, 8, 1},   {15, 16, 1, true},
+                             {31, 32, 1}, {31, 32, 1, true},
+                             {77, 80, 1}, {kTrialNumbers, kTrialNumbers, 1, true}};
 constexpr int64_t kLengths[] = {1, 3, 5, 9, 13, 19, 27, 33, 51, 65, 1001};
 /// Nothing is left over of whole vectors, whatever their size.
-constexpr Layout kWhole[] = {{kTrialNumbers / kWholeVectors * kWholeVectors, kTrialNumbers, 1},
-                             {kWholeVectors, kWholeVectors, 1},
-                             {kTrialNumbers / kWholeVectors * kWholeVectors, kTrialNumbers, 1, true}};
+constexpr Layout kWhole[] = {
+    {kTrialNumbers / kWholeVectors * kWholeVectors, kTrialNumbers, 1},
+    {kWholeVectors, kWholeVectors, 1},
+    {kTrialNumbers / kWholeVectors * kWholeVectors, kTrialNumbers, 1, true}};
 /// Another loop.
 constexpr Layout kWithGaps[] = {{31, 64, 2}, {101, 303, 3, true}};
 
@@ -341,7 +343,8 @@ void lower_next_due(uint64_t due) {
 /// What has to be tried of the rule, if anything.
 std::optional<Subject> tried_subject(const OpRule& rule) {
   if (is_reduction(rule.form))
-    return has_exact_rows(rule.form) || has_exact_sum(rule.form) ? std::optional(subject(rule.form)) : std::nullopt;
+    return has_exact_rows(rule.form) || has_exact_sum(rule.form) ? std::optional(subject(rule.form))
+                                                                 : std::nullopt;
   const bool scaled = rule.form == Form::binary_scaled || rule.form == Form::reversed;
   const Opcode opcode = scaled ? Opcode::add_scaled : rule.opcode;
   const bool tried =
