@@ -80,7 +80,7 @@ def on_one_core(program):
     return lazyeng.engine_stats()["on_one_core"] - before
 
 
-def test_small_ops_run_on_one_core():
+def test_small_ops_run_on_one_core(unfused):
     a, b = torch.randn(60, 192), torch.randn(192, 192)  # (shapes of this test alone)
     # (Less: the library's bits differ here, or all cores were there while this test waited.)
     assert 0 <= on_one_core(lambda: a @ b) <= RUNS - 3
@@ -161,7 +161,7 @@ def test_the_programs_numbers_do_not_mislead():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_one_thread_stays_one_thread():
+def test_one_thread_stays_one_thread(unfused):
     b = torch.randn(512, 64)  # (of more, a program that waits has all cores)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
