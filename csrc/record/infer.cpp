@@ -436,9 +436,20 @@ PlanRef infer_any(const Call& call) {
   return plan;
 }
 
+/// What a resize_ that eager refused leaves of a plain tensor: sizes that no tensor can have.
+bool beyond_all_memory(const run::GeometryRef& look) {
+  if (!look) return false;
+  int64_t elements = 1;
+  return std::any_of(look->sizes().begin(), look->sizes().end(), [&](int64_t size) {
+    return __builtin_mul_overflow(elements, size, &elements);
+  });
+}
+
 }  // namespace
 
 PlanRef infer(const Call& call) {
+  // (No stand-in can be made of it; the kernel knows what to say of it.)
+  if (std::any_of(call.looks.begin(), call.looks.end(), beyond_all_memory)) return nullptr;
   PlanRef plan = infer_any(call);
   return plan && may_refuse_dtype(call, *plan) ? nullptr : plan;
 }
