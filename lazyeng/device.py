@@ -41,8 +41,9 @@ def _autocast_by_name() -> None:
 
     @functools.wraps(original)
     def init(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
-        real = "cuda" if torch.cuda.is_available() else "cpu"
-        original(self, real if device_type == NAME else device_type, *args, **kwargs)
+        if isinstance(device_type, str) and device_type.partition(":")[0] == NAME:
+            device_type = "cuda" if torch.cuda.is_available() else "cpu"
+        original(self, device_type, *args, **kwargs)
 
     setattr(torch.autocast, "__init__", init)  # noqa: B010 (a type checker refuses the assignment)
 

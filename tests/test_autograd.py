@@ -217,9 +217,10 @@ def test_autocast(dtype, way):
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_autocast_by_the_name_of_the_device(enabled):
-    x = torch.ones(2, 2, device="lazyeng")
-    with torch.autocast("lazyeng", dtype=torch.bfloat16, enabled=enabled):
+@pytest.mark.parametrize("name", ["lazyeng", "lazyeng:0"])
+def test_autocast_by_the_name_of_the_device(name, enabled):
+    x = torch.ones(2, 2, device=name)
+    with torch.autocast(name, dtype=torch.bfloat16, enabled=enabled):
         assert (x @ x).dtype == (torch.bfloat16 if enabled else torch.float32)
     assert (x @ x).dtype == torch.float32
 

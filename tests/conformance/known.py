@@ -55,9 +55,32 @@ GENERIC: dict[str, str] = {
     '`device="lazyeng"`: torch\'s argument parser compares the two names',
     r"can't alias tensor from device 'cpu' to 'lazyeng|test_alias_from_dlpack": "`torch.asarray("
     '..., device="lazyeng")` compares the names in C++, and copies or refuses',
-    r"test_block_diag_lazyeng|_cross_devices_|_different_devices_": "expects an error for tensors of two "
-    "devices; lazy and plain tensors of one real device go together",
-    r"test_resize_overflow": "not mended: after a resize_ that failed, the next one fails with the "
-    "message of the failed one",
-    r"test_advancedindex|test_trivial_fancy_out_of_bounds|test_normal_std_error": _VALUES,
+    r"test_block_diag_lazyeng|_cross_devices_|_different_devices_|test_grad_assignment_lazyeng": (
+        "expects an error for tensors of two devices; lazy and plain tensors of one real device go "
+        "together"
+    ),
+    r"test_advancedindex|test_trivial_fancy_out_of_bounds|test_normal_std_error"
+    r"|test_masked_scatter_\w+: AssertionError: RuntimeError not raised": _VALUES,
+    r"test_warn_invalid_degrees_of_freedom|test_nondeterministic_alert_\w+: AssertionError: UserWarning"
+    r"|test_bucketization|test_complex_half_experimental_warning": (
+        "expects a warning of a kernel at the call: it comes when the kernel runs, at the next wait"
+    ),
+    r"test_lazy_clone|cow_materialize": (
+        "asks a tensor for torch's copy-on-write storage, which a lazy tensor does not show"
+    ),
+    r"a storage cannot be made on the device": (
+        "makes a storage without a tensor on the device, which has no memory of its own"
+    ),
+    r"test_deepcopy_\w+: RuntimeError: lazyeng: a recorded write to this tensor is not complete": (
+        "reads the memory of a storage that it was given before a write was recorded: an error that "
+        "says so (docs/syncs.md), in place of stale memory"
+    ),
+    r"test_LSTM_grad_and_gradgrad_lazyeng|test_batchnorm_grad_lazyeng|test_mv_grad_stride_0_lazyeng": (
+        "writes a plain tensor through `.data` (whose writes have no version) while recorded calls "
+        "have yet to read it: docs/wrap.md, plain tensors that change; equal in mode sync"
+    ),
+    r"test_upsamplingBiMode2d_nonsupported_dtypes\w+_uint8": (
+        "expects every device but cpu to refuse uint8; the real device is cpu, which has it"
+    ),
+    r"test_pickle_gradscaler_lazyeng|test_grad_scaler_deprecated_warning": _NAME,
 }
