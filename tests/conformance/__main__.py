@@ -16,6 +16,7 @@ MODES = ("async", "deferred", "sync")
 SUITES = ("op", "module", "optim")
 MORE_SUITES = (
     "no_grad",
+    "fused",
     "inplace",
     "inplace_forms",
     "out",

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from .known import KNOWN, METADATA_ONLY, NOT_APPLICABLE_REASON
+from .known import KNOWN, METADATA_ONLY, NOT_APPLICABLE_REASON, WITH_FUSION_ON
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
 # The last section there is written by generic_report.py, and kept here.
@@ -17,13 +17,19 @@ def key(result: dict[str, Any]) -> str:
     return f"{result['suite']}:{result['name']}"
 
 
+def reason(result: dict[str, Any]) -> str | None:
+    """Why this one may differ."""
+    with_fusion = WITH_FUSION_ON if result["fusion"] == "on" else {}
+    return KNOWN.get(key(result)) or with_fusion.get((key(result), result["dtype"]))
+
+
 def unexpected(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Neither equal, nor without samples, nor listed with a reason."""
-    return [r for r in results if r["status"] not in ("equal", "n/a") and key(r) not in KNOWN]
+    return [r for r in results if r["status"] not in ("equal", "n/a") and not reason(r)]
 
 
 def row(result: dict[str, Any]) -> str:
-    note = f"known: {KNOWN[key(result)]} " if key(result) in KNOWN else ""
+    note = f"known: {reason(result)} " if reason(result) else ""
     return (
         f"{result['suite']:8s} {result['dtype']:9s} {result['fusion']:4s} {result['mode']:9s} "
         f"{result['how']:6s} {result['name']:45s} {result['status']:10s} "
@@ -101,6 +107,7 @@ unless it depends on values (`DEPENDS_ON_VALUES` in known.py); equal dtype, shap
 |---|---|
 | `op`, `module`, `optim` | PyTorch's data bases, forward and backward |
 | `no_grad` | op_db without gradients, which takes other ways into the recorder |
+| `fused` | each operator between pointwise ones that join groups: `op(-(-x))`, then `-` |
 | `inplace`, `out` | the operators in place, and with an empty `out=` |
 | `inplace_forms` | the first samples on views, transposed and expanded tensors and on leaves |
 | `out_forms` | the first samples with `out=` of other strides, shapes and dtypes |
@@ -188,7 +195,7 @@ def versions(results: list[dict[str, Any]]) -> str:
 
 ORDER = {
     "suite": (
-        "op", "no_grad", "module", "optim", "inplace", "inplace_forms", "out", "out_forms", "error",
+        "op", "no_grad", "fused", "module", "optim", "inplace", "inplace_forms", "out", "out_forms", "error",
         "module_error", "optim_error", "dtype", "offset",
     ),
     "dtype": ("default", "float64", "bfloat16", "float16", "int64", "bool", "complex64"),
@@ -209,7 +216,8 @@ def not_equal(results: list[dict[str, Any]]) -> dict[str, str]:
             if result["dtype"] == "default" and result["suite"] in ("op", "module", "optim"):
                 found[key(result)] = NOT_APPLICABLE_REASON
         elif result["status"] != "equal":
-            found[key(result)] = KNOWN.get(key(result), f"unexplained: {result['detail']}")
+            where = "" if key(result) in KNOWN else f", {result['dtype']}, fusion {result['fusion']}"
+            found[f"{key(result)}{where}"] = reason(result) or f"unexplained: {result['detail']}"
     return found
 
 
