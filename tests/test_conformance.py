@@ -157,6 +157,13 @@ def test_the_latest_of_the_logs_counts_and_parts_are_left_out(tmp_path):
     assert "| sync |" not in page and "| entry |" not in page.partition("## Metadata")[0]
 
 
+def test_a_page_keeps_the_lines_of_what_was_not_run_again():
+    page = report.docs_page([result("add"), result("mul"), result("add", suite="offset")])
+    again = report.docs_page([result("add", seconds=7.0), result("mul")], page)
+    assert "| op | int64 | auto | async | wrap | 2 | 2 | 0 | 4 | 8 |\n| offset | int64 |" in again
+    assert report.docs_page([], again) == again
+
+
 def test_the_full_run_is_the_product_of_all():
     plans = [*conformance.plans(conformance.arguments(["--full"]))]
     assert len({*plans}) == len(plans) == (10 * 6 + 4) * 3 * 3

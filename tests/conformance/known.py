@@ -91,8 +91,10 @@ GENERIC: dict[str, str] = {
         "writes a plain tensor through `.data` (whose writes have no version) while recorded calls "
         "have yet to read it: docs/wrap.md, plain tensors that change; equal in mode sync"
     ),
-    r"test_upsamplingBiMode2d_nonsupported_dtypes\w+_uint8": (
-        "expects every device but cpu to refuse uint8; the real device is cpu, which has it"
+    r"test_fmod_remainder_by_zero_integral_\w+: RuntimeError: ZeroDivisionError"
+    r"|test_upsamplingBiMode2d_nonsupported_dtypes\w+_uint8|not implemented for 'ComplexHalf'": (
+        "expects what other devices do of every one but cpu; the real device is cpu, and does as that"
     ),
+    r"test_float_power_exceptions": "looks for tensors by `type(x) == torch.Tensor`",
     r"test_pickle_gradscaler_lazyeng|test_grad_scaler_deprecated_warning": _NAME,
 }

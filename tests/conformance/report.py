@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +146,8 @@ names no other file; a run that was cut short goes on where it was. The other op
 something out: `--full --mode sync --suite op out`.
 
 The page is made from logs, of which the latest result of an entry counts (an entry that differed is
-run again once that is mended). What was run in part is left out:
+run again once that is mended), and from the lines that it has for what was not run again. What was
+run in part is left out:
 
 ```
 python -m tests.conformance --suite op --dtype bfloat16 int64 --mode async --log part.jsonl
@@ -153,23 +156,34 @@ python -m tests.conformance --from part.jsonl build/conformance-full.jsonl --doc
 """
 
 
-def summary(results: list[dict[str, Any]]) -> list[str]:
-    """The table: a line for each suite, dtype, setting of fusion, mode and kind of inputs."""
-    columns = ("entries", "dtype", "fusion", "mode", "inputs", *counts([]), "seconds")
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for what, group in sorted(complete(results).items(), key=lambda item: place(item[0])):
+COLUMNS = ("entries", "dtype", "fusion", "mode", "inputs", *counts([]), "seconds")
+
+
+def summary(results: list[dict[str, Any]], earlier: str = "") -> list[str]:
+    """The table: a line for each suite, dtype, setting of fusion, mode and kind of inputs. Of an
+    earlier page, the lines of what was not run again."""
+    lines = {cells[:5]: cells for cells in rows(earlier)}
+    for what, group in complete(results).items():
         if not counts(group)["of"]:
             continue
         suite, dtype, fusion, mode, how, limit = what
         cells = (suite if not limit else f"{suite}, {limit} samples", dtype, fusion, mode, how)
         seconds = round(sum(r["seconds"] for r in group))
-        lines.append(f"| {' | '.join(map(str, (*cells, *counts(group).values(), seconds)))} |")
-    return lines
+        lines[cells] = tuple(map(str, (*cells, *counts(group).values(), seconds)))
+    ordered = sorted(lines.values(), key=place)
+    return [f"| {' | '.join(cells)} |" for cells in (COLUMNS, ("---",) * len(COLUMNS), *ordered)]
 
 
-def docs_page(results: list[dict[str, Any]]) -> str:
+def rows(page: str) -> Iterator[tuple[str, ...]]:
+    """Of the table in a page."""
+    _, heading, table = page.partition(f"| {' | '.join(COLUMNS)} |\n")
+    for line in table.partition("\n\n")[0].splitlines()[1:] if heading else ():
+        yield tuple(cell.strip() for cell in line.strip("| ").split(" | "))
+
+
+def docs_page(results: list[dict[str, Any]], earlier: str = "") -> str:
     """What was run, the totals, and every entry that is not equal with its reason."""
-    lines = [INTRODUCTION, versions(results), "", *summary(results)]
+    lines = [INTRODUCTION, versions(results, earlier), "", *summary(results, earlier)]
     lines += ["", HOW_TO_RUN, "## Not equal", ""]
     lines += table(not_equal(results), "every entry is equal")
     lines += ["", "## Raised at the read", "", RAISED_AT_THE_READ]
@@ -188,9 +202,11 @@ def complete(results: list[dict[str, Any]]) -> dict[tuple[Any, ...], list[dict[s
     return {what: group for what, group in found.items() if len(group) == entries[what[0]]}
 
 
-def versions(results: list[dict[str, Any]]) -> str:
-    found = sorted({f"PyTorch {r['torch']}, {r['date']}" for r in results})
-    return "; ".join(found) + "."
+def versions(results: list[dict[str, Any]], earlier: str) -> str:
+    found = {f"PyTorch {r['torch']}, {r['date']}" for r in results}
+    found |= set(re.findall(r"^PyTorch .*\.$", earlier.partition("| entries | dtype")[0], re.M))
+    every = {one.strip(" .") for line in found for one in line.split(";")}
+    return "; ".join(sorted(every)) + "."
 
 
 ORDER = {
@@ -205,8 +221,10 @@ ORDER = {
 }  # fmt: skip
 
 
-def place(what: tuple[Any, ...]) -> tuple[int, ...]:
-    return tuple(ORDER[part].index(w) for part, w in zip(GROUP[:5], what[:5], strict=True))
+def place(cells: tuple[str, ...]) -> tuple[int, ...]:
+    suite, *others = cells[:5]
+    what = (suite.partition(",")[0], *others)
+    return tuple(ORDER[part].index(w) for part, w in zip(GROUP[:5], what, strict=True))
 
 
 def not_equal(results: list[dict[str, Any]]) -> dict[str, str]:
@@ -238,9 +256,9 @@ def table(rows: dict[str, str], empty: str, column: str = "reason") -> list[str]
 
 def write_docs(results: list[dict[str, Any]]) -> Path:
     DOCS.parent.mkdir(exist_ok=True)
-    _, heading, section = (
+    earlier, heading, section = (
         DOCS.read_text().partition(GENERIC_HEADING) if DOCS.exists() else ("",) * 3
     )
     kept = f"\n{heading}{section}" if heading else ""
-    DOCS.write_text(docs_page(results) + kept)
+    DOCS.write_text(docs_page(results, earlier) + kept)
     return DOCS
