@@ -69,6 +69,7 @@ struct OpInfo {
   Work work = Work::other;
   OffsetView offset_view = OffsetView::none;
   bool aten = false;
+  bool torchs = false;  ///< of aten or prims, whose meta functions are torch's own and may be wrong
   bool writes = false;  ///< some argument is written
   bool random = false;  ///< draws from a generator
   Collectivity collective = Collectivity::none;
