@@ -233,7 +233,9 @@ def test_many_gradients_at_once(vmap, gradient):
     expected = torch.autograd.functional.jacobian(torch.sin, x)
     x = wrap(x).requires_grad_()
     y = x.sin()
-    rows = vmap(lambda v: torch.autograd.grad(y, x, v, retain_graph=True)[0])(gradient(torch.eye(2)))
+    rows = vmap(lambda v: torch.autograd.grad(y, x, v, retain_graph=True)[0])(
+        gradient(torch.eye(2))
+    )
     assert rows.tolist() == expected.tolist()
 
 
@@ -242,7 +244,9 @@ def test_vectorized_jacobian(way):
         x, weight = side(torch.rand(3)), side(torch.rand(4, 3))
         return [
             torch.autograd.functional.jacobian(lambda v: (weight @ v).sin(), x, vectorize=True),
-            torch.autograd.functional.hessian(lambda v: (weight @ v).sin().sum(), x, vectorize=True),
+            torch.autograd.functional.hessian(
+                lambda v: (weight @ v).sin().sum(), x, vectorize=True
+            ),
         ]
 
     compare(program, way)

@@ -103,7 +103,9 @@ def run(
 
 def lost_elsewhere(results: list[dict[str, Any]], file: str) -> list[str]:
     """What has to be run on cpu: the tests that failed on another device."""
-    lost = [r for r in results if r["file"] == file and r["device"] != "cpu" and r["status"] in LOST]
+    lost = [
+        r for r in results if r["file"] == file and r["device"] != "cpu" and r["status"] in LOST
+    ]
     return sorted({name_on_cpu(result["name"]) for result in lost})
 
 

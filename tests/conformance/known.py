@@ -75,7 +75,8 @@ GENERIC: dict[str, str] = {
     '`device="lazyeng"`: torch\'s argument parser compares the two names',
     r"can't alias tensor from device 'cpu' to 'lazyeng|test_alias_from_dlpack": "`torch.asarray("
     '..., device="lazyeng")` compares the names in C++, and copies or refuses',
-    r"test_block_diag_lazyeng|_cross_devices_|_different_devices_|test_grad_assignment_lazyeng": (
+    r"test_block_diag_lazyeng|_cross_devices_|_different_devices_|test_grad_assignment_lazyeng"
+    r"|test_nonzero_lazyeng_": (
         "expects an error for tensors of two devices; lazy and plain tensors of one real device go "
         "together"
     ),

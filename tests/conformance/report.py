@@ -211,8 +211,8 @@ def versions(results: list[dict[str, Any]], earlier: str) -> str:
 
 ORDER = {
     "suite": (
-        "op", "no_grad", "fused", "module", "optim", "inplace", "inplace_forms", "out", "out_forms", "error",
-        "module_error", "optim_error", "dtype", "offset",
+        "op", "no_grad", "fused", "module", "optim", "inplace", "inplace_forms", "out", "out_forms",
+        "error", "module_error", "optim_error", "dtype", "offset",
     ),
     "dtype": ("default", "float64", "bfloat16", "float16", "int64", "bool", "complex64"),
     "fusion": ("auto", "on", "off", "exact"),
@@ -234,7 +234,9 @@ def not_equal(results: list[dict[str, Any]]) -> dict[str, str]:
             if result["dtype"] == "default" and result["suite"] in ("op", "module", "optim"):
                 found[key(result)] = NOT_APPLICABLE_REASON
         elif result["status"] != "equal":
-            where = "" if key(result) in KNOWN else f", {result['dtype']}, fusion {result['fusion']}"
+            where = (
+                "" if key(result) in KNOWN else f", {result['dtype']}, fusion {result['fusion']}"
+            )
             found[f"{key(result)}{where}"] = reason(result) or f"unexplained: {result['detail']}"
     return found
 

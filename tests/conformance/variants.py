@@ -3,9 +3,10 @@
 `inplace` and `out` take each sample of an operator in the usual form: a tensor of its own, and an
 empty result. `inplace_forms` and `out_forms` take the first few in forms that programs are less
 used to: views, other strides, expanded tensors, tensors that require grad, and, of `out=`, other
-dtypes and shapes. `fused` puts each sample between ops that join groups. Eager refuses many of them, and says why. `error` are the inputs that PyTorch
-expects to be refused, `module_error` and `optim_error` those of modules and optimizers; `dtype` are
-samples in dtypes that the operator does not have.
+dtypes and shapes. Eager refuses many of them, and says why. `fused` puts each sample between ops
+that join groups. `error` are the inputs that PyTorch expects to be refused, `module_error` and
+`optim_error` those of modules and optimizers; `dtype` are samples in dtypes that the operator does
+not have.
 """
 
 from __future__ import annotations
@@ -136,8 +137,8 @@ def negated(x: Any) -> Any:
         return x
     if x.dtype == torch.bool:
         return x.logical_not()
-    known = x.is_floating_point() or x.is_complex() or x.dtype in (torch.int32, torch.int64)
-    return x.neg() if known and not x.dtype.itemsize == 1 else x
+    wide = x.dtype.itemsize > 1
+    return x.neg() if wide and (x.is_signed() or x.is_complex()) else x
 
 
 def fused_samples(op: Any, dtype: torch.dtype | None) -> Iterator[Sample]:

@@ -27,7 +27,6 @@ from .compare import Observed, difference, error_at_the_read, observe_eager, obs
 from .suites import Entry, Sample, first_samples
 from .variants import entries
 
-
 # What is set in this process is the first setting's at the first sample, the second's at the next,
 # and so on: what a setting finds that runs first is found in each of them.
 turns = itertools.count()
