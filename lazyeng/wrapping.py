@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 
 from lazyeng import _C, errors
@@ -91,8 +92,8 @@ def _wrappable(tensor: torch.Tensor) -> bool:
         and not tensor.is_quantized
         and not tensor.is_nested
         and not isinstance(tensor, UninitializedTensorMixin)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        and not torch._C._functorch.is_legacy_batchedtensor(tensor)
+        and not is_functorch_wrapped_tensor(tensor)
+        and not is_legacy_batchedtensor(tensor)
     )
 
 
