@@ -131,19 +131,19 @@ are raised at the call.
 """
 
 HOW_TO_RUN = """\
-What is not in the table was not run in full. One command runs all of it, 522 lines: every suite in
+What is not in the table was not run in full. One command runs all of it, 576 lines: every suite in
 six dtypes and three modes, with fusion auto, on and off.
 
 ```
 python -m tests.conformance --full --jobs 2
 ```
 
-With one job that takes about eight hours, half of them for `offset`. That is by samples, all equal,
-of 2026-11-24 on two cores with a load of 4 to 10: one entry of 20 in 82 of the lines, one of 5 in
-the four lines whose time a few slow entries make up; 46 s for a line on the average, and 7 s to
-start its process. Each result is logged as it comes, in `build/conformance-full.jsonl` if `--log`
-names no other file; a run that was cut short goes on where it was. The other options leave
-something out: `--full --mode sync --suite op out`.
+The nine settings of a suite and dtype share a process: each sample is made, and run eagerly, once.
+Which of them runs it first changes from sample to sample (what the first one learns, the others
+use). An entry in which that process is lost is run again, each setting in a process of its own.
+Each result is logged as it comes, in `build/conformance-full.jsonl` if `--log` names no other file;
+a run that was cut short goes on where it was. The other options leave something out: `--full --mode
+sync --suite op out`.
 
 The page is made from logs, of which the latest result of an entry counts (an entry that differed is
 run again once that is mended), and from the lines that it has for what was not run again. What was
