@@ -29,6 +29,9 @@ WITH_FUSION_ON: dict[tuple[str, str], str] = {
         "three steps that amplify roundings: eager differs five times as much from the same steps in "
         "float64, and six times as much from itself with one parameter changed in its last place"
     ),
+    ("optim:LBFGS", "complex64"): (
+        "keeps numbers of Python, which are compared exactly: 1e-7 of their size apart, as float32 is"
+    ),
     ("optim:LBFGS", "default"): (
         "state of a line search that has converged: eager's own differs as much where the parameters "
         "at the start are changed in their last places; losses and parameters agree to 3e-7"
