@@ -32,6 +32,7 @@ WITH_FUSION_ON: dict[tuple[str, str], str] = {
     ("optim:LBFGS", "complex64"): (
         "keeps numbers of Python, which are compared exactly: 1e-7 of their size apart, as float32 is"
     ),
+    ("optim:LBFGS", "float64"): "as in complex64; here 1e-16 of their size apart",
     ("optim:LBFGS", "default"): (
         "state of a line search that has converged: eager's own differs as much where the parameters "
         "at the start are changed in their last places; losses and parameters agree to 3e-7"
