@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 import warnings
 from typing import Any
@@ -30,7 +31,21 @@ def register() -> None:
     torch.utils.backend_registration.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=False
     )
+    _autocast_by_name()
     torch.serialization.register_package(9, lambda _storage: None, _load_storage)
+
+
+def _autocast_by_name() -> None:
+    """``torch.autocast("lazyeng")`` is that of the real device: lazy tensors go by it."""
+    original = torch.autocast.__init__
+
+    @functools.wraps(original)
+    def init(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
+        if isinstance(device_type, str) and device_type.partition(":")[0] == NAME:
+            device_type = "cuda" if torch.cuda.is_available() else "cpu"
+        original(self, device_type, *args, **kwargs)
+
+    setattr(torch.autocast, "__init__", init)  # noqa: B010 (a type checker refuses the assignment)
 
 
 def _load_storage(storage: Any, location: str) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 
 from lazyeng import _C, errors
@@ -83,13 +84,16 @@ def _unwrap_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _wrappable(tensor: torch.Tensor) -> bool:
-    """Strided tensors with memory; sparse, quantized, nested and meta ones stay as they are."""
+    """Strided tensors with memory; sparse, quantized, nested and meta ones stay as they are, and
+    those that stand for many in vmap."""
     return (
         tensor.layout == torch.strided
         and tensor.device.type in ("cpu", "cuda")
         and not tensor.is_quantized
         and not tensor.is_nested
         and not isinstance(tensor, UninitializedTensorMixin)
+        and not is_functorch_wrapped_tensor(tensor)
+        and not is_legacy_batchedtensor(tensor)
     )
 
 

@@ -216,6 +216,42 @@ def test_autocast(dtype, way):
     compare(program, way)
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("name", ["lazyeng", "lazyeng:0"])
+def test_autocast_by_the_name_of_the_device(name, enabled):
+    x = torch.ones(2, 2, device=name)
+    with torch.autocast(name, dtype=torch.bfloat16, enabled=enabled):
+        assert (x @ x).dtype == (torch.bfloat16 if enabled else torch.float32)
+    assert (x @ x).dtype == torch.float32
+
+
+@pytest.mark.parametrize("vmap", [torch.func.vmap, torch._vmap_internals._vmap])
+@pytest.mark.parametrize("gradient", [lambda x: x, wrap], ids=["plain", "lazy"])
+def test_many_gradients_at_once(vmap, gradient):
+    """vmap over grad(): what stands for many gradients is no tensor that could be wrapped."""
+    x = torch.tensor([0.3, 0.7])
+    expected = torch.autograd.functional.jacobian(torch.sin, x)
+    x = wrap(x).requires_grad_()
+    y = x.sin()
+    rows = vmap(lambda v: torch.autograd.grad(y, x, v, retain_graph=True)[0])(
+        gradient(torch.eye(2))
+    )
+    assert rows.tolist() == expected.tolist()
+
+
+def test_vectorized_jacobian(way):
+    def program(side):
+        x, weight = side(torch.rand(3)), side(torch.rand(4, 3))
+        return [
+            torch.autograd.functional.jacobian(lambda v: (weight @ v).sin(), x, vectorize=True),
+            torch.autograd.functional.hessian(
+                lambda v: (weight @ v).sin().sum(), x, vectorize=True
+            ),
+        ]
+
+    compare(program, way)
+
+
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_checkpoint_with_dropout(use_reentrant, way):
     """The recomputed forward pass draws the same dropout masks."""

@@ -8,9 +8,9 @@ import pytest
 
 from .conformance import __main__ as conformance
 from .conformance import generic, generic_report, log, report
-from .conformance.known import GENERIC, KNOWN, METADATA_ONLY
+from .conformance.known import GENERIC, KNOWN, METADATA_ONLY, WITH_FUSION_ON
 from .conformance.report import row, unexpected
-from .conformance.runner import Plan, names_of, run
+from .conformance.runner import Plan, names_of, run, run_together
 from .conformance.variants import SUITES
 
 JOBS = min(2, os.cpu_count() or 1)
@@ -38,6 +38,7 @@ SAMPLES = [
     (Plan("out_forms", "async", "wrap", limit=7), 3),
     (Plan("op", "deferred", "wrap", limit=1, fusion="on"), 2),
     (Plan("op", "async", "block", limit=1, fusion="off"), 3),
+    (Plan("fused", "deferred", "wrap", limit=1, fusion="on"), 3),
     (Plan("module_error", "async", "wrap"), 1),
     (Plan("optim_error", "deferred", "block"), 1),
 ]
@@ -91,8 +92,10 @@ def test_the_data_bases_are_complete(names):
 
 def test_exceptions_name_entries_that_exist(names):
     present = {f"{suite}:{name}" for suite, found in names.items() for name in found}
-    assert KNOWN.keys() | METADATA_ONLY.keys() <= present
-    assert all(len(reason) > 10 for reason in [*KNOWN.values(), *METADATA_ONLY.values()])
+    with_fusion = {entry for entry, _ in WITH_FUSION_ON}
+    assert KNOWN.keys() | METADATA_ONLY.keys() | with_fusion <= present
+    reasons = [*KNOWN.values(), *METADATA_ONLY.values(), *WITH_FUSION_ON.values()]
+    assert all(len(reason) > 10 for reason in reasons)
 
 
 def test_at_most_twelve_operators_are_excepted():
@@ -104,6 +107,38 @@ def result(name, status="equal", suite="op", **changed):
     plan = Plan(suite, "async", dtype="int64")
     measured = {"samples": 2, "different": int(status != "equal"), "seconds": 0.5, "detail": ""}
     return {"name": name, "status": status} | measured | plan.what | log.stamp() | changed
+
+
+def test_what_may_differ_with_fusion_on_may_not_without():
+    found = {"suite": "op", "dtype": "bfloat16"}
+    results = [
+        result("rsqrt", "different", fusion=fusion, **found) for fusion in ("on", "off", "auto")
+    ]
+    assert [r["fusion"] for r in report.unexpected(results)] == ["off", "auto"]
+
+
+def test_settings_that_share_a_process_give_what_each_gives_alone():
+    plans = tuple(
+        Plan("fused", mode, limit=3, fusion=fusion)
+        for mode in ("async", "deferred", "sync")
+        for fusion in ("on", "off")
+    )
+    results = run_together(plans, ["exp", "add", "var"], 1, lambda _: None)
+    assert [(r["mode"], r["fusion"], r["name"]) for r in results] == [
+        (p.mode, p.fusion, name) for p in plans for name in ("exp", "add", "var")
+    ]
+    assert {r["status"] for r in results} == {"equal"} and {r["samples"] for r in results} == {3}
+
+
+def test_each_setting_gets_a_process_where_that_of_all_was_lost():
+    """An entry that does not exist ends the worker; what comes after it is run."""
+    plans = (Plan("optim", "async", limit=1), Plan("optim", "sync", limit=1))
+    results = run_together(plans, ["no such entry", "SGD"], 1, lambda _: None)
+    assert [(r["mode"], r["name"], r["status"]) for r in results] == [
+        (p.mode, name, status)
+        for p in plans
+        for name, status in (("no such entry", "crash"), ("SGD", "equal"))
+    ]
 
 
 def test_the_latest_of_the_logs_counts_and_parts_are_left_out(tmp_path):
@@ -122,9 +157,16 @@ def test_the_latest_of_the_logs_counts_and_parts_are_left_out(tmp_path):
     assert "| sync |" not in page and "| entry |" not in page.partition("## Metadata")[0]
 
 
+def test_a_page_keeps_the_lines_of_what_was_not_run_again():
+    page = report.docs_page([result("add"), result("mul"), result("add", suite="offset")])
+    again = report.docs_page([result("add", seconds=7.0), result("mul")], page)
+    assert "| op | int64 | auto | async | wrap | 2 | 2 | 0 | 4 | 8 |\n| offset | int64 |" in again
+    assert report.docs_page([], again) == again
+
+
 def test_the_full_run_is_the_product_of_all():
     plans = [*conformance.plans(conformance.arguments(["--full"]))]
-    assert len({*plans}) == len(plans) == (9 * 6 + 4) * 3 * 3
+    assert len({*plans}) == len(plans) == (10 * 6 + 4) * 3 * 3
     assert {plan.suite for plan in plans} == {*SUITES}
     less = conformance.arguments(["--full", "--mode", "sync", "--suite", "op", "dtype"])
     assert {plan.mode for plan in conformance.plans(less)} == {"sync"}

@@ -264,3 +264,14 @@ def test_op_that_returns_a_subclass(fake, mode):
         for _ in range(2):
             y = wrapped(torch.ones(3))
             assert type(y) is Wrapped and (y + 1).tolist() == [3.0] * 3
+
+
+def test_wrong_meta_function_of_torchs_own():
+    """prims are torch's ops in Python: that of this one says float. (torch 2.13; one that says bool
+    passes too.)"""
+    x = torch.tensor([1.0, -2.0])
+    expected = torch.ops.prims.signbit(x)
+    for _ in range(3):
+        with lazy("deferred"):
+            found = torch.ops.prims.signbit(wrap(x))
+        assert found.dtype == expected.dtype and found.tolist() == expected.tolist()

@@ -405,6 +405,21 @@ def test_warning_made_an_error_leaves_the_writes_of_a_block_complete():
     q.data_ptr()  # nothing guards its memory any more
 
 
+def test_warning_that_torch_says_once_is_not_said_to_a_stand_in():
+    """The kernel that tells the metadata on memory of ours warns of nothing, and must not be the
+    one time. In a process of its own: once is once in a process."""
+    script = """
+        import torch, lazyeng
+        x = lazyeng.wrap(torch.arange(9.0).view(3, 3)).t()
+        for _ in range(3):
+            torch.searchsorted(x, x)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and done.stderr.count("input value tensor is non-contiguous") == 1
+
+
 def test_warning_nobody_reads_comes_at_exit():
     script = """
         import torch, lazyeng

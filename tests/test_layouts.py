@@ -124,3 +124,20 @@ def test_memory_and_layouts_of_other_kinds(program):
     with lazyeng.lazy("deferred"):
         found = program(lambda x: x * 1)
     assert found == expected
+
+
+def resizes_beyond_memory():
+    """Each message is of its own call, though eager leaves sizes that no tensor can have."""
+    x, said = torch.empty((), dtype=torch.float64), []
+    for sizes in ([2, 4, 2**29, 2**29], [8, 8, 2**29, 2**29], [0, 4, 2**61]):
+        with pytest.raises(RuntimeError) as caught:
+            x.resize_(sizes)
+        said.append((str(caught.value), tuple(x.shape)))
+    return said
+
+
+def test_refused_resizes_of_a_plain_tensor(mode):
+    expected = resizes_beyond_memory()
+    with lazyeng.lazy(mode):
+        found = resizes_beyond_memory()
+    assert found == expected

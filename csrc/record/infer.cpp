@@ -343,7 +343,7 @@ bool python_metas_have_run() {
 /// narrow dtypes, of which most of what is known to be wrong is said, nor complex ones, or integers
 /// alone, which many kernels do not have.
 bool has_to_do(const Call& call) {
-  if (thread_mode().mode != Mode::deferred) return false;
+  if (thread_mode().mode != Mode::deferred || !call.info.aten) return false;
   bool floats = false;
   for (const run::GeometryRef& look : call.looks) {
     if (!look || look->data().wrapped_number || c10::isIntegralType(look->dtype(), true)) continue;
@@ -354,7 +354,9 @@ bool has_to_do(const Call& call) {
 }
 
 bool meta_is_believed(const Call& call) {
-  if (call.info.made_of_ops && (call.info.cpp_meta || python_metas_have_run())) return true;
+  // (Those of prims stand beside what prims are made of, and may be wrong all the same.)
+  if (call.info.made_of_ops && call.info.aten && (call.info.cpp_meta || python_metas_have_run()))
+    return true;
   PlanKey kind;
   if (!make_kind_key(call, kind)) return has_to_do(call);
   const std::optional<MetaFinding> found = meta_findings().find(kind);
@@ -432,18 +434,29 @@ PlanRef infer_any(const Call& call) {
   }
   if (kernel_can_be_tried(call)) return ask_kernel(call);
   // (Of a custom op its author's fake kernel is all there is to ask.)
-  if (call.info.aten && makes_tensors(call.info) &&
+  if (call.info.torchs && makes_tensors(call.info) &&
       (call.info.lacks_meta || !(meta_is_asked(call) && meta_is_believed(call))))
     return nullptr;
   if (out_may_be_refused(call)) return nullptr;
   PlanRef plan = ask_meta(call, For::meta, answer);
-  if (answer == Answer::none && call.info.aten) call.info.lacks_meta = true;
+  if (answer == Answer::none && call.info.torchs) call.info.lacks_meta = true;
   return plan;
+}
+
+/// What a resize_ that eager refused leaves of a plain tensor: sizes that no tensor can have.
+bool beyond_all_memory(const run::GeometryRef& look) {
+  if (!look) return false;
+  int64_t elements = 1;
+  return std::any_of(look->sizes().begin(), look->sizes().end(), [&](int64_t size) {
+    return __builtin_mul_overflow(elements, size, &elements);
+  });
 }
 
 }  // namespace
 
 PlanRef infer(const Call& call) {
+  // (No stand-in can be made of it; the kernel knows what to say of it.)
+  if (std::any_of(call.looks.begin(), call.looks.end(), beyond_all_memory)) return nullptr;
   PlanRef plan = infer_any(call);
   return plan && may_refuse_dtype(call, *plan) ? nullptr : plan;
 }
@@ -487,7 +500,7 @@ PlanRef learn(const Call& call, const run::Node::Discovery& found) {
 
 void compare_with_meta(const Call& call, const run::Node::Discovery& found) {
   PlanKey kind;
-  if (!call.info.aten || !makes_tensors(call.info) || !meta_is_asked(call) ||
+  if (!call.info.torchs || !makes_tensors(call.info) || !meta_is_asked(call) ||
       kernel_can_be_tried(call) || !make_kind_key(call, kind))
     return;
   MetaFinding finding = meta_findings().find(kind).value_or(MetaFinding());

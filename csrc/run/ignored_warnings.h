@@ -9,7 +9,10 @@ namespace lazyeng::run {
 /// and while our kernels take the place of others.
 class IgnoredWarnings {
  public:
-  IgnoredWarnings() : guard_(&handler_) {}
+  IgnoredWarnings();
+  ~IgnoredWarnings();
+  IgnoredWarnings(const IgnoredWarnings&) = delete;
+  IgnoredWarnings& operator=(const IgnoredWarnings&) = delete;
 
  private:
   class Nothing final : public c10::WarningHandler {

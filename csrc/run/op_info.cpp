@@ -284,6 +284,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
   torch_name = name;
   torch_name.replace(colons, 2, ".");
   aten = base.rfind("aten::", 0) == 0;
+  torchs = aten || base.rfind("prims::", 0) == 0;
   trusts_contents = std::any_of(kVendors.begin(), kVendors.end(), [&](string_view vendor) {
     return short_name.find(vendor) != std::string::npos;
   });

@@ -79,6 +79,7 @@ struct OpInfo {
   std::optional<c10::OperatorHandle> out_form;  ///< of products: the same op with `out=`
   OffsetView offset_view = OffsetView::none;
   bool aten = false;
+  bool torchs = false;  ///< of aten or prims, whose meta functions are torch's own and may be wrong
   bool writes = false;  ///< some argument is written
   bool random = false;  ///< draws from a generator
   Collectivity collective = Collectivity::none;

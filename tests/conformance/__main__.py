@@ -6,16 +6,17 @@ import argparse
 import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from . import log, report
-from .runner import DEFAULT_TIMEOUT, Plan, names_of, run
+from .runner import DEFAULT_TIMEOUT, Plan, names_of, run_together
 
 MODES = ("async", "deferred", "sync")
 SUITES = ("op", "module", "optim")
 MORE_SUITES = (
     "no_grad",
+    "fused",
     "inplace",
     "inplace_forms",
     "out",
@@ -108,17 +109,46 @@ def run_all(args: argparse.Namespace) -> list[dict[str, Any]]:
         if not args.quiet and result["status"] not in ("equal", "n/a"):
             print(report.row(result), file=sys.stderr, flush=True)
 
-    todo = list(plans(args))
-    for number, plan in enumerate(todo, 1):
-        what = tuple(plan.what[part] for part in report.GROUP)
-        before = {r["name"]: r for r in done.get(what, [])}
-        wanted = names[plan.suite]
-        new = run(plan, [n for n in wanted if n not in before], args.jobs, progress)
-        found = [before[n] for n in wanted if n in before] + new
-        if args.full and not args.quiet:
-            print(f"{number}/{len(todo)} {report.total(what, found)}", file=sys.stderr, flush=True)
-        results += found
+    for number, together in enumerate(todo := shared(plans(args)), 1):
+        before = {plan: earlier(plan, done) for plan in together}
+        wanted = names[together[0].suite]
+        missing: dict[tuple[Plan, ...], list[str]] = {}
+        for name in wanted:
+            missing.setdefault(tuple(p for p in together if name not in before[p]), []).append(name)
+        missing.pop((), None)
+        for plans_without, lacking in missing.items():
+            for result in run_together(plans_without, lacking, args.jobs, progress):
+                before[plan_of(result, together)][result["name"]] = result
+        for plan in together:
+            found = [before[plan][n] for n in wanted if n in before[plan]]
+            if args.full and not args.quiet:
+                words = f"{number}/{len(todo)} {report.total(group_of(plan), found)}"
+                print(words, file=sys.stderr, flush=True)
+            results += found
     return results
+
+
+def shared(every: Iterable[Plan]) -> list[tuple[Plan, ...]]:
+    """Those that one process can run beside one eager run."""
+    found: dict[tuple[str, str], list[Plan]] = {}
+    for plan in every:
+        found.setdefault((plan.suite, plan.dtype), []).append(plan)
+    return [tuple(together) for together in found.values()]
+
+
+def group_of(plan: Plan) -> tuple[Any, ...]:
+    return tuple(plan.what[part] for part in report.GROUP)
+
+
+def plan_of(result: dict[str, Any], together: tuple[Plan, ...]) -> Plan:
+    what = tuple(result[part] for part in report.GROUP)
+    return next(plan for plan in together if group_of(plan) == what)
+
+
+def earlier(
+    plan: Plan, done: dict[tuple[Any, ...], list[dict[str, Any]]]
+) -> dict[str, dict[str, Any]]:
+    return {result["name"]: result for result in done.get(group_of(plan), [])}
 
 
 def main() -> int:

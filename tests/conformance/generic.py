@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .generic_report import show, unexplained, write_docs
+from .generic_report import LOST, name_on_cpu, show, unexplained, write_docs
 from .runner import NO_NAME, run_process
 
 # What this is compared with is "cpu": where lazyeng's tensors are, without lazyeng. "block" is the
@@ -49,14 +49,17 @@ class FileJob:
 
     def request(self, names: list[str]) -> dict[str, Any]:
         block = self.mode if self.device == "block" else None
-        request = {"file": str(self.path), "names": names, "select": self.select}
+        request = {"file": str(self.path), "names": names or None, "select": self.select}
         return request | {"block": block}
 
 
-def run_file(job: FileJob, limit: float) -> Iterator[dict[str, Any]]:
-    """A result of every test; of those after `limit` seconds, that they were not run."""
+def run_file(
+    job: FileJob, limit: float, names: list[str] | None = None
+) -> Iterator[dict[str, Any]]:
+    """A result of every test, or of these; of those after `limit` seconds, that they were not
+    run."""
     end = time.perf_counter() + limit
-    left: list[str] | None = None
+    left = names
     while left is None or (left and time.perf_counter() < end):
         names = list(left or [])
         done = set()
@@ -81,11 +84,12 @@ def run(
     """The earlier results, with those of these files and devices replaced."""
     results = earlier
     for path in paths:
-        for device in args.device:
+        for device in sorted(args.device, key=lambda d: d == "cpu"):
             job = FileJob(path, device, args.mode, args.timeout, args.select)
+            names = None if device != "cpu" else lost_elsewhere(results, path.name)
             found = [
                 r | {"file": path.name, "device": device, "mode": args.mode}
-                for r in run_file(job, args.limit)
+                for r in run_file(job, args.limit, names)
             ]
             counts = Counter(r["status"] for r in found)
             words = ", ".join(f"{n} {status}" for status, n in counts.most_common())
@@ -95,6 +99,14 @@ def run(
             if args.json:
                 args.json.write_text(json.dumps(results, indent=1))
     return results
+
+
+def lost_elsewhere(results: list[dict[str, Any]], file: str) -> list[str]:
+    """What has to be run on cpu: the tests that failed on another device."""
+    lost = [
+        r for r in results if r["file"] == file and r["device"] != "cpu" and r["status"] in LOST
+    ]
+    return sorted({name_on_cpu(result["name"]) for result in lost})
 
 
 def arguments() -> argparse.Namespace:
@@ -108,7 +120,8 @@ def arguments() -> argparse.Namespace:
     add("--tests", type=Path, required=True, metavar="DIR",
         help="the folder `test` of a checkout of PyTorch of the installed version")  # fmt: skip
     add("--file", nargs="+", default=list(FILES), help="test files in that folder")
-    add("--device", nargs="+", default=["lazyeng", "cpu"], choices=DEVICES)
+    add("--device", nargs="+", default=["lazyeng", "cpu"], choices=DEVICES,
+        help="of cpu, what failed on another device")  # fmt: skip
     add("--mode", default="async", choices=("async", "deferred", "sync"))
     add("--select", default="", metavar="REGEX", help="only tests with this in their name")
     add("--timeout", type=float, default=120, help="seconds for one test")

@@ -29,10 +29,15 @@ COLUMNS = (
 
 
 def key(result: dict[str, Any]) -> str:
-    """The same for both devices, whose names stand in those of class and test."""
-    cls, _, test = result["name"].partition(".")
-    cls = re.sub("(CPU|PRIVATEUSE1|LAZYENG)$", "", cls)
-    return f"{result['file']}:{cls}.{test.replace('_lazyeng', '_cpu')}"
+    """The same for both devices."""
+    return f"{result['file']}:{name_on_cpu(result['name'])}"
+
+
+def name_on_cpu(name: str) -> str:
+    """The names of devices stand in those of class and test."""
+    cls, _, test = name.partition(".")
+    cls = re.sub("(CPU|PRIVATEUSE1|LAZYENG)$", "CPU", cls)
+    return f"{cls}.{test.replace('_lazyeng', '_cpu')}"
 
 
 def reason_of(result: dict[str, Any]) -> str | None:

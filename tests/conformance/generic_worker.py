@@ -1,7 +1,7 @@
 """Runs the device-generic tests of one file of PyTorch's in this process; a line of JSON for each.
 
-Started by generic.py with a request on stdin: the file, and the names to run; without names, all
-that match `select`, and they come back first. The device is chosen by
+Started by generic.py with a request on stdin: the file, and the names to run (None: all that match
+`select`). What is run comes back first. The device is chosen by
 PYTORCH_TESTING_DEVICE_ONLY_FOR, which does what `instantiate_device_type_tests(..., only_for=...)`
 does.
 """
@@ -135,7 +135,11 @@ def main() -> None:
     sys.argv = [str(file)]
     module = importlib.import_module(file.stem)
     tests = {name_of(test): test for test in tests_of(module)}
-    names = request["names"] or [name for name in tests if re.search(request["select"], name)]
+    wanted = request["names"]
+    if wanted is None:
+        names = [name for name in tests if re.search(request["select"], name)]
+    else:
+        names = [name for name in wanted if name in tests]
     print(json.dumps({"names": names}), file=out, flush=True)
     if request["block"]:
         for test in tests.values():

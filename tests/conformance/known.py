@@ -15,6 +15,30 @@ KNOWN: dict[str, str] = {
     "out_forms:_batch_norm_with_update": _PRINTS,
 }
 
+# The same for LAZYENG_FUSION=on, in one dtype: groups round otherwise than eager there.
+_ROUNDED_ONCE = (
+    "eager rounds twice, 1 / sqrt(x), where elements fill no vector of the CPU (20 elements here), and "
+    "once where they do, as groups do everywhere; its gradient takes the cube of that difference"
+)
+
+WITH_FUSION_ON: dict[tuple[str, str], str] = {
+    ("op:rsqrt", "bfloat16"): _ROUNDED_ONCE,
+    ("fused:rsqrt", "bfloat16"): _ROUNDED_ONCE,
+    ("inplace:rsqrt", "bfloat16"): _ROUNDED_ONCE,
+    ("optim:Adafactor", "bfloat16"): (
+        "three steps that amplify roundings: eager differs five times as much from the same steps in "
+        "float64, and six times as much from itself with one parameter changed in its last place"
+    ),
+    ("optim:LBFGS", "complex64"): (
+        "keeps numbers of Python, which are compared exactly: 1e-7 of their size apart, as float32 is"
+    ),
+    ("optim:LBFGS", "float64"): "as in complex64; here 1e-16 of their size apart",
+    ("optim:LBFGS", "default"): (
+        "state of a line search that has converged: eager's own differs as much where the parameters "
+        "at the start are changed in their last places; losses and parameters agree to 3e-7"
+    ),
+}
+
 # Their results are uninitialised memory, in eager too: dtype, shape and strides are compared, the
 # values are not.
 METADATA_ONLY: dict[str, str] = {
@@ -55,9 +79,39 @@ GENERIC: dict[str, str] = {
     '`device="lazyeng"`: torch\'s argument parser compares the two names',
     r"can't alias tensor from device 'cpu' to 'lazyeng|test_alias_from_dlpack": "`torch.asarray("
     '..., device="lazyeng")` compares the names in C++, and copies or refuses',
-    r"test_block_diag_lazyeng|_cross_devices_|_different_devices_": "expects an error for tensors of two "
-    "devices; lazy and plain tensors of one real device go together",
-    r"test_resize_overflow": "not mended: after a resize_ that failed, the next one fails with the "
-    "message of the failed one",
-    r"test_advancedindex|test_trivial_fancy_out_of_bounds|test_normal_std_error": _VALUES,
+    r"test_block_diag_lazyeng|_cross_devices_|_different_devices_|test_grad_assignment_lazyeng"
+    r"|test_nonzero_lazyeng_": (
+        "expects an error for tensors of two devices; lazy and plain tensors of one real device go "
+        "together"
+    ),
+    r"test_advancedindex|test_trivial_fancy_out_of_bounds|test_normal_std_error"
+    r"|test_masked_scatter_\w+: AssertionError: RuntimeError not raised": _VALUES,
+    r"test_warn_invalid_degrees_of_freedom|test_nondeterministic_alert_\w+: AssertionError: UserWarning"
+    r"|test_bucketization|test_complex_half_experimental_warning": (
+        "expects a warning of a kernel at the call: it comes when the kernel runs, at the next wait"
+    ),
+    r"test_lazy_clone|cow_materialize": (
+        "asks a tensor for torch's copy-on-write storage, which a lazy tensor does not show"
+    ),
+    r"a storage cannot be made on the device": (
+        "makes a storage without a tensor on the device, which has no memory of its own"
+    ),
+    r"test_deepcopy_\w+: RuntimeError: lazyeng: a recorded write to this tensor is not complete": (
+        "reads the memory of a storage that it was given before a write was recorded: an error that "
+        "says so (docs/syncs.md), in place of stale memory"
+    ),
+    r"test_LSTM_grad_and_gradgrad_lazyeng|test_batchnorm_grad_lazyeng|test_mv_grad_stride_0_lazyeng": (
+        "writes a plain tensor through `.data` (whose writes have no version) while recorded calls "
+        "have yet to read it: docs/wrap.md, plain tensors that change; equal in mode sync"
+    ),
+    r"test_fmod_remainder_by_zero_integral_\w+: RuntimeError: ZeroDivisionError"
+    r"|test_upsamplingBiMode2d_nonsupported_dtypes\w+_uint8|not implemented for 'ComplexHalf'": (
+        "expects what other devices do of every one but cpu; the real device is cpu, and does as that"
+    ),
+    r"test_as_tensor_cpu|test_shared_buffer_cpu": (
+        "numpy looks at memory that a recorded write of the block has yet to reach: complete when the "
+        "tensor is read or the block ends"
+    ),
+    r"test_float_power_exceptions": "looks for tensors by `type(x) == torch.Tensor`",
+    r"test_pickle_gradscaler_lazyeng|test_grad_scaler_deprecated_warning": _NAME,
 }

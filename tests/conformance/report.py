@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .known import KNOWN, METADATA_ONLY, NOT_APPLICABLE_REASON
+from .known import KNOWN, METADATA_ONLY, NOT_APPLICABLE_REASON, WITH_FUSION_ON
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
 # The last section there is written by generic_report.py, and kept here.
@@ -17,13 +19,19 @@ def key(result: dict[str, Any]) -> str:
     return f"{result['suite']}:{result['name']}"
 
 
+def reason(result: dict[str, Any]) -> str | None:
+    """Why this one may differ."""
+    with_fusion = WITH_FUSION_ON if result["fusion"] == "on" else {}
+    return KNOWN.get(key(result)) or with_fusion.get((key(result), result["dtype"]))
+
+
 def unexpected(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Neither equal, nor without samples, nor listed with a reason."""
-    return [r for r in results if r["status"] not in ("equal", "n/a") and key(r) not in KNOWN]
+    return [r for r in results if r["status"] not in ("equal", "n/a") and not reason(r)]
 
 
 def row(result: dict[str, Any]) -> str:
-    note = f"known: {KNOWN[key(result)]} " if key(result) in KNOWN else ""
+    note = f"known: {reason(result)} " if reason(result) else ""
     return (
         f"{result['suite']:8s} {result['dtype']:9s} {result['fusion']:4s} {result['mode']:9s} "
         f"{result['how']:6s} {result['name']:45s} {result['status']:10s} "
@@ -101,6 +109,7 @@ unless it depends on values (`DEPENDS_ON_VALUES` in known.py); equal dtype, shap
 |---|---|
 | `op`, `module`, `optim` | PyTorch's data bases, forward and backward |
 | `no_grad` | op_db without gradients, which takes other ways into the recorder |
+| `fused` | each operator between pointwise ones that join groups: `op(-(-x))`, then `-` |
 | `inplace`, `out` | the operators in place, and with an empty `out=` |
 | `inplace_forms` | the first samples on views, transposed and expanded tensors and on leaves |
 | `out_forms` | the first samples with `out=` of other strides, shapes and dtypes |
@@ -122,22 +131,23 @@ are raised at the call.
 """
 
 HOW_TO_RUN = """\
-What is not in the table was not run in full. One command runs all of it, 522 lines: every suite in
+What is not in the table was not run in full. One command runs all of it, 576 lines: every suite in
 six dtypes and three modes, with fusion auto, on and off.
 
 ```
 python -m tests.conformance --full --jobs 2
 ```
 
-With one job that takes about eight hours, half of them for `offset`. That is by samples, all equal,
-of 2026-11-24 on two cores with a load of 4 to 10: one entry of 20 in 82 of the lines, one of 5 in
-the four lines whose time a few slow entries make up; 46 s for a line on the average, and 7 s to
-start its process. Each result is logged as it comes, in `build/conformance-full.jsonl` if `--log`
-names no other file; a run that was cut short goes on where it was. The other options leave
-something out: `--full --mode sync --suite op out`.
+The nine settings of a suite and dtype share a process: each sample is made, and run eagerly, once.
+Which of them runs it first changes from sample to sample (what the first one learns, the others
+use). An entry in which that process is lost is run again, each setting in a process of its own.
+Each result is logged as it comes, in `build/conformance-full.jsonl` if `--log` names no other file;
+a run that was cut short goes on where it was. The other options leave something out: `--full --mode
+sync --suite op out`.
 
 The page is made from logs, of which the latest result of an entry counts (an entry that differed is
-run again once that is mended). What was run in part is left out:
+run again once that is mended), and from the lines that it has for what was not run again. What was
+run in part is left out:
 
 ```
 python -m tests.conformance --suite op --dtype bfloat16 int64 --mode async --log part.jsonl
@@ -146,23 +156,34 @@ python -m tests.conformance --from part.jsonl build/conformance-full.jsonl --doc
 """
 
 
-def summary(results: list[dict[str, Any]]) -> list[str]:
-    """The table: a line for each suite, dtype, setting of fusion, mode and kind of inputs."""
-    columns = ("entries", "dtype", "fusion", "mode", "inputs", *counts([]), "seconds")
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for what, group in sorted(complete(results).items(), key=lambda item: place(item[0])):
+COLUMNS = ("entries", "dtype", "fusion", "mode", "inputs", *counts([]), "seconds")
+
+
+def summary(results: list[dict[str, Any]], earlier: str = "") -> list[str]:
+    """The table: a line for each suite, dtype, setting of fusion, mode and kind of inputs. Of an
+    earlier page, the lines of what was not run again."""
+    lines = {cells[:5]: cells for cells in rows(earlier)}
+    for what, group in complete(results).items():
         if not counts(group)["of"]:
             continue
         suite, dtype, fusion, mode, how, limit = what
         cells = (suite if not limit else f"{suite}, {limit} samples", dtype, fusion, mode, how)
         seconds = round(sum(r["seconds"] for r in group))
-        lines.append(f"| {' | '.join(map(str, (*cells, *counts(group).values(), seconds)))} |")
-    return lines
+        lines[cells] = tuple(map(str, (*cells, *counts(group).values(), seconds)))
+    ordered = sorted(lines.values(), key=place)
+    return [f"| {' | '.join(cells)} |" for cells in (COLUMNS, ("---",) * len(COLUMNS), *ordered)]
 
 
-def docs_page(results: list[dict[str, Any]]) -> str:
+def rows(page: str) -> Iterator[tuple[str, ...]]:
+    """Of the table in a page."""
+    _, heading, table = page.partition(f"| {' | '.join(COLUMNS)} |\n")
+    for line in table.partition("\n\n")[0].splitlines()[1:] if heading else ():
+        yield tuple(cell.strip() for cell in line.strip("| ").split(" | "))
+
+
+def docs_page(results: list[dict[str, Any]], earlier: str = "") -> str:
     """What was run, the totals, and every entry that is not equal with its reason."""
-    lines = [INTRODUCTION, versions(results), "", *summary(results)]
+    lines = [INTRODUCTION, versions(results, earlier), "", *summary(results, earlier)]
     lines += ["", HOW_TO_RUN, "## Not equal", ""]
     lines += table(not_equal(results), "every entry is equal")
     lines += ["", "## Raised at the read", "", RAISED_AT_THE_READ]
@@ -181,15 +202,17 @@ def complete(results: list[dict[str, Any]]) -> dict[tuple[Any, ...], list[dict[s
     return {what: group for what, group in found.items() if len(group) == entries[what[0]]}
 
 
-def versions(results: list[dict[str, Any]]) -> str:
-    found = sorted({f"PyTorch {r['torch']}, {r['date']}" for r in results})
-    return "; ".join(found) + "."
+def versions(results: list[dict[str, Any]], earlier: str) -> str:
+    found = {f"PyTorch {r['torch']}, {r['date']}" for r in results}
+    found |= set(re.findall(r"^PyTorch .*\.$", earlier.partition("| entries | dtype")[0], re.M))
+    every = {one.strip(" .") for line in found for one in line.split(";")}
+    return "; ".join(sorted(every)) + "."
 
 
 ORDER = {
     "suite": (
-        "op", "no_grad", "module", "optim", "inplace", "inplace_forms", "out", "out_forms", "error",
-        "module_error", "optim_error", "dtype", "offset",
+        "op", "no_grad", "fused", "module", "optim", "inplace", "inplace_forms", "out", "out_forms",
+        "error", "module_error", "optim_error", "dtype", "offset",
     ),
     "dtype": ("default", "float64", "bfloat16", "float16", "int64", "bool", "complex64"),
     "fusion": ("auto", "on", "off", "exact"),
@@ -198,8 +221,10 @@ ORDER = {
 }  # fmt: skip
 
 
-def place(what: tuple[Any, ...]) -> tuple[int, ...]:
-    return tuple(ORDER[part].index(w) for part, w in zip(GROUP[:5], what[:5], strict=True))
+def place(cells: tuple[str, ...]) -> tuple[int, ...]:
+    suite, *others = cells[:5]
+    what = (suite.partition(",")[0], *others)
+    return tuple(ORDER[part].index(w) for part, w in zip(GROUP[:5], what, strict=True))
 
 
 def not_equal(results: list[dict[str, Any]]) -> dict[str, str]:
@@ -209,7 +234,10 @@ def not_equal(results: list[dict[str, Any]]) -> dict[str, str]:
             if result["dtype"] == "default" and result["suite"] in ("op", "module", "optim"):
                 found[key(result)] = NOT_APPLICABLE_REASON
         elif result["status"] != "equal":
-            found[key(result)] = KNOWN.get(key(result), f"unexplained: {result['detail']}")
+            where = (
+                "" if key(result) in KNOWN else f", {result['dtype']}, fusion {result['fusion']}"
+            )
+            found[f"{key(result)}{where}"] = reason(result) or f"unexplained: {result['detail']}"
     return found
 
 
@@ -230,9 +258,9 @@ def table(rows: dict[str, str], empty: str, column: str = "reason") -> list[str]
 
 def write_docs(results: list[dict[str, Any]]) -> Path:
     DOCS.parent.mkdir(exist_ok=True)
-    _, heading, section = (
+    earlier, heading, section = (
         DOCS.read_text().partition(GENERIC_HEADING) if DOCS.exists() else ("",) * 3
     )
     kept = f"\n{heading}{section}" if heading else ""
-    DOCS.write_text(docs_page(results) + kept)
+    DOCS.write_text(docs_page(results, earlier) + kept)
     return DOCS

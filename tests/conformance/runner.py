@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import queue
@@ -45,7 +46,6 @@ class Plan:
     timeout: float = DEFAULT_TIMEOUT
     dtype: str = "default"  # float32, or the first that an operator has
     fusion: str = "auto"  # LAZYENG_FUSION
-    worker = "tests.conformance.worker"
 
     @property
     def what(self) -> dict[str, Any]:
@@ -55,11 +55,27 @@ class Plan:
             "fusion": self.fusion, "limit": self.limit,
         }  # fmt: skip
 
+
+@dataclass(frozen=True)
+class Shared:
+    """Plans of one suite and dtype in one process: each sample is made, and run eagerly, once."""
+
+    plans: tuple[Plan, ...]
+    worker = "tests.conformance.worker"
+
+    @property
+    def timeout(self) -> float:
+        return self.plans[0].timeout * len(self.plans)
+
     def environment(self) -> dict[str, str]:
-        return {"LAZYENG_MODE": self.mode, "LAZYENG_FUSION": self.fusion}
+        first = self.plans[0]
+        return {"LAZYENG_MODE": first.mode, "LAZYENG_FUSION": first.fusion}
 
     def request(self, names: list[str]) -> dict[str, Any]:
-        return self.what | {"names": names}
+        first = self.plans[0]
+        settings = [{"mode": p.mode, "how": p.how, "fusion": p.fusion} for p in self.plans]
+        common = {"suite": first.suite, "dtype": first.dtype, "limit": first.limit}
+        return common | {"settings": settings, "names": names}
 
 
 def names_of(suites: list[str]) -> dict[str, list[str]]:
@@ -79,12 +95,22 @@ def run(
     plan: Plan, names: list[str], jobs: int, progress: Callable[[dict[str, Any]], None]
 ) -> list[dict[str, Any]]:
     """Results in the order of `names`; `progress` sees each one as it comes."""
+    return run_together((plan,), names, jobs, progress)
+
+
+def run_together(
+    plans: tuple[Plan, ...],
+    names: list[str],
+    jobs: int,
+    progress: Callable[[dict[str, Any]], None],
+) -> list[dict[str, Any]]:
+    """Of plans of one suite and dtype; by plan, each in the order of `names`."""
     shards = [names[i::jobs] for i in range(jobs)]
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[tuple[Plan, str], dict[str, Any]] = {}
 
     def work(shard: list[str]) -> None:
-        for result in run_shard(plan, shard):
-            results[result["name"]] = result
+        for plan, result in run_shard(plans, shard):
+            results[plan, result["name"]] = result
             progress(result)
 
     threads = [threading.Thread(target=work, args=(shard,)) for shard in shards if shard]
@@ -92,16 +118,27 @@ def run(
         thread.start()
     for thread in threads:
         thread.join()
-    return [results[name] for name in names if name in results]
+    every = itertools.product(plans, names)
+    return [results[which] for which in every if which in results]
 
 
-def run_shard(plan: Plan, names: list[str]) -> Iterator[dict[str, Any]]:
+def run_shard(plans: tuple[Plan, ...], names: list[str]) -> Iterator[tuple[Plan, dict[str, Any]]]:
     left = list(names)
     while left:
-        for result in run_process(plan, list(left)):
-            result |= plan.what
+        for result in run_process(Shared(plans), list(left)):
             left.remove(result["name"])
-            yield result
+            yield from apart(plans, result)
+
+
+def apart(plans: tuple[Plan, ...], result: dict[str, Any]) -> Iterator[tuple[Plan, dict[str, Any]]]:
+    """The result of each plan. Where the process of several was lost, each gets one of its own."""
+    each = result.pop("each", [result] if len(plans) == 1 else None)
+    if each is None:
+        for plan in plans:
+            yield from run_shard((plan,), [result["name"]])
+        return
+    for plan, own in zip(plans, each, strict=True):
+        yield plan, result | own | plan.what
 
 
 def run_process(job: Job, names: list[str]) -> Iterator[dict[str, Any]]:

@@ -3,9 +3,10 @@
 `inplace` and `out` take each sample of an operator in the usual form: a tensor of its own, and an
 empty result. `inplace_forms` and `out_forms` take the first few in forms that programs are less
 used to: views, other strides, expanded tensors, tensors that require grad, and, of `out=`, other
-dtypes and shapes. Eager refuses many of them, and says why. `error` are the inputs that PyTorch
-expects to be refused, `module_error` and `optim_error` those of modules and optimizers; `dtype` are
-samples in dtypes that the operator does not have.
+dtypes and shapes. Eager refuses many of them, and says why. `fused` puts each sample between ops
+that join groups. `error` are the inputs that PyTorch expects to be refused, `module_error` and
+`optim_error` those of modules and optimizers; `dtype` are samples in dtypes that the operator does
+not have.
 """
 
 from __future__ import annotations
@@ -125,6 +126,45 @@ def inplace_entries(samples: Any, suite: str, dtype: torch.dtype | None) -> list
         for op in all_ops()
         if op.inplace_variant is not None
     ]
+
+
+# --- between ops that join groups
+
+
+def negated(x: Any) -> Any:
+    """Exact, and its own inverse."""
+    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.is_quantized:
+        return x
+    if x.dtype == torch.bool:
+        return x.logical_not()
+    wide = x.dtype.itemsize > 1
+    return x.neg() if wide and (x.is_signed() or x.is_complex()) else x
+
+
+def fused_samples(op: Any, dtype: torch.dtype | None) -> Iterator[Sample]:
+    for i, sample in enumerate(op_inputs(op, dtype)):
+        if isinstance(sample.input, torch.Tensor):
+            values = f"op:{op_name(op)}" not in METADATA_ONLY
+            yield Sample(str(i), partial(build_fused, op, sample, values))
+
+
+def build_fused(op: Any, sample: Any, values: bool, side: Side) -> Program:
+    """A single op joins no group: this one has its first argument from others, and its results go
+    to others."""
+    given = side(clone((sample.input, list(sample.args), sample.kwargs)))
+    first, args, kwargs = given
+    return Program(
+        call=lambda: tree_map(negated, op(negated(negated(first)), *args, **kwargs)),
+        inputs=lambda: given,
+        state=lambda: given,
+        process=sample.output_process_fn_grad or (lambda outputs: outputs),
+        backward=op.supports_autograd,
+        values=values,
+    )
+
+
+def fused_entries(dtype: torch.dtype | None) -> list[Entry]:
+    return [Entry("fused", op_name(op), partial(fused_samples, op, dtype)) for op in all_ops()]
 
 
 # --- out=: what is made for a result, given the result of the call without out=
@@ -350,6 +390,7 @@ SUITES: dict[str, Callable[[torch.dtype | None], list[Entry]]] = {
     "module": module_entries,
     "optim": optim_entries,
     "offset": offset_entries,
+    "fused": fused_entries,
     "inplace": partial(inplace_entries, inplace_samples, "inplace"),
     "inplace_forms": partial(inplace_entries, inplace_form_samples, "inplace_forms"),
     "out": partial(out_entries, out_samples, "out"),
