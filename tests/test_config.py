@@ -12,9 +12,9 @@ import lazyeng
 from lazyeng import LazyTensor, lazy, wrap
 
 STATS = {
-    "recorded", "executed", "groups", "hand_written", "launches", "on_one_core", "in_parts", "crowded",
-    "plans", "syncs", "fallbacks", "pending_ops", "pending_bytes", "pool_bytes", "peak_bytes",
-    "stack_table_entries",
+    "recorded", "executed", "groups", "hand_written", "launches", "on_one_core", "in_parts",
+    "crowded", "plans", "syncs", "fallbacks", "pending_ops", "pending_bytes", "pool_bytes",
+    "peak_bytes", "stack_table_entries",
 }  # fmt: skip
 
 

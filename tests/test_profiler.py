@@ -81,10 +81,22 @@ def test_arrows_lead_from_record_to_run(path):
         )
 
 
+def chain(x):
+    return (x * 2 + 1).neg()
+
+
+def in_one_group(program):
+    """Ran before: what was found out about its ops is known, and nothing runs at the call."""
+    with lazy("deferred"):
+        program()
+        synchronize()
+
+
 def test_groups_name_their_members(path):
     x = wrap(torch.rand(100))
+    in_one_group(lambda: chain(x))
     with lazyeng.profile(path), lazy("deferred"):
-        (x * 2 + 1).neg().tolist()
+        chain(x).tolist()
     (group,) = events_of(path, cat="group")
     names = [member.split("#")[0] for member in group["args"]["members"]]
     assert names == ["aten::mul.Tensor", "aten::add.Tensor", "aten::neg"]
@@ -282,6 +294,7 @@ def test_under_torchs_profiler():
 
 def test_torchs_profiler_sees_the_engines_threads():
     x = torch.rand(256, 256)  # too large for the thread that reads to run it itself
+    in_one_group(lambda: (x @ x) * 2 + 1)
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     with torch.profiler.profile(experimental_config=config) as profiler, lazy("deferred"):
         ((x @ x) * 2 + 1).tolist()

@@ -31,8 +31,8 @@ class Guest {
 
   /// How long it looks before it sleeps.
   virtual std::chrono::microseconds patience() const noexcept = 0;
-  /// It is going to sleep until there are `news`, which somebody who offers parts may be, too. False
-  /// if some are offered now.
+  /// It is going to sleep until there are `news`, which somebody who offers parts may be, too.
+  /// False if some are offered now.
   virtual bool sleeps(EventCount& news) = 0;
   /// After sleeps(), whatever that said: it looks again.
   virtual void wakes(EventCount& news) = 0;

@@ -5,10 +5,10 @@
 // some as well. Nobody is waited for before he has taken one: if no thread is free, the op loses
 // nothing, and a thread that becomes free in the middle of it still helps.
 //
-// Each part is called once: next_ gives each number out once. The owner's `part` outlives all calls:
-// finish() returns when as many have ended as were to be called, and what takes a number afterwards
-// finds none left, so it calls nothing. What the parts have written is seen by whoever returns from
-// finish(): unfinished_ is decremented with release, and read with acquire.
+// Each part is called once: next_ gives each number out once. The owner's `part` outlives all
+// calls: finish() returns when as many have ended as were to be called, and what takes a number
+// afterwards finds none left, so it calls nothing. What the parts have written is seen by whoever
+// returns from finish(): unfinished_ is decremented with release, and read with acquire.
 #pragma once
 
 #include <atomic>

@@ -145,18 +145,17 @@ constexpr std::array<string_view, 20> kRows = {"aten::sum",
 
 /// Begins of the names of ops whose kernels start helpers however small their tensors are: those of
 /// oneDNN, and what shares out channels or images instead of elements.
-constexpr std::array<string_view, 11> kFansOut = {
-    "aten::gelu",
-    "aten::convolution",
-    "aten::mkldnn_",
-    "aten::_scaled_dot_product_",
-    "aten::max_pool",
-    "aten::avg_pool",
-    "aten::_adaptive_avg_pool",
-    "aten::adaptive_max_pool",
-    "aten::upsample_",
-    "aten::native_batch_norm",
-    "aten::_embedding_bag"};
+constexpr std::array<string_view, 11> kFansOut = {"aten::gelu",
+                                                  "aten::convolution",
+                                                  "aten::mkldnn_",
+                                                  "aten::_scaled_dot_product_",
+                                                  "aten::max_pool",
+                                                  "aten::avg_pool",
+                                                  "aten::_adaptive_avg_pool",
+                                                  "aten::adaptive_max_pool",
+                                                  "aten::upsample_",
+                                                  "aten::native_batch_norm",
+                                                  "aten::_embedding_bag"};
 
 /// They move elements, or set them.
 constexpr std::array<string_view, 10> kCopies = {

@@ -103,7 +103,7 @@ struct OpInfo {
   bool trusts_contents = false;
   /// Of its first tensor it takes some rows or elements: that may be much larger than what it does.
   bool takes_some_of_first = false;
-  bool fans_out = false;  ///< its kernel starts helpers for tensors of any size
+  bool fans_out = false;    ///< its kernel starts helpers for tensors of any size
   bool looks_once = false;  ///< its kernel takes time linear in the size of what it gets
   /// On the CPU it is made of other ops, and so it is on the meta device: that tells the truth.
   bool made_of_ops = false;
@@ -111,8 +111,8 @@ struct OpInfo {
   bool moves_metadata = false;  ///< changes the metadata of what it writes (transpose_, squeeze_)
   /// Set once there was no meta function to ask: it is not looked for again.
   mutable std::atomic<bool> lacks_meta{false};
-  /// Set once a run returned another shape, dtype or class than was recorded: from then on the op is
-  /// run to learn what it returns. (Other strides are repaired: Doubt.)
+  /// Set once a run returned another shape, dtype or class than was recorded: from then on the op
+  /// is run to learn what it returns. (Other strides are repaired: Doubt.)
   mutable std::atomic<bool> distrust_plans{false};
   /// Of calls of which nothing can be told apart.
   mutable Doubt doubt;

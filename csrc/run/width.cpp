@@ -74,8 +74,8 @@ using Kernel = std::function<void(torch::jit::Stack&)>;
 
 /// What the kernel makes of such numbers: the results, and the arguments that it writes.
 /// Integers stay as they are: they may be places in another argument.
-std::vector<at::Tensor> results_of_trial(const OpInfo& info, torch::jit::Stack args,
-                                         uint32_t seed, const Kernel& kernel) {
+std::vector<at::Tensor> results_of_trial(const OpInfo& info, torch::jit::Stack args, uint32_t seed,
+                                         const Kernel& kernel) {
   std::vector<at::Tensor> results;
   for (size_t i = 0; i < args.size(); ++i) {
     if (!args[i].isTensor() || !args[i].toTensor().defined()) continue;
@@ -124,8 +124,8 @@ bool one_core_gives_the_bits(const OpInfo& info, const torch::jit::Stack& args, 
       });
 }
 
-bool slices_give_the_bits(const OpInfo& info, const torch::jit::Stack& args,
-                          const Geometry& result, int count) {
+bool slices_give_the_bits(const OpInfo& info, const torch::jit::Stack& args, const Geometry& result,
+                          int count) {
   const OneCore one(count);
   return give_the_same_bits(
       info, args, [&](torch::jit::Stack& stack) { info.handle.callBoxed(stack); },

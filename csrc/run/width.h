@@ -62,7 +62,8 @@ class Width final : public RefCounted {
   bool is_one(const OpInfo& info, const torch::jit::Stack& args, int threads);
   /// What it takes on one core, so far as is known.
   double microseconds() const;
-  /// Whether slices (slices.h), one by one, have the bits of the whole, on one core. Tries it, once.
+  /// Whether slices (slices.h), one by one, have the bits of the whole, on one core. Tries it,
+  /// once.
   bool slices_have_the_bits(const OpInfo& info, const torch::jit::Stack& args,
                             const Geometry& result, int threads);
   /// A run took so long on so many cores. Returns what it takes on one, from what
@@ -76,7 +77,7 @@ class Width final : public RefCounted {
   const bool in_vectors_;
   const int64_t numel_;
   std::atomic<int> uses_{0};
-  std::atomic<int> found_{0};  // n: one core gives the bits of n threads; -n: it does not
+  std::atomic<int> found_{0};   // n: one core gives the bits of n threads; -n: it does not
   std::atomic<int> slices_{0};  // n: n slices do; -n: they do not
 };
 

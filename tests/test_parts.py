@@ -1,0 +1,117 @@
+"""Large ops that are done in parts, also by threads that wait (csrc/run/parts.h): eager's bits."""
+
+import random
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import lazyeng
+from lazyeng import _C, lazy, wrap
+
+RUNS = 24  # the first few of a plan come before its trial
+
+
+@pytest.fixture(autouse=True)
+def always():
+    _C.set_always_in_parts(True)
+    yield
+    _C.set_always_in_parts(False)
+
+
+def in_parts():
+    return lazyeng.engine_stats()["in_parts"]
+
+
+def sizes(draw):
+    return [draw.choice((1, 16, 33, 64, 127, 128, 200, 256, 300)) for _ in range(3)]
+
+
+def products(draw):
+    m, k, n = sizes(draw)
+    a, b = torch.randn(m, k), torch.randn(k, n)
+    row, whole, column = torch.randn(n), torch.randn(m, n), torch.randn(m, 1)
+    yield "mm", lambda: a @ b
+    yield "mm of transposed", lambda: b.t() @ a.t()
+    yield "linear", lambda: F.linear(a, b.t(), row)
+    yield "addmm", lambda: torch.addmm(whole, a, b, beta=0.5, alpha=2)
+    yield "addmm of a column", lambda: torch.addmm(column, a, b)
+    yield "bmm", lambda: torch.bmm(a.expand(5, m, k), b.expand(5, k, n))
+    yield "baddbmm", lambda: torch.baddbmm(whole, a.expand(4, m, k), b.expand(4, k, n))
+    yield "float64", lambda: a.double() @ b.double()
+    yield "bfloat16", lambda: a.bfloat16() @ b.bfloat16()
+
+
+def groups(draw):
+    x, y = torch.randn(draw.choice((100, 70_001, 150_000))), torch.randn(())
+    yield "chain", lambda: ((x * 2 + y).clamp(-1, 1) - x) * x
+    yield "in place", lambda: x.clone().mul_(0.5).add_(x).sub_(y)
+    yield "largest", lambda: (x * 2 - 1).amax()
+
+
+def bits(tensor):
+    return lazyeng.unwrap(tensor).contiguous().reshape(-1).view(torch.uint8)
+
+
+@pytest.mark.parametrize("programs", [products, groups])
+@pytest.mark.parametrize("seed", range(6))
+def test_bits_are_those_of_eager(programs, seed):
+    torch.manual_seed(seed)
+    for name, program in programs(random.Random(seed)):
+        expected = program()
+        with lazy():
+            found = [program() for _ in range(RUNS)]
+        for result in found:
+            assert torch.equal(bits(result), bits(expected)), name
+
+
+@pytest.mark.skipif(torch.get_num_threads() < 2, reason="one thread has no parts to give")
+def test_parts_are_taken():
+    """Of a group, and of a product unless the library's bits differ."""
+    x = torch.randn(300_000)
+    before = in_parts()
+    with lazy():
+        for _ in range(3):
+            y = (x * 2 + 1) * x - 3
+    assert y.shape == x.shape and in_parts() > before
+
+
+def test_many_threads_that_wait():
+    a, b = torch.randn(256, 256), torch.randn(256, 256)
+    expected = (a @ b).relu() + a
+    wrong = []
+
+    def work():
+        for _ in range(50):
+            if not torch.equal(lazyeng.unwrap((wrap(a) @ wrap(b)).relu() + a), expected):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_program_trains_as_in_eager():
+    def train():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8)
+        )
+        optimizer = torch.optim.AdamW(model.parameters())
+        x, y = torch.randn(128, 64), torch.randint(8, (128,))
+        losses = []
+        for _ in range(RUNS):
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    expected = train()
+    with lazy():
+        assert train() == expected
