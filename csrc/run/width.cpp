@@ -50,18 +50,19 @@ const Libraries& libraries() {
   return found;
 }
 
-/// Floating point numbers between 1 and 2, no two alike in a row of some thousands.
+/// Floating point numbers between 1 and 2, no two alike in a row of some thousands, with all the
+/// digits of their dtype: sums of others may have no roundings that could differ.
 at::Tensor made_up(const at::Tensor& like, uint32_t seed) {
   int64_t extent = 1;
   for (int64_t d = 0; d < like.dim(); ++d) extent += (like.size(d) - 1) * like.stride(d);
   TORCH_CHECK(extent <= kMostElements, "a view of much more memory than it has elements");
   at::Tensor numbers =
-      at::empty({like.numel() == 0 ? 0 : extent}, like.options().dtype(at::kFloat));
-  float* const data = numbers.mutable_data_ptr<float>();
-  uint32_t state = seed;
+      at::empty({like.numel() == 0 ? 0 : extent}, like.options().dtype(at::kDouble));
+  double* const data = numbers.mutable_data_ptr<double>();
+  uint64_t state = seed;
   for (int64_t i = 0; i < numbers.numel(); ++i) {
-    state = state * 1664525 + 1013904223;
-    data[i] = 1.0f + static_cast<float>(state >> 9) / (1 << 23);
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    data[i] = 1.0 + static_cast<double>(state >> 12) / (uint64_t{1} << 52);
   }
   return numbers.to(like.scalar_type()).as_strided(like.sizes(), like.strides(), 0);
 }
