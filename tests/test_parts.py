@@ -74,6 +74,7 @@ def test_parts_are_taken():
     with lazy():
         for _ in range(3):
             y = (x * 2 + 1) * x - 3
+            y.wait()
     assert y.shape == x.shape and in_parts() > before
 
 
