@@ -86,7 +86,8 @@ def test_small_ops_run_on_one_core(unfused):
     assert 0 <= on_one_core(lambda: a @ b) <= RUNS - 3
     assert on_one_core(lambda: torch.sigmoid(b)) == RUNS - 3
     assert on_one_core(lambda: b.softmax(-1)) == RUNS - 3
-    assert on_one_core(lambda: torch.cat([a, b])) == RUNS  # a copy: no trial
+    # A copy: no trial. (Less than 30 us, or it may have cores that nobody needs as well.)
+    assert on_one_core(lambda: torch.cat([a, a])) == RUNS
     few = torch.randn(1536)
     assert on_one_core(lambda: F.gelu(few)) == RUNS - 3  # that of oneDNN fans out at any size
 
