@@ -15,9 +15,9 @@ py::list registers(const fuse::Program& program) {
   using Kind = fuse::Register::Kind;
   py::list rows;
   for (const fuse::Register& reg : program.registers) {
-    const char* kind = reg.kind == Kind::scratch  ? "scratch"
-                       : reg.kind == Kind::tensor ? "tensor"
-                                                  : "parameter";
+    const char* kind = reg.kind == Kind::tensor      ? "tensor"
+                       : reg.kind == Kind::parameter ? "parameter"
+                                                     : "scratch";  // (or nowhere, on the CPU)
     rows.append(py::make_tuple(kind, fuse::name_of(reg.type), reg.index, name_of(reg.rate)));
   }
   return rows;
