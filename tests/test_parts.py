@@ -1,7 +1,7 @@
 """Large ops that are done in parts, also by threads that wait (csrc/run/parts.h): eager's bits."""
 
 import random
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -81,19 +81,12 @@ def test_parts_are_taken():
 def test_many_threads_that_wait():
     a, b = torch.randn(256, 256), torch.randn(256, 256)
     expected = (a @ b).relu() + a
-    wrong = []
 
-    def work():
-        for _ in range(50):
-            if not torch.equal(lazyeng.unwrap((wrap(a) @ wrap(b)).relu() + a), expected):
-                wrong.append(1)
+    def are_equal(_):
+        return torch.equal(lazyeng.unwrap((wrap(a) @ wrap(b)).relu() + a), expected)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(are_equal, range(200)))
 
 
 def test_a_program_trains_as_in_eager():
