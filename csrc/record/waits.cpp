@@ -9,6 +9,7 @@
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/plain_values.h"
+#include "csrc/run/program_time.h"
 #include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
 #include "csrc/run/spare_cores.h"
@@ -35,7 +36,10 @@ struct FreshVersion final : engine::Op {
 /// What is polled during one wait: a wait long enough to be polled leaves the cores to the engine.
 class Polled {
  public:
-  Polled() { run::spare_cores().program_waits(true, begin_); }
+  Polled() {
+    run::program_time().note_this_thread();
+    run::spare_cores().program_waits(true, begin_);
+  }
   Polled(const Polled&) = delete;
   ~Polled() {
     const auto now = std::chrono::steady_clock::now();

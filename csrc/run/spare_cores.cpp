@@ -2,6 +2,9 @@
 #include "csrc/run/spare_cores.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "csrc/run/program_time.h"
 
 namespace lazyeng::run {
 
@@ -16,6 +19,7 @@ void SpareCores::ran_large(double microseconds, int cores, Clock::time_point now
   if (cores < 2) return;  // whoever asked for one thread has nothing to share
   const std::lock_guard lock(mutex_);
   large_ += microseconds;
+  without_large_ = {};
   if (now - period_ < kPeriod) return;
   // (A program that had nothing large to do for long is measured from now on.)
   if (now - period_ < kForgets) decide(cores, now);
@@ -25,13 +29,16 @@ void SpareCores::ran_large(double microseconds, int cores, Clock::time_point now
 
 void SpareCores::look(Clock::time_point now) {
   const std::lock_guard lock(mutex_);
-  if (now - period_ > kForgets) for_large_ops_.store(false, std::memory_order_relaxed);
+  const Clock::duration since = now - std::exchange(looked_, now);
+  if (since < kPause) without_large_ += since;
+  if (without_large_ > kForgets) for_large_ops_.store(false, std::memory_order_relaxed);
 }
 
 void SpareCores::decide(int cores, Clock::time_point now) {
   Clock::duration waited = waited_;
   if (program_waits()) waited += now - std::max(waits_since_, period_);
-  own_ += std::chrono::duration<double, std::micro>(now - period_ - waited).count();
+  const double awake = std::chrono::duration<double, std::micro>(now - period_ - waited).count();
+  own_ += std::min(awake, program_cpu_().value_or(awake));
   const double times = for_large_ops() ? kStillPays : kPays;
   for_large_ops_.store(large_ * (cores - 1) > times * own_, std::memory_order_relaxed);
   large_ *= kRemembers;
@@ -39,7 +46,7 @@ void SpareCores::decide(int cores, Clock::time_point now) {
 }
 
 SpareCores& spare_cores() {
-  static auto* const instance = new SpareCores;
+  static auto* const instance = new SpareCores([] { return program_time().microseconds(); });
   return *instance;
 }
 

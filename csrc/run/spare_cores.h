@@ -10,13 +10,16 @@
 // more so as a program that waits helps with large ops itself where they are on one core (parts.h),
 // which needs no helper, and leaves none behind that spins.
 //
-// Both are measured, ten milliseconds at a time. A program without large ops leaves none.
+// Both are measured, ten milliseconds at a time. R is the time in which the program does not wait,
+// or what its threads have had of the cores, if that is less: who sleeps needs none. A program that
+// has recorded for a while without large ops leaves none.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 
 namespace lazyeng::run {
 
@@ -31,8 +34,15 @@ class SpareCores {
   /// W * (c - 1) in multiples of R: from the first large ops take one core no longer, below the
   /// second all cores no longer.
   static constexpr double kPays = 6, kStillPays = 4;
-  /// Without any for so long, large ops are forgotten.
+  /// Without any in so long a time of recording, large ops are forgotten.
   static constexpr std::chrono::milliseconds kForgets{200};
+  /// Whoever has not been asked for so long was not recording.
+  static constexpr std::chrono::milliseconds kPause{50};
+
+  /// What tells the microseconds that the program's threads have had of the cores since it was
+  /// asked last, if it knows.
+  using ProgramCpu = std::optional<double> (*)();
+  explicit SpareCores(ProgramCpu program_cpu) : program_cpu_(program_cpu) {}
 
   /// A thread of the program begins, or ends, to wait for the engine.
   void program_waits(bool waits, Clock::time_point now);
@@ -42,7 +52,7 @@ class SpareCores {
   /// A large op has run: what it takes on one core. Every now and then it decides anew.
   void ran_large(double microseconds, int cores, Clock::time_point now);
 
-  /// Every now and then, also if there are none.
+  /// Every now and then while the program records, also if there are none.
   void look(Clock::time_point now);
 
   /// Whether large ops shall run on all cores.
@@ -51,6 +61,7 @@ class SpareCores {
  private:
   void decide(int cores, Clock::time_point now);
 
+  const ProgramCpu program_cpu_;
   std::atomic<bool> for_large_ops_{false};
   std::atomic<int> waiting_{0};
   std::mutex mutex_;
@@ -58,6 +69,8 @@ class SpareCores {
   Clock::time_point period_{};       // its begin
   Clock::time_point waits_since_{};  // somebody does, since then or the period's begin
   Clock::duration waited_{};         // in this period, before that
+  Clock::time_point looked_{};
+  Clock::duration without_large_{};  // so long it has recorded since a large op
 };
 
 SpareCores& spare_cores();

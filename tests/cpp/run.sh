@@ -17,7 +17,7 @@ mkdir -p "$out"
 export TSAN_OPTIONS="halt_on_error=1 die_after_fork=0 ${TSAN_OPTIONS:-}"
 
 # Rebuilt only when a source is newer: enough for a handful of files.
-newest_header=$(ls -t csrc/engine/*.h csrc/fuse/triton_launch.h csrc/record/read_habit.h csrc/run/crowding.h csrc/run/other_programs.h csrc/run/spare_cores.h tests/cpp/*.h tests/cpp/run.sh |
+newest_header=$(ls -t csrc/engine/*.h csrc/fuse/triton_launch.h csrc/record/read_habit.h csrc/run/crowding.h csrc/run/other_programs.h csrc/run/program_time.h csrc/run/spare_cores.h tests/cpp/*.h tests/cpp/run.sh |
   head -n 1)
 compile() {  # source, object
   if [ ! "$2" -nt "$1" ] || [ ! "$2" -nt "$newest_header" ]; then
@@ -26,7 +26,7 @@ compile() {  # source, object
 }
 objects=""
 for source in csrc/engine/*.cpp csrc/fuse/triton_launch.cpp csrc/run/other_programs.cpp \
-  csrc/run/spare_cores.cpp; do
+  csrc/run/program_time.cpp csrc/run/spare_cores.cpp; do
   object=$out/$(basename "$source" .cpp).o
   compile "$source" "$object"
   objects="$objects $object"

@@ -10,9 +10,12 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
+/// Microseconds of a core that the program has had whenever it is asked for.
+std::optional<double> program_cpu;
+
 /// A program on a machine where time passes.
 struct Machine {
-  SpareCores cores;
+  SpareCores cores{[] { return program_cpu; }};
   SpareCores::Clock::time_point now{std::chrono::hours(5)};
   int count = 2;
 
@@ -85,10 +88,28 @@ void what_was_long_ago_is_forgotten() {
 void without_large_ops_there_are_none() {
   Machine machine;
   machine.runs(seconds(1), milliseconds(5), milliseconds(5));
-  machine.cores.look(machine.now + milliseconds(100));
+  const auto records_for = [&](milliseconds time) {
+    for (const auto end = machine.now + time; machine.now < end; machine.now += milliseconds(20))
+      machine.cores.look(machine.now);
+  };
+  records_for(milliseconds(100));
+  check(machine.cores.for_large_ops(), "for a moment");
+  machine.now += seconds(60);
+  records_for(milliseconds(60));
   check(machine.cores.for_large_ops(), "a pause");
-  machine.cores.look(machine.now + seconds(1));
+  records_for(milliseconds(300));
   check(!machine.cores.for_large_ops(), "no more");
+}
+
+void who_sleeps_needs_no_core() {
+  Machine machine;
+  program_cpu = 500;
+  machine.runs(seconds(1), milliseconds(1), milliseconds(3));
+  check(machine.cores.for_large_ops(), "it does not wait, but sleeps");
+  program_cpu = 9000;
+  machine.runs(seconds(1), milliseconds(1), milliseconds(3));
+  check(!machine.cores.for_large_ops(), "it computes");
+  program_cpu = {};
 }
 
 }  // namespace
@@ -103,5 +124,6 @@ int main(int argc, char** argv) {
                     {"many cores have one to spare", many_cores_have_one_to_spare},
                     {"a long wait counts before it ends", a_long_wait_counts_before_it_ends},
                     {"what was long ago is forgotten", what_was_long_ago_is_forgotten},
+                    {"who sleeps needs no core", who_sleeps_needs_no_core},
                     {"without large ops there are none", without_large_ops_there_are_none}});
 }
