@@ -76,7 +76,7 @@ void add_costs(const Call& call, Plan& plan) {
   if (microseconds < run::kAlwaysAllCores && !apart && starts_helpers(call, tensors))
     plan.width =
         make_ref<run::Width>(call.info, microseconds, tensors[0] ? tensors[0]->numel() : 0);
-  // (What has a width will be tried, and is run on one core then.)
+  // (What has a width is asked once more for each node: it is to be tried first.)
   plan.brief = are_small(tensors) && (plan.width || !call.info.fans_out);
 }
 

@@ -60,6 +60,9 @@ class Width final : public RefCounted {
   /// Whether the kernel runs on one core now; else with `threads`, as in eager. `args` are the
   /// arguments of this run. Tries it, once, when the plan has been used a few times.
   bool is_one(const OpInfo& info, const torch::jit::Stack& args, int threads);
+  /// Whether the kernel is known to start no helpers where is_one() is asked: a thread that waits
+  /// may run it.
+  bool starts_no_helpers() const { return copies_ || found_.load(std::memory_order_relaxed) > 0; }
   /// What it takes on one core, so far as is known.
   double microseconds() const;
   /// Whether slices (slices.h), one by one, have the bits of the whole, on one core. Tries it,
