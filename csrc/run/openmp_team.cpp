@@ -52,8 +52,19 @@ constexpr std::chrono::milliseconds kLookEvery{20};
 /// The longest step of which the program reads the result that is taken for a habit.
 constexpr std::chrono::milliseconds kLately{100};
 
+int allowed_cores() {
+  cpu_set_t mask;
+  if (sched_getaffinity(0, sizeof(mask), &mask) != 0) return std::numeric_limits<int>::max();
+  return CPU_COUNT(&mask);
+}
+
+/// (A team of two alone is within the cores, and its helper spins for some milliseconds, as there
+/// is no other team yet. So where cores are few it has more threads than they are.)
 void make_team() {
-  open_mp().parallel([](void*) {}, nullptr, 2, 0);
+  constexpr int kFew = 4;
+  const int cores = allowed_cores();
+  open_mp().parallel([](void*) {}, nullptr, cores <= kFew ? static_cast<unsigned>(cores) + 1 : 2,
+                     0);
 }
 
 /// What the calling thread has had since its birth; nothing where the kernel does not say.
@@ -86,12 +97,6 @@ void add_times_of_this_thread(void* sums) {
   to.in_line += now.in_line - last.in_line;
   ++to.threads;
   last = now;
-}
-
-int allowed_cores() {
-  cpu_set_t mask;
-  if (sched_getaffinity(0, sizeof(mask), &mask) != 0) return std::numeric_limits<int>::max();
-  return CPU_COUNT(&mask);
 }
 
 void end_team() { open_mp().pause(OpenMp::kSoft, open_mp().this_device()); }

@@ -6,7 +6,7 @@
 // large kernels run on engine threads, and a core that a helper spins on is one that the recording
 // thread lacks: that slows a small MLP, which records all the time. Sleeping helpers slow an LSTM,
 // whose kernels are many and large. So helpers shall sleep while the program records, and may spin
-// while it waits. The one way to tell libgomp so is the number of threads: an idle team of two,
+// while it waits. The one way to tell libgomp so is the number of threads: an idle team,
 // that counts and costs nothing else.
 //
 // Telling takes some 100 us, and a program that reads a result in every step alternates faster than
