@@ -162,6 +162,7 @@ bool OpenMpHelpers::is_crowded() const {
 void OpenMpHelpers::look_for_cores() {
   const Clock::time_point now = Clock::now();
   if (!crowding_.is_due(now) || !open_mp().complete()) return;
+  others_.is_at_work(now);
   SharedTimes times;
   in_team(add_times_of_this_thread, &times);
   const Clock::time_point before = crowded_until_.load(std::memory_order_relaxed);

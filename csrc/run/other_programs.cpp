@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <utility>
 
 namespace lazyeng::run {
 namespace {
@@ -16,6 +17,9 @@ namespace {
 constexpr std::chrono::milliseconds kLeast{200};
 /// What was before that is no news: a program that ran then may have ended.
 constexpr std::chrono::milliseconds kMost{400};
+
+/// Who has not been at work for so long has paused.
+constexpr std::chrono::milliseconds kPause{80};
 
 /// Fields of a line of a core: user, nice, system, idle, iowait, irq, softirq, steal, and guests,
 /// which user has already.
@@ -69,6 +73,11 @@ std::optional<OtherPrograms::Sample> OtherPrograms::sample(Clock::time_point now
   if (!file || sched_getaffinity(0, sizeof(mask), &mask) != 0) return std::nullopt;
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   return Sample{now, busy_nanoseconds(text, mask, sysconf(_SC_CLK_TCK)), own_nanoseconds()};
+}
+
+void OtherPrograms::is_at_work(Clock::time_point now) {
+  const Clock::time_point last = std::exchange(at_work_, now);
+  if (last == Clock::time_point::min() || now - last > kPause) before_.reset();
 }
 
 std::optional<double> OtherPrograms::cores(Clock::time_point now) {

@@ -19,6 +19,10 @@ class OtherPrograms {
  public:
   using Clock = std::chrono::steady_clock;
 
+  /// This process is at work: says so every now and then. What others did while it paused was
+  /// not in its way (two programs may take turns), and is not counted.
+  void is_at_work(Clock::time_point now);
+
   /// How many of the cores that this process may use other programs have kept busy of late; nothing
   /// until it has been asked for a while, or where the kernel does not say.
   std::optional<double> cores(Clock::time_point now);
@@ -33,6 +37,7 @@ class OtherPrograms {
   static std::optional<Sample> sample(Clock::time_point now);
 
   std::optional<Sample> before_;
+  Clock::time_point at_work_ = Clock::time_point::min();
 };
 
 }  // namespace lazyeng::run

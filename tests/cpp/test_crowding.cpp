@@ -132,6 +132,22 @@ void own_work_is_not_that_of_others() {
   check(least > -0.5, "about right");
 }
 
+void who_pauses_does_not_ask_what_others_did() {
+  run::OtherPrograms others;
+  Clock::time_point now = Clock::now();
+  const auto pass = [&](milliseconds time) { now += time; };
+  others.is_at_work(now);
+  check(!others.cores(now), "nothing at first");
+  for (int i = 0; i < 5; ++i) {
+    pass(milliseconds(50));
+    others.is_at_work(now);
+  }
+  check(others.cores(now).has_value(), "at work for 250 ms");
+  pass(milliseconds(250));
+  others.is_at_work(now);
+  check(!others.cores(now), "after a pause");
+}
+
 }  // namespace
 }  // namespace lazyeng::test
 
@@ -147,5 +163,6 @@ int main(int argc, char** argv) {
        {"what they have asleep changes nothing", what_they_have_asleep_changes_nothing},
        {"a free machine is forgiven", a_free_machine_is_forgiven},
        {"sums what the cores do", sums_what_the_cores_do},
-       {"own work is not that of others", own_work_is_not_that_of_others}});
+       {"own work is not that of others", own_work_is_not_that_of_others},
+       {"who pauses does not ask what others did", who_pauses_does_not_ask_what_others_did}});
 }
