@@ -13,6 +13,9 @@ bool is_list(const run::ArgInfo& arg) {
 /// Most elementwise kernels fan out from 32,768 elements, those of MKL's functions from 2,048.
 constexpr uint64_t kElementsFanOut = 2048 * sizeof(float);
 
+/// Microseconds from which a BLAS may use helpers (30,000 flops, far fewer than pay).
+constexpr double kProductFansOut = 0.5;
+
 /// All tensors but numbers lie in one way, side by side: the kernel goes over them as over one row.
 bool are_alike(const std::vector<run::GeometryRef>& tensors) {
   const run::Geometry* first = nullptr;
@@ -76,8 +79,10 @@ void add_costs(const Call& call, Plan& plan) {
   if (microseconds < run::kAlwaysAllCores && !apart && starts_helpers(call, tensors))
     plan.width =
         make_ref<run::Width>(call.info, microseconds, tensors[0] ? tensors[0]->numel() : 0);
-  // (What has a width is asked once more for each node: it is to be tried first.)
-  plan.brief = are_small(tensors) && (plan.width || !call.info.fans_out);
+  const bool fans_out = call.info.fans_out ||
+                        (call.info.work == run::Work::product && microseconds >= kProductFansOut);
+  plan.brief = are_small(tensors) && (plan.width || !fans_out);
+  plan.brief_if_narrow = plan.brief && fans_out;
 }
 
 }  // namespace lazyeng::record

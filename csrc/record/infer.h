@@ -42,6 +42,7 @@ class Plan final : public RefCounted {
   std::vector<Rewrite> rewrites;  ///< written arguments whose metadata changes
   bool only_metadata = false;     ///< nothing to run: views, or metadata moved in place
   bool brief = false;             ///< its tensors are so small that any kernel is soon done
+  bool brief_if_narrow = false;   ///< and it is once the width is known to start no helpers
   Ref<run::Width> width;          ///< of ops that one core may do; else null
   run::Doubt* doubt = nullptr;    ///< of calls of this kind; null: nothing is to be doubted
   uint32_t doubted_before = 0;    ///< Doubt::layouts when it was made

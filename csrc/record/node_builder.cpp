@@ -138,7 +138,7 @@ c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call
                                                const Plan& plan) {
   c10::SmallVector<run::ValueRef, 2> values;
   node.brief = plan.brief && node.queue == engine::QueueId::cpu &&
-               (!plan.width || plan.width->starts_no_helpers());
+               (!plan.brief_if_narrow || plan.width->starts_no_helpers());
   if (node.queue == engine::QueueId::cpu) node.width = plan.width;
   node.doubt = plan.doubt;
   Ref<run::SiblingGroup> siblings;

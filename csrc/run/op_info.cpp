@@ -145,7 +145,9 @@ constexpr std::array<string_view, 20> kRows = {"aten::sum",
 
 /// Begins of the names of ops whose kernels start helpers however small their tensors are: those of
 /// oneDNN, and what shares out channels or images instead of elements.
-constexpr std::array<string_view, 11> kFansOut = {"aten::gelu",
+constexpr std::array<string_view, 13> kFansOut = {"aten::gelu",
+                                                  "aten::native_layer_norm",
+                                                  "aten::native_group_norm",
                                                   "aten::convolution",
                                                   "aten::mkldnn_",
                                                   "aten::_scaled_dot_product_",
