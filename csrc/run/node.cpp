@@ -192,7 +192,8 @@ void Node::call_and_measure(torch::jit::Stack& stack, int cores) const {
   const auto end = SpareCores::Clock::now();
   const double took = std::chrono::duration<double, std::micro>(end - begin).count();
   const double on_one_core = width ? width->took(took, cores) : took * cores;
-  if (on_one_core >= kWorthAllCores)
+  // (What has all cores in any case wants its helpers awake, if it is worth a wake-up.)
+  if (on_one_core >= (cores > 1 ? kWorthFreeCores : kWorthAllCores))
     spare_cores().ran_large(on_one_core, settings.num_threads, end);
 }
 
