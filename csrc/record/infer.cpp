@@ -7,7 +7,7 @@
 
 #include "csrc/record/costs.h"
 #include "csrc/record/doubts.h"
-#include "csrc/record/kind_table.h"
+#include "csrc/record/meta_trust.h"
 #include "csrc/record/probe.h"
 #include "csrc/record/stand_ins.h"
 #include "csrc/record/thread_mode.h"
@@ -287,15 +287,6 @@ bool makes_tensors(const run::OpInfo& info) {
   });
 }
 
-/// Kernels hand strides on to their results in ways that meta functions written in Python do not
-/// follow: those are believed for contiguous arguments only. A dim of one element may have any
-/// stride, and broadcasting makes such dims.
-bool has_odd_strides(const Call& call) {
-  return std::any_of(call.looks.begin(), call.looks.end(), [](const run::GeometryRef& look) {
-    return look && !has_usual_strides(*look);
-  });
-}
-
 /// Pointwise ops on the CPU first copy the arguments that have another dtype than the one they
 /// compute in; a copy of what is not dense has strides of its own, and the result follows those.
 /// Structured meta functions copy nothing on other devices, such as that of their stand-ins.
@@ -314,56 +305,6 @@ bool follows_a_copy(const Call& call, const Plan& plan) {
   return copied && (mixed || result != c10::kBool);  // (comparisons of one dtype copy nothing)
 }
 
-/// What is known of an op's meta function, for calls of one kind. Not all tell the truth: for
-/// layer_norm of bfloat16 one speaks of what the GPU's kernel makes.
-struct MetaFinding {
-  /// Plans learned from runs. The meta function is not asked before there are a few: most programs
-  /// have few shapes, and the first that is written in Python takes a second to import.
-  uint8_t runs = 0;
-  enum : uint8_t { not_asked, right, wrong } verdict = not_asked;
-};
-constexpr uint8_t kRunsBeforeMeta = 6;
-
-KindTable<MetaFinding>& meta_findings() {
-  static auto* const instance = new KindTable<MetaFinding>;
-  return *instance;
-}
-
-/// Those that are written in Python import some 800 modules when one is asked first.
-bool python_metas_have_run() {
-  static std::atomic<bool> loaded{false};
-  if (loaded.load(std::memory_order_relaxed)) return true;
-  const run::Gil gil;
-  PyObject* const modules = PyImport_GetModuleDict();  // borrowed
-  loaded = PyDict_GetItemString(modules, "torch.fx.experimental.symbolic_shapes") != nullptr;
-  return loaded;
-}
-
-/// In deferred mode nothing may run at the call, so a meta function is believed unheard; not about
-/// narrow dtypes, of which most of what is known to be wrong is said, nor complex ones, or integers
-/// alone, which many kernels do not have.
-bool has_to_do(const Call& call) {
-  if (thread_mode().mode != Mode::deferred || !call.info.aten) return false;
-  bool floats = false;
-  for (const run::GeometryRef& look : call.looks) {
-    if (!look || look->data().wrapped_number || c10::isIntegralType(look->dtype(), true)) continue;
-    if (look->dtype() != c10::kFloat && look->dtype() != c10::kDouble) return false;
-    floats = true;
-  }
-  return floats;
-}
-
-bool meta_is_believed(const Call& call) {
-  // (Those of prims stand beside what prims are made of, and may be wrong all the same.)
-  if (call.info.made_of_ops && call.info.aten && (call.info.cpp_meta || python_metas_have_run()))
-    return true;
-  PlanKey kind;
-  if (!make_kind_key(call, kind)) return has_to_do(call);
-  const std::optional<MetaFinding> found = meta_findings().find(kind);
-  return found && found->verdict != MetaFinding::not_asked ? found->verdict == MetaFinding::right
-                                                           : has_to_do(call);
-}
-
 /// Blind to strides that no element can show.
 bool same_look(const run::Geometry& a, const run::Geometry& b) {
   run::GeometryData of_a = a.data();
@@ -372,9 +313,11 @@ bool same_look(const run::Geometry& a, const run::Geometry& b) {
   return of_a == b.data();
 }
 
-bool same(const OutputPlan& said, const OutputPlan& found) {
+bool same(const OutputPlan& said, const OutputPlan& found, bool exactly) {
   if (said.kind != found.kind || said.of != found.of) return false;
-  return said.kind == Kind::undefined || same_look(*said.geometry, *found.geometry);
+  if (said.kind == Kind::undefined) return true;
+  return exactly ? said.geometry->data() == found.geometry->data()
+                 : same_look(*said.geometry, *found.geometry);
 }
 
 std::vector<at::Tensor> real_arguments_of(const Call& call) {
@@ -383,9 +326,6 @@ std::vector<at::Tensor> real_arguments_of(const Call& call) {
     inputs.push_back(arg.value ? arg.value->real() : arg.raw);
   return inputs;
 }
-
-/// Of ops of torch's own that make tensors.
-bool meta_is_asked(const Call& call) { return !call.info.wrong_meta && !has_odd_strides(call); }
 
 /// Meta functions of draws (`rand(2, dtype=torch.int)`) take any dtype, and a kernel that is called
 /// to hear whether it refuses would draw.
@@ -435,7 +375,7 @@ PlanRef infer_any(const Call& call) {
   if (kernel_can_be_tried(call)) return ask_kernel(call);
   // (Of a custom op its author's fake kernel is all there is to ask.)
   if (call.info.torchs && makes_tensors(call.info) &&
-      (call.info.lacks_meta || !(meta_is_asked(call) && meta_is_believed(call))))
+      (call.info.lacks_meta || call.info.wrong_meta || !meta_is_believed(call)))
     return nullptr;
   if (out_may_be_refused(call)) return nullptr;
   PlanRef plan = ask_meta(call, For::meta, answer);
@@ -470,7 +410,7 @@ bool left_written_as_they_were(const Call& call, const run::Node::Discovery& fou
   });
 }
 
-bool meta_agrees(const Call& call, const run::Node::Discovery& found) {
+bool meta_agrees(const Call& call, const run::Node::Discovery& found, bool exactly) {
   Answer answer = Answer::none;
   const PlanRef said = ask_meta(call, For::meta, answer);
   if (!said || said->run_now) return false;
@@ -479,7 +419,8 @@ bool meta_agrees(const Call& call, const run::Node::Discovery& found) {
   return ResultReader(call, inputs, std::nullopt, *made).read(found.results) &&
          said->list_lengths == made->list_lengths &&
          std::equal(said->outputs.begin(), said->outputs.end(), made->outputs.begin(),
-                    made->outputs.end(), same);
+                    made->outputs.end(),
+                    [&](const OutputPlan& a, const OutputPlan& b) { return same(a, b, exactly); });
 }
 
 }  // namespace
@@ -499,15 +440,9 @@ PlanRef learn(const Call& call, const run::Node::Discovery& found) {
 }
 
 void compare_with_meta(const Call& call, const run::Node::Discovery& found) {
-  PlanKey kind;
-  if (!call.info.torchs || !makes_tensors(call.info) || !meta_is_asked(call) ||
-      kernel_can_be_tried(call) || !make_kind_key(call, kind))
-    return;
-  MetaFinding finding = meta_findings().find(kind).value_or(MetaFinding());
-  if (finding.verdict != MetaFinding::not_asked) return;
-  if (++finding.runs >= kRunsBeforeMeta)
-    finding.verdict = meta_agrees(call, found) ? MetaFinding::right : MetaFinding::wrong;
-  meta_findings().note(kind, finding);
+  if (call.info.torchs && makes_tensors(call.info) && !call.info.wrong_meta &&
+      !kernel_can_be_tried(call))
+    note_run(call, [&](bool exactly) { return meta_agrees(call, found, exactly); });
 }
 
 }  // namespace lazyeng::record
