@@ -192,8 +192,9 @@ void Node::call_and_measure(torch::jit::Stack& stack, int cores) const {
   const auto end = SpareCores::Clock::now();
   const double took = std::chrono::duration<double, std::micro>(end - begin).count();
   const double on_one_core = width ? width->took(took, cores) : took * cores;
-  // (What has all cores in any case wants its helpers awake, if it is worth a wake-up.)
-  if (on_one_core >= (cores > 1 ? kWorthFreeCores : kWorthAllCores))
+  if (cores > 1 && !spare_cores().for_large_ops() && on_one_core >= kWorthFreeCores)
+    spare_cores().ran_on_all(on_one_core, settings.num_threads, end);
+  else if (on_one_core >= kWorthAllCores)
     spare_cores().ran_large(on_one_core, settings.num_threads, end);
 }
 

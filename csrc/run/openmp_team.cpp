@@ -198,7 +198,7 @@ void OpenMpHelpers::work() {
   std::unique_lock lock(mutex_);
   while (runs_) {
     spare_cores().look(Clock::now());
-    const bool wanted = recording_ && (is_crowded() || !spare_cores().for_large_ops() ||
+    const bool wanted = recording_ && (is_crowded() || !spare_cores().for_helpers() ||
                                        (waiting_ == 0 && !has_waited_lately()));
     if (wanted != has_team_.load(std::memory_order_relaxed)) {
       lock.unlock();

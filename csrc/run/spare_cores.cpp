@@ -16,9 +16,18 @@ void SpareCores::program_waits(bool waits, Clock::time_point now) {
 }
 
 void SpareCores::ran_large(double microseconds, int cores, Clock::time_point now) {
+  ran(microseconds, cores, now, false);
+}
+
+void SpareCores::ran_on_all(double microseconds, int cores, Clock::time_point now) {
+  ran(microseconds, cores, now, true);
+}
+
+void SpareCores::ran(double microseconds, int cores, Clock::time_point now, bool in_any_case) {
   if (cores < 2) return;  // whoever asked for one thread has nothing to share
   const std::lock_guard lock(mutex_);
   large_ += microseconds;
+  if (in_any_case) on_all_ += microseconds;
   without_large_ = {};
   if (now - period_ < kPeriod) return;
   // (A program that had nothing large to do for long is measured from now on.)
@@ -31,7 +40,9 @@ void SpareCores::look(Clock::time_point now) {
   const std::lock_guard lock(mutex_);
   const Clock::duration since = now - std::exchange(looked_, now);
   if (since < kPause) without_large_ += since;
-  if (without_large_ > kForgets) for_large_ops_.store(false, std::memory_order_relaxed);
+  if (without_large_ <= kForgets) return;
+  for_large_ops_.store(false, std::memory_order_relaxed);
+  for_helpers_.store(false, std::memory_order_relaxed);
 }
 
 void SpareCores::decide(int cores, Clock::time_point now) {
@@ -41,7 +52,9 @@ void SpareCores::decide(int cores, Clock::time_point now) {
   own_ += std::min(awake, program_cpu_().value_or(awake));
   const double times = for_large_ops() ? kStillPays : kPays;
   for_large_ops_.store(large_ * (cores - 1) > times * own_, std::memory_order_relaxed);
+  for_helpers_.store(on_all_ * (cores - 1) > kHelpersPay * own_, std::memory_order_relaxed);
   large_ *= kRemembers;
+  on_all_ *= kRemembers;
   own_ *= kRemembers;
 }
 

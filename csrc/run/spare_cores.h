@@ -13,6 +13,11 @@
 // Both are measured, ten milliseconds at a time. R is the time in which the program does not wait,
 // or what its threads have had of the cores, if that is less: who sleeps needs none. A program that
 // has recorded for a while without large ops leaves none.
+//
+// Some ops have all cores in any case: those of which it is not known that one gives their bits.
+// For them the choice is only whether OpenMP's helpers sleep in between, at a wake-up for each op,
+// or spin. They may spin where such ops take more than the program: with shapes that are never the
+// same a step took half as long, while that of an MLP, all on one core, took 1.5 times as long.
 #pragma once
 
 #include <atomic>
@@ -34,6 +39,8 @@ class SpareCores {
   /// W * (c - 1) in multiples of R: from the first large ops take one core no longer, below the
   /// second all cores no longer.
   static constexpr double kPays = 6, kStillPays = 4;
+  /// For ops that have all cores in any case, in the same way.
+  static constexpr double kHelpersPay = 1.0;
   /// Without any in so long a time of recording, large ops are forgotten.
   static constexpr std::chrono::milliseconds kForgets{200};
   /// Whoever has not been asked for so long was not recording.
@@ -51,21 +58,29 @@ class SpareCores {
 
   /// A large op has run: what it takes on one core. Every now and then it decides anew.
   void ran_large(double microseconds, int cores, Clock::time_point now);
+  /// The same of an op that had all cores, and would have had them in any case.
+  void ran_on_all(double microseconds, int cores, Clock::time_point now);
 
   /// Every now and then while the program records, also if there are none.
   void look(Clock::time_point now);
 
   /// Whether large ops shall run on all cores.
   bool for_large_ops() const { return for_large_ops_.load(std::memory_order_relaxed); }
+  /// Whether helpers of a program that waits shall spin between ops.
+  bool for_helpers() const {
+    return for_large_ops() || for_helpers_.load(std::memory_order_relaxed);
+  }
 
  private:
+  void ran(double microseconds, int cores, Clock::time_point now, bool in_any_case);
   void decide(int cores, Clock::time_point now);
 
   const ProgramCpu program_cpu_;
-  std::atomic<bool> for_large_ops_{false};
+  std::atomic<bool> for_large_ops_{false}, for_helpers_{false};
   std::atomic<int> waiting_{0};
   std::mutex mutex_;
-  double large_ = 0, own_ = 0;       // W and R in microseconds; those of earlier periods count less
+  // W, of it what has all cores in any case, and R, in microseconds; earlier periods count less.
+  double large_ = 0, on_all_ = 0, own_ = 0;
   Clock::time_point period_{};       // its begin
   Clock::time_point waits_since_{};  // somebody does, since then or the period's begin
   Clock::duration waited_{};         // in this period, before that

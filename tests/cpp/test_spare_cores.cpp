@@ -21,13 +21,15 @@ struct Machine {
 
   /// Steps of five milliseconds for so long: the program waits for some of it, and large ops run
   /// that take so long on one core.
-  void runs(milliseconds time, milliseconds waited, milliseconds large) {
+  void runs(milliseconds time, milliseconds waited, milliseconds large,
+            milliseconds on_all = milliseconds(0)) {
     for (const auto end = now + time; now < end;) {
       cores.program_waits(true, now);
       now += waited;
       cores.program_waits(false, now);
       now += milliseconds(5) - waited;
       cores.ran_large(std::chrono::duration<double, std::micro>(large).count(), count, now);
+      cores.ran_on_all(std::chrono::duration<double, std::micro>(on_all).count(), count, now);
     }
   }
 };
@@ -101,6 +103,19 @@ void without_large_ops_there_are_none() {
   check(!machine.cores.for_large_ops(), "no more");
 }
 
+void helpers_spin_for_what_has_all_cores_anyway() {
+  Machine machine;  // (the program takes two milliseconds)
+  machine.runs(seconds(1), milliseconds(3), milliseconds(5));
+  check(!machine.cores.for_helpers(), "large ops are on one core");
+  machine.runs(seconds(1), milliseconds(3), milliseconds(0), milliseconds(5));
+  check(machine.cores.for_helpers(), "ops have all cores in any case");
+  check(!machine.cores.for_large_ops(), "others do not");
+  machine.runs(seconds(1), milliseconds(3), milliseconds(5), milliseconds(1));
+  check(!machine.cores.for_helpers(), "few have");
+  machine.runs(seconds(1), milliseconds(4), milliseconds(9));
+  check(machine.cores.for_helpers(), "large ops have all cores");
+}
+
 void who_sleeps_needs_no_core() {
   Machine machine;
   program_cpu = 500;
@@ -117,13 +132,15 @@ void who_sleeps_needs_no_core() {
 
 int main(int argc, char** argv) {
   using namespace lazyeng::test;
-  return run_tests(argc, argv,
-                   {{"who waits leaves its core", who_waits_leaves_its_core},
-                    {"who records keeps it", who_records_keeps_it},
-                    {"between the bounds it stays", between_the_bounds_it_stays},
-                    {"many cores have one to spare", many_cores_have_one_to_spare},
-                    {"a long wait counts before it ends", a_long_wait_counts_before_it_ends},
-                    {"what was long ago is forgotten", what_was_long_ago_is_forgotten},
-                    {"who sleeps needs no core", who_sleeps_needs_no_core},
-                    {"without large ops there are none", without_large_ops_there_are_none}});
+  return run_tests(
+      argc, argv,
+      {{"who waits leaves its core", who_waits_leaves_its_core},
+       {"who records keeps it", who_records_keeps_it},
+       {"between the bounds it stays", between_the_bounds_it_stays},
+       {"many cores have one to spare", many_cores_have_one_to_spare},
+       {"a long wait counts before it ends", a_long_wait_counts_before_it_ends},
+       {"what was long ago is forgotten", what_was_long_ago_is_forgotten},
+       {"helpers spin for what has all cores anyway", helpers_spin_for_what_has_all_cores_anyway},
+       {"who sleeps needs no core", who_sleeps_needs_no_core},
+       {"without large ops there are none", without_large_ops_there_are_none}});
 }
