@@ -8,6 +8,7 @@
 #include "csrc/record/costs.h"
 #include "csrc/record/doubts.h"
 #include "csrc/record/meta_trust.h"
+#include "csrc/record/one_element.h"
 #include "csrc/record/probe.h"
 #include "csrc/record/stand_ins.h"
 #include "csrc/record/thread_mode.h"
@@ -356,6 +357,15 @@ bool writes_overlapping(const Call& call) {
   return false;
 }
 
+PlanRef plan_of_fresh(const Call& call, c10::ArrayRef<run::GeometryRef> results) {
+  auto plan = make_ref<Plan>();
+  for (const run::GeometryRef& result : results)
+    plan->outputs.push_back({Kind::fresh, 0, result, 0});
+  add_doubt(call, *plan);
+  add_costs(call, *plan);
+  return plan;
+}
+
 PlanRef plan_to_run_now() {
   auto plan = make_ref<Plan>();
   plan->run_now = true;
@@ -372,6 +382,7 @@ PlanRef infer_any(const Call& call) {
     PlanRef plan = ask_meta(call, For::structured_meta, answer);
     if (answer != Answer::none && !(plan && follows_a_copy(call, *plan))) return plan;
   }
+  if (const auto results = told_by_one_element(call)) return plan_of_fresh(call, *results);
   if (kernel_can_be_tried(call)) return ask_kernel(call);
   // (Of a custom op its author's fake kernel is all there is to ask.)
   if (call.info.torchs && makes_tensors(call.info) &&

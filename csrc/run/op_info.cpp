@@ -338,9 +338,11 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
   made_of_ops = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
                 !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
                 !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
-  looks_once = contains(kLooksOnce, base) ||
-               (!made_of_ops && (op.hasTag(at::Tag::pointwise) || op.hasTag(at::Tag::reduction) ||
-                                 work == Work::elements || work == Work::rows));
+  pointwise = op.hasTag(at::Tag::pointwise);
+  reduction = op.hasTag(at::Tag::reduction);
+  looks_once =
+      contains(kLooksOnce, base) ||
+      (!made_of_ops && (pointwise || reduction || work == Work::elements || work == Work::rows));
   cpp_meta = made_of_ops && contains(kCppMeta, base);
   structured_meta =
       aten && !contains(kUnfinishedStructured, base) && !contains(kUnfinishedStructured, name) &&

@@ -103,6 +103,8 @@ struct OpInfo {
   bool trusts_contents = false;
   /// Of its first tensor it takes some rows or elements: that may be much larger than what it does.
   bool takes_some_of_first = false;
+  bool pointwise = false;   ///< by torch's tag
+  bool reduction = false;   ///< likewise
   bool fans_out = false;    ///< its kernel starts helpers for tensors of any size
   bool looks_once = false;  ///< its kernel takes time linear in the size of what it gets
   /// On the CPU it is made of other ops, and so it is on the meta device: that tells the truth.
