@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -442,19 +442,8 @@ def test_a_group_takes_over_the_threads_settings():
 def test_many_threads():
     x = torch.randn(50, 50)
     expected = chain(x)
-    wrong = []
-
-    def work():
-        for _ in range(20):
-            if not torch.equal(fused(chain, x), expected):
-                wrong.append(1)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(lambda _: torch.equal(fused(chain, x), expected), range(80)))
 
 
 def test_log():
