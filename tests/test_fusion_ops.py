@@ -77,8 +77,6 @@ DISPUTED = {
 }  # fmt: skip
 # Rounded several times in eager, once in a program: more than the last places of float16.
 ROUNDED_OFTEN = {"sigmoid_backward", "mse_loss_backward"}
-# at::vec's are infinite from 88.4 on, torch's CPU kernels from 89.4 on.
-EARLY_INFINITE = {"sinh", "cosh"}
 
 
 def special(dtype: torch.dtype, small: bool) -> list[Any]:
@@ -167,8 +165,6 @@ class Calls:
         small = self.base in SMALL_VALUES or self.base in INTEGRAL_DIVISIONS
         small &= not self.dtype.is_floating_point
         x = pool(self.dtype, place, small or self.ordinary)
-        if self.ordinary and self.base in EARLY_INFINITE:
-            x = x.clamp(max=80) if self.dtype != torch.bool else x
         if place > 0 and self.base in INTEGRAL_DIVISIONS and not self.dtype.is_floating_point:
             x = torch.where(x == 0, 3, x).to(self.dtype)
         return laid_out(x, layout, place)
