@@ -436,3 +436,31 @@ def test_what_loops_disagree_on_is_left_to_torch(name, dtype, groups):
             a[at], b[at] = -0.0, value
             check(a, b)
             check(b, a)
+
+
+# --- cosh and sinh, where the exponential is infinite and they are not
+
+
+@pytest.mark.usefixtures("inexact")
+@pytest.mark.parametrize("dtype", FLOATS[:3], ids=str)
+@pytest.mark.parametrize("name", ("cosh", "sinh"))
+def test_what_is_infinite_in_whole_vectors_alone(name, dtype, groups):
+    """There torch's loops disagree, so the op is left to torch, whichever loop it takes."""
+    function = getattr(torch, name)
+    bound = 709.78 if dtype == torch.float64 else 88.72
+    few = torch.linspace(bound - 1.5, bound + 1.5, 1003, dtype=torch.float64).to(dtype)
+    x = torch.cat([few, -few, torch.tensor([float("inf"), float("-inf"), float("nan")]).to(dtype)])
+
+    def check(x):
+        for _ in range(2):
+            with lazy("deferred"):
+                got = lazyeng.unwrap(function(wrap(x) * 1) * 1)
+        torch.testing.assert_close(got, function(x * 1) * 1, equal_nan=True)
+
+    ordinary = torch.linspace(-3, 3, 100).to(dtype)
+    check(ordinary)
+    assert groups() >= 1
+    for part in (x, x[:960], *x.split(7)[:280:20], torch.stack([x, x], 1)[:, 0]):
+        check(part)
+    check(few[few > bound][:3])
+    check(ordinary * 4)
