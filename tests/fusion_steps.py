@@ -63,7 +63,7 @@ def exact_of_two(dag: Dag) -> Tensor:
             lambda: torch.remainder(x, y), lambda: torch.floor_divide(x, y),
             lambda: torch.div(x, y, rounding_mode="floor"),
             lambda: torch.div(x, y, rounding_mode="trunc"), lambda: x.clamp(y, y + 1),
-            lambda: x.clamp_min(y), lambda: x.clamp_max(y), lambda: aten._prelu_kernel(x, y),
+            lambda: x.clamp_min(y), lambda: x.clamp_max(y), lambda: aten._prelu_kernel(*torch.broadcast_tensors(x, y)),
             lambda: F.smooth_l1_loss(*torch.broadcast_tensors(x, y), reduction="none"),
             lambda: F.huber_loss(*torch.broadcast_tensors(x, y), reduction="none", delta=0.5),
             lambda: F.mse_loss(*torch.broadcast_tensors(x, y), reduction="none"),

@@ -70,6 +70,17 @@ def test_random_programs_of_functions_by_default(groups):
     assert groups() > SEEDS
 
 
+def test_random_programs_of_all_ops(groups):
+    """Also of those that fusion_steps.py has."""
+    compare_random_programs(range(12), False, FLOATS[:2], bits=False, more=True)
+    compare_random_programs(range(12), False, FLOATS[2:], bits=False, more=True)
+    _C.set_inexact_fusion(False)
+    compare_random_programs(range(40), True, more=True)
+    compare_random_programs(range(12), True, folds=True, more=True)
+    compare_random_programs(range(12), False, more=True)
+    assert groups() > SEEDS
+
+
 @pytest.mark.parametrize(
     "kind",
     [(True,), (True, FLOATS, False, True), (False,), (False, FLOATS[:1], True)],
