@@ -1,6 +1,6 @@
 """More steps of random programs (tests/fusion_programs.py): functions, roundings, bounds, losses,
-shifts and gradients of the op table. What is exact takes any numbers; what is not, ordinary ones, and
-is smooth there."""
+shifts and gradients of the op table. What is exact takes any numbers; what is not, ordinary ones,
+and is smooth there."""
 
 from __future__ import annotations
 
@@ -59,11 +59,12 @@ def exact_of_two(dag: Dag) -> Tensor:
             lambda: torch.fmax(x, y), lambda: torch.fmin(x, y), lambda: torch.hypot(x, y),
             lambda: torch.heaviside(x, y), lambda: torch.logaddexp(x, y),
             lambda: torch.atan2(x, y), lambda: torch.copysign(x, _with_sign(y)),
-            lambda: torch.xlogy(x, y), lambda: torch.special.xlog1py(x, y), lambda: torch.fmod(x, y),
-            lambda: torch.remainder(x, y), lambda: torch.floor_divide(x, y),
+            lambda: torch.xlogy(x, y), lambda: torch.special.xlog1py(x, y),
+            lambda: torch.fmod(x, y), lambda: torch.remainder(x, y), lambda: torch.floor_divide(x, y),
             lambda: torch.div(x, y, rounding_mode="floor"),
             lambda: torch.div(x, y, rounding_mode="trunc"), lambda: x.clamp(y, y + 1),
-            lambda: x.clamp_min(y), lambda: x.clamp_max(y), lambda: aten._prelu_kernel(*torch.broadcast_tensors(x, y)),
+            lambda: x.clamp_min(y), lambda: x.clamp_max(y),
+            lambda: aten._prelu_kernel(*torch.broadcast_tensors(x, y)),
             lambda: F.smooth_l1_loss(*torch.broadcast_tensors(x, y), reduction="none"),
             lambda: F.huber_loss(*torch.broadcast_tensors(x, y), reduction="none", delta=0.5),
             lambda: F.mse_loss(*torch.broadcast_tensors(x, y), reduction="none"),

@@ -455,7 +455,7 @@ def test_what_is_infinite_in_whole_vectors_alone(name, dtype, groups):
         for _ in range(2):
             with lazy("deferred"):
                 got = lazyeng.unwrap(function(wrap(x) * 1) * 1)
-        torch.testing.assert_close(got, function(x * 1) * 1, equal_nan=True)
+            torch.testing.assert_close(got, function(x * 1) * 1, equal_nan=True)
 
     ordinary = torch.linspace(-3, 3, 100).to(dtype)
     check(ordinary)

@@ -144,9 +144,8 @@ bool describe(run::Node& node, Candidate& candidate) {
   const c10::ScalarType result = result_dtype(candidate);
   const Bits bits = bits_of(*rule, node, result, extent);
   const bool inexact = allows_inexact(node.device);
-  candidate.checked =
-      (inexact ? refuses_doubtful(*rule, node, result) : bits == Bits::checked) ||
-      may_refuse(*rule, node, result);
+  candidate.checked = (inexact ? refuses_doubtful(*rule, node, result) : bits == Bits::checked) ||
+                      may_refuse(*rule, node, result);
   if (candidate.checked && !node.device.is_cpu()) return false;  // (their kernels do not check)
   if (bits == Bits::other && !inexact) return false;
   candidate.in_shares =

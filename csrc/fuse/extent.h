@@ -19,7 +19,8 @@ struct Extent {
   bool folds = false;  ///< it reduces them, and the result is there when all tiles are done
   Places places = {};  ///< of what it folds them to
   int64_t row = 0;     ///< otherwise: how many are reduced together; 0: a pointwise op
-  uint32_t outer = 0;  ///< as iterate(): tensor arguments of one element a row, without the last dim
+  uint32_t outer =
+      0;  ///< as iterate(): tensor arguments of one element a row, without the last dim
 };
 
 /// `node.outputs`, or what it writes, is known to be there.

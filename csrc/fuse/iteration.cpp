@@ -7,8 +7,8 @@
 namespace lazyeng::fuse {
 namespace {
 
-/// Strides of an operand over the result's dims in that order; 0 where it is broadcast. `outer`: its
-/// dims are the first ones of the result, not the last.
+/// Strides of an operand over the result's dims in that order; 0 where it is broadcast. `outer`:
+/// its dims are the first ones of the result, not the last.
 bool strides_over(const run::Geometry& result, const Dims& order, const run::Geometry& operand,
                   bool outer, Dims& strides) {
   const auto dims = static_cast<int64_t>(operand.sizes().size());

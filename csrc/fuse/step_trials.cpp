@@ -1,4 +1,5 @@
-// csrc/fuse/step_trials.cpp: torch's kernels and the steps that stand for them, on the same numbers.
+// csrc/fuse/step_trials.cpp: torch's kernels and the steps that stand for them, on the same
+// numbers.
 #include "csrc/fuse/step_trials.h"
 
 #include <ATen/Functions.h>
