@@ -3,7 +3,7 @@
 A program is a seed and a depth. Its results depend on nothing else, so eager, unfused and fused
 runs of one can be compared. `exact` programs use only ops whose fused results are eager's bit for
 bit; those of others are within a tolerance. Those with `rows` reduce along dims as well; exact ones
-with `folds` do what has no order.
+with `folds` do what has no order; those with `more` take the steps of fusion_steps.py, too.
 
 Each step makes a tensor of what is there, mostly of the deepest. So that what 30 steps in a row
 make is no constant, all NaN, or of another sign than eager's, some numbers that nothing else has
@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
+
+from .fusion_steps import EXACT_STEPS, SMOOTH_STEPS
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NARROW = FLOATS[2:]
@@ -47,6 +49,7 @@ class Dag:
         floats: tuple[torch.dtype, ...] = FLOATS,
         rows: bool = False,
         folds: bool = False,
+        more: bool = False,
     ) -> None:
         self.choice = random.Random(seed)
         self.exact = exact
@@ -58,6 +61,8 @@ class Dag:
             self.makers += [_reduced_outside]
         if folds:
             self.makers = [*self.makers, _folded, _folded, _folded]
+        if more:
+            self.makers = [*self.makers, *(EXACT_STEPS * 3 if exact else SMOOTH_STEPS * 2)]
         self.floats = floats
         # Some of more than a tile; each op on one thread, that of torch too.
         self.rows = self.choice.choice([6] * 9 + [300] if exact else [40] * 4 + [300])

@@ -53,10 +53,11 @@ def compare_random_programs(
     rows: bool = False,
     folds: bool = False,
     bits: bool = True,
+    more: bool = False,
 ) -> None:
     """Fused, unfused and eager runs, up to 30 steps deep, half of them in each mode. Unfused ones
     have eager's bits, fused ones too or are within the tolerance."""
-    kind = exact, floats, rows, folds
+    kind = exact, floats, rows, folds, more
     deepest = dict.fromkeys(MODES, 0)
     for i, seed in enumerate(seeds):
         mode, depth = MODES[i % 2], DEEPEST - i // 2 * 7 % DEEPEST

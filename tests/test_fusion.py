@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -67,6 +67,17 @@ def test_random_programs_of_functions_by_default(groups):
     """Whatever the program: what joins a group by default gives eager's bits."""
     _C.set_inexact_fusion(False)
     compare_random_programs(range(SEEDS // 2), False)
+    assert groups() > SEEDS
+
+
+def test_random_programs_of_all_ops(groups):
+    """Also of those that fusion_steps.py has."""
+    compare_random_programs(range(12), False, FLOATS[:2], bits=False, more=True)
+    compare_random_programs(range(12), False, FLOATS[2:], bits=False, more=True)
+    _C.set_inexact_fusion(False)
+    compare_random_programs(range(40), True, more=True)
+    compare_random_programs(range(12), True, folds=True, more=True)
+    compare_random_programs(range(12), False, more=True)
     assert groups() > SEEDS
 
 
@@ -442,19 +453,8 @@ def test_a_group_takes_over_the_threads_settings():
 def test_many_threads():
     x = torch.randn(50, 50)
     expected = chain(x)
-    wrong = []
-
-    def work():
-        for _ in range(20):
-            if not torch.equal(fused(chain, x), expected):
-                wrong.append(1)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(lambda _: torch.equal(fused(chain, x), expected), range(80)))
 
 
 def test_log():

@@ -111,6 +111,8 @@ def joins(name, row):
     """Where it pays, and the bits do not depend on the number of threads."""
     if name == "softmax_backward" and row % 16 and row >= 8:
         return False
+    if name in ("softmax_backward", "log_softmax_backward"):
+        return row < 16
     if "softmax" in name:
         return row < 16 or row >= 128
     if "norm" in name:
@@ -123,15 +125,19 @@ def joins(name, row):
 def test_rows_join_groups_and_have_eagers_bits(name, dtype, tried, groups):
     program = ROWS[name]
     groups()
+    expected = 0
     for threads in (1, 2, 3):
+        # (Torch shares 11 rows only if they are longer than 186: of shorter ones some will do.)
+        lengths = LENGTHS if threads == 1 else LENGTHS[threads:70:8] + LENGTHS[70:]
         with threads_of_torch(threads):
             for rows in (11, 3):
-                for n in LENGTHS:
+                for n in lengths:
                     compare(program, numbers(rows, n, dtype=dtype, seed=n))
-    assert groups() >= 6 * sum(joins(name, n) for n in LENGTHS)
+                    expected += joins(name, n)
+    assert groups() >= expected
     for n in LONG:
         compare(program, numbers(5, n, dtype=dtype, seed=n))
-    assert groups() >= 3  # (a variance of so many elements is torch's)
+    assert groups() >= 3 * joins(name, LONG[0])  # (a variance of so many elements is torch's)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

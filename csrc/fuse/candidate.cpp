@@ -71,7 +71,7 @@ bool find_looks(const run::Node& node, const Candidate& candidate,
 
 bool map_tensors(const run::Node& node, const Extent& extent,
                  c10::ArrayRef<const run::Geometry*> looks, Candidate& candidate) {
-  if (!iterate(*extent.elements, looks, candidate.iteration)) return false;
+  if (!iterate(*extent.elements, looks, candidate.iteration, extent.outer)) return false;
   for (size_t i = 0; i < looks.size(); ++i) {
     Mapping& mapping = candidate.mappings.emplace_back();
     mapping.look = looks[i];
@@ -144,7 +144,8 @@ bool describe(run::Node& node, Candidate& candidate) {
   const c10::ScalarType result = result_dtype(candidate);
   const Bits bits = bits_of(*rule, node, result, extent);
   const bool inexact = allows_inexact(node.device);
-  candidate.checked = (bits == Bits::checked && !inexact) || may_refuse(*rule, node, result);
+  candidate.checked = (inexact ? refuses_doubtful(*rule, node, result) : bits == Bits::checked) ||
+                      may_refuse(*rule, node, result);
   if (candidate.checked && !node.device.is_cpu()) return false;  // (their kernels do not check)
   if (bits == Bits::other && !inexact) return false;
   candidate.in_shares =

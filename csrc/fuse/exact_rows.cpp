@@ -82,6 +82,8 @@ bool has_exact_rows(Form form) {
 bool rows_pay(Form form, int64_t row) {
   constexpr int64_t kFewElements = 16, kManyElements = 128, kManyOfNorm = 256;
   if (form == Form::layer_norm) return row >= kManyOfNorm;
+  if (form == Form::softmax_backward || form == Form::log_softmax_backward)
+    return row < kFewElements;
   return !is_normalization(form) || row < kFewElements || row >= kManyElements;
 }
 

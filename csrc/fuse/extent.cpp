@@ -153,15 +153,36 @@ Extent backward_of(const OpRule& rule, const run::Node& node, const run::Geometr
   return extent;
 }
 
+const run::Geometry* tensor_look(const run::Node& node, size_t index) {
+  const run::ValueRef& value = node.tensors[index].value;
+  return value ? &value->geometry() : nullptr;
+}
+
+constexpr size_t kTargetOfLoss = 2;  // among the tensors of the gradient of a loss
+
+/// The gradient of a row has an element that the row's target names. Rows of any length: nothing is
+/// folded.
+Extent picked_rows(const run::Node& node, const run::Geometry& result) {
+  const auto lies_as_rows = [&](size_t index) {
+    const run::Geometry* look = tensor_look(node, index);
+    return look && look->sizes().size() == 1 && look->numel() == result.sizes()[0] && look->dense();
+  };
+  if (result.sizes().size() != 2 || !result.dense() || result.strides()[1] != 1) return {};
+  const int64_t rows = result.sizes()[0], row = result.sizes()[1];
+  if (rows < 2 || row < kShortestExactRow || row > kLongestRow) return {};
+  const run::Geometry* target = tensor_look(node, kTargetOfLoss);
+  if (!target || target->dtype() != c10::kLong || !lies_as_rows(kTargetOfLoss)) return {};
+  const run::Geometry* grad = tensor_look(node, 0);
+  if (grad && grad->numel() != 1 && !lies_as_rows(0)) return {};
+  Extent extent{&result, false, {}, row};
+  extent.outer = 1u << kTargetOfLoss | 1u;
+  return extent;
+}
+
 /// There are sums and products of numbers, which need more than one bit.
 bool has_fold(Form form, c10::ScalarType result) {
   if (form == Form::sum) return result != c10::kBool;
   return form != Form::product || c10::isIntegralType(result, /*includeBool=*/false);
-}
-
-const run::Geometry* tensor_look(const run::Node& node, size_t index) {
-  const run::ValueRef& value = node.tensors[index].value;
-  return value ? &value->geometry() : nullptr;
 }
 
 /// To one element, never along dims.
@@ -194,6 +215,7 @@ Extent extent_of(const OpRule& rule, const run::Node& node) {
   if (!is_reduction(rule.form) || is_unreduced(rule.form, node))
     return lie_alike(node.outputs) ? Extent{&result} : Extent();
   if (is_loss(rule.form)) return loss_extent(node);
+  if (rule.form == Form::nll_loss_backward) return picked_rows(node, result);
   if (is_normalization(rule.form)) return rows_of(rule, node, result);
   const run::Geometry* input = tensor_look(node, 0);
   if (!input || input->numel() == 1) return {};

@@ -19,6 +19,8 @@ struct Extent {
   bool folds = false;  ///< it reduces them, and the result is there when all tiles are done
   Places places = {};  ///< of what it folds them to
   int64_t row = 0;     ///< otherwise: how many are reduced together; 0: a pointwise op
+  uint32_t outer =
+      0;  ///< as iterate(): tensor arguments of one element a row, without the last dim
 };
 
 /// `node.outputs`, or what it writes, is known to be there.
@@ -35,7 +37,7 @@ constexpr bool is_row_result(Form form, size_t result) {
 
 /// Whether kernels of devices can do it (lazyeng/fuse): not what is folded into several elements.
 constexpr bool has_kernels(Form form, const Extent& extent) {
-  return extent.places.totals == 1 && !has_mask(form);
+  return extent.places.totals == 1 && !has_mask(form) && form != Form::nll_loss_backward;
 }
 
 }  // namespace lazyeng::fuse

@@ -7,17 +7,20 @@
 namespace lazyeng::fuse {
 namespace {
 
-/// Strides of an operand over the result's dims in that order; 0 where it is broadcast.
+/// Strides of an operand over the result's dims in that order; 0 where it is broadcast. `outer`:
+/// its dims are the first ones of the result, not the last.
 bool strides_over(const run::Geometry& result, const Dims& order, const run::Geometry& operand,
-                  Dims& strides) {
-  const auto missing =
-      static_cast<int64_t>(result.sizes().size()) - static_cast<int64_t>(operand.sizes().size());
+                  bool outer, Dims& strides) {
+  const auto dims = static_cast<int64_t>(operand.sizes().size());
+  const int64_t missing = static_cast<int64_t>(result.sizes().size()) - dims;
   if (missing < 0) return false;
-  for (size_t d = 0; d < operand.sizes().size(); ++d)
-    if (operand.sizes()[d] != 1 && operand.sizes()[d] != result.sizes()[d + missing]) return false;
+  const int64_t first = outer ? 0 : missing;
+  for (int64_t d = 0; d < dims; ++d)
+    if (operand.sizes()[d] != 1 && operand.sizes()[d] != result.sizes()[first + d]) return false;
   for (int64_t d : order) {
-    const bool broadcast = d < missing || operand.sizes()[d - missing] == 1;
-    strides.push_back(broadcast ? 0 : operand.strides()[d - missing]);
+    const int64_t own = d - first;
+    const bool broadcast = own < 0 || own >= dims || operand.sizes()[own] == 1;
+    strides.push_back(broadcast ? 0 : operand.strides()[own]);
   }
   return true;
 }
@@ -93,7 +96,7 @@ int64_t repeated_run(const Dims& shape, const Dims& strides) {
 }
 
 bool iterate(const run::Geometry& result, c10::ArrayRef<const run::Geometry*> operands,
-             Iteration& iteration) {
+             Iteration& iteration, uint32_t outer) {
   iteration.numel = result.numel();
   iteration.strides.assign(operands.size(), Dims());
   if (all_alike(result, operands)) {
@@ -103,11 +106,11 @@ bool iterate(const run::Geometry& result, c10::ArrayRef<const run::Geometry*> op
   const Dims order = memory_order(result);
   c10::SmallVector<Dims, 6> all(operands.size() + 1);
   for (int64_t d : order) iteration.shape.push_back(result.sizes()[d]);
-  if (!strides_over(result, order, result, all[0])) return false;
+  if (!strides_over(result, order, result, false, all[0])) return false;
   if (overlaps(iteration.shape, all[0])) return false;
   for (size_t i = 0; i < operands.size(); ++i) {
     if (!operands[i] || (operands[i]->numel() == 1 && iteration.numel != 1)) continue;
-    if (!strides_over(result, order, *operands[i], all[i + 1])) return false;
+    if (!strides_over(result, order, *operands[i], outer >> i & 1, all[i + 1])) return false;
   }
   merge(iteration.shape, all);
   if (iteration.shape.empty()) iteration.shape.push_back(iteration.numel);

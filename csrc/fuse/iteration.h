@@ -19,9 +19,10 @@ struct Iteration {
 
 /// The iteration over `result` and the operands, which broadcast to its sizes. A null operand is
 /// skipped, and so is one of a single element if the result has more. False if the result overlaps
-/// itself or an operand does not broadcast.
+/// itself or an operand does not broadcast. `outer`: a bit for each operand whose dims are the
+/// first ones of the result, where others have the last.
 bool iterate(const run::Geometry& result, c10::ArrayRef<const run::Geometry*> operands,
-             Iteration& iteration);
+             Iteration& iteration, uint32_t outer = 0);
 
 /// The dims of a tensor that have more than one element, outermost in memory first.
 Dims memory_order(const run::Geometry& look);

@@ -8,7 +8,7 @@ void lower_member(Registers& r, const Member& member) {
   const OpRule& rule = *rule_of(member.node->info);
   const Extent extent = extent_of(rule, *member.node);
   if (!extent.elements) throw Unfit();
-  r.begin(member, *extent.elements);
+  r.begin(member, extent);
   if (extent.folds) return lower_fold(r, rule, extent);
   if (extent.row) return lower_rows(r, rule, extent);
   const Operand made = lower_pointwise(r, rule);

@@ -67,7 +67,8 @@ enum class Form : uint8_t {
   log_softmax,        ///< the same
   softmax_backward,   ///< (grad, result, dim, dtype of the input)
   log_softmax_backward,  ///< the same
-  layer_norm,            ///< (tensor, normalized shape, weight?, bias?, eps); and mean and 1/std
+  nll_loss_backward,  ///< (grad, tensor, target, weight?, reduction, ignored target, total weight)
+  layer_norm,         ///< (tensor, normalized shape, weight?, bias?, eps); and mean and 1/std
   /// (grad, tensor, normalized shape, mean, 1/std, weight?, bias?, mask); those of weight and bias,
   /// too. What the mask leaves out is not returned.
   layer_norm_backward,

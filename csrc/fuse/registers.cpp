@@ -1,6 +1,7 @@
 // csrc/fuse/registers.cpp: loads, numbers, conversions, results.
 #include "csrc/fuse/registers.h"
 
+#include "csrc/fuse/extent.h"
 #include "csrc/fuse/op_table.h"
 #include "csrc/fuse/torch_functions.h"
 
@@ -22,19 +23,19 @@ Registers::Registers(const Group& group)
       args_(group, group.members[0]),
       written_(group.vars.size()) {}
 
-void Registers::begin(const Member& member, const run::Geometry& elements) {
+void Registers::begin(const Member& member, const Extent& extent) {
   args_ = Arguments(group_, member);
   builder_.begin_member(static_cast<size_t>(&member - group_.members.data()));
   c10::SmallVector<const run::Geometry*, 4> looks;
   for (int16_t value : member.operands)
     looks.push_back(value == kNone ? nullptr : &args_.look_of(value));
   iteration_ = Iteration();
-  if (!iterate(elements, looks, iteration_)) throw Unfit();
+  if (!iterate(*extent.elements, looks, iteration_, extent.outer)) throw Unfit();
   const c10::Device device = member.node->device;
   const OpRule& rule = *rule_of(member.node->info);
-  refuses_ = device.is_cpu() && !allows_inexact(device) && !is_reduction(rule.form) &&
+  refuses_ = device.is_cpu() && !is_reduction(rule.form) &&
              refuses_doubtful(rule, *member.node, args_.result_look().dtype());
-  rate_ = elements.numel() == group_.numel ? Rate::element : Rate::row;
+  rate_ = extent.elements->numel() == group_.numel ? Rate::element : Rate::row;
   builder_.set_rate(rate_);
   for (const Dims& strides : iteration_.strides)
     if (rate_over(strides) == Rate::element && !strides.empty() &&

@@ -21,12 +21,14 @@ Type register_type(c10::ScalarType dtype);
 /// The same, in memory.
 Type memory_type(c10::ScalarType dtype);
 
+struct Extent;
+
 class Registers {
  public:
   explicit Registers(const Group& group);
 
-  /// What follows is done for this member, which goes over `elements`.
-  void begin(const Member& member, const run::Geometry& elements);
+  /// What follows is done for this member, which goes over that.
+  void begin(const Member& member, const Extent& extent);
   const Arguments& args() const { return args_; }
   bool has_rows() const { return group_.row != 0; }
 

@@ -2,6 +2,8 @@
 //
 // As torch's own kernels do, these compute in float32 for float16 and bfloat16, and round only what
 // they return.
+#include <ATen/core/Reduction.h>
+
 #include <cmath>
 #include <limits>
 
@@ -75,6 +77,32 @@ void lower_softmax_backward(Registers& r, bool log) {
   }
   const RegisterId total = math.fold(math(Opcode::mul, grad, output), Fold::sum);
   math.set_result(math(Opcode::mul, math(Opcode::sub, grad, total), output), Rate::element);
+}
+
+/// Of the mean, too, the number is one for all rows.
+RegisterId grad_of_rows(Registers& r, c10::ScalarType dtype) {
+  r.builder().set_rate(Rate::row);
+  const int64_t reduction = r.args().node().args[4].toInt();
+  RegisterId grad = r.as(0, dtype);
+  if (reduction == at::Reduction::Mean)
+    grad = r.step(Opcode::div, dtype, {grad, r.as(6, dtype)}).reg;
+  grad = r.step(Opcode::neg, dtype, {grad}).reg;
+  r.builder().set_rate(r.rate());
+  return grad;
+}
+
+void lower_nll_loss_backward(Registers& r) {
+  const c10::ScalarType dtype = r.args().result_look().dtype();
+  std::optional<RegisterId> weights;
+  for (const size_t arg : {0, 1, 6})
+    if (r.args().dtype_at(arg) != dtype) throw Unfit();
+  if (r.args().is_given(3)) {
+    if (r.args().dtype_at(3) != dtype) throw Unfit();
+    weights = r.as(3, dtype);
+  }
+  const RegisterId made = r.builder().one_hot(grad_of_rows(r, dtype), r.as(2, c10::kLong), weights,
+                                              r.args().node().args[5].toInt());
+  r.set_result(weights ? r.round_to(made, dtype) : made, Rate::element);
 }
 
 /// The maximum is taken out of the exponents unless it is infinite.
@@ -243,6 +271,8 @@ void lower_rows(Registers& r, const OpRule& rule, const Extent& extent) {
     case Form::softmax_backward:
     case Form::log_softmax_backward:
       return lower_softmax_backward(r, rule.form == Form::log_softmax_backward);
+    case Form::nll_loss_backward:
+      return lower_nll_loss_backward(r);
     case Form::layer_norm:
       return lower_layer_norm(r, row);
     case Form::layer_norm_backward:

@@ -173,10 +173,10 @@ class Worker {
   }
 
   void fold_rows(const Step& step, int64_t rows) {
+    const auto input = [&](int k) { return k < step.inputs ? place_[step.in[k]] : nullptr; };
     if (step.rows)
-      return step.rows({place_[step.out], place_[step.in[0]],
-                        step.inputs > 1 ? place_[step.in[1]] : nullptr, program_.lanes(),
-                        program_.row, rows, step.folding.divisor});
+      return step.rows({place_[step.out], input(0), input(1), program_.lanes(), program_.row, rows,
+                        step.folding.divisor, input(2), step.ignored, &uncertain_});
     const Type type = program_.registers[step.out].type;
     const char* in = place_[step.in[0]];
     char* out = place_[step.out];

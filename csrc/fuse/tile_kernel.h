@@ -129,6 +129,7 @@ enum class RowFold : uint8_t {
   moments,            ///< as torch's layer_norm: mean and variance
   running_variance,   ///< as torch's var: variance, whose divisor is an argument, and mean
   running_deviation,  ///< the same, the variance's root
+  one_hot,            ///< no fold: rows of 0, but at the place that `other` names what `in` has
 };
 struct RowsArgs {
   char* out;          ///< a splat for each row; of two results each has one half of it
@@ -138,6 +139,10 @@ struct RowsArgs {
   int64_t row;        ///< elements of each
   int64_t rows;       ///< how many
   double divisor;
+  /// Of one_hot, whose `in` and `other` (int64) are splats, and whose results are rows:
+  const char* weights = nullptr;  ///< of each place; null: 1
+  int64_t ignored = 0;            ///< a place that stands for none
+  bool* refused = nullptr;        ///< as KernelArgs::refused: a place that no row has
 };
 /// Reads and writes elements of one type.
 using RowsKernel = void (*)(const RowsArgs& args);

@@ -136,6 +136,19 @@ RegisterId ProgramBuilder::fold_rows(RegisterId reg, RowFold fold, double diviso
   return other ? add_fold(step, type, {reg, spread(*other)}) : add_fold(step, type, {reg});
 }
 
+RegisterId ProgramBuilder::one_hot(RegisterId value, RegisterId place,
+                                   std::optional<RegisterId> weights, int64_t ignored) {
+  Step step;
+  step.rows = rows_kernel(RowFold::one_hot, type_of(value));
+  step.ignored = ignored;
+  ok_ &= step.rows && type_of(place) == Type::i64;
+  const Type type = type_of(value);
+  const RegisterId made = weights ? add_fold(step, type, {value, place, *weights})
+                                  : add_fold(step, type, {value, place});
+  program_.registers[made].rate = Rate::element;
+  return made;
+}
+
 RegisterId ProgramBuilder::step(Opcode opcode, Type type, Type out,
                                 std::initializer_list<RegisterId> in, Kernel kernel) {
   return add_step(kernel ? kernel : kernels_.kernel(opcode, type), opcode, out, in);

@@ -62,6 +62,7 @@ struct Step {
   int reduction = -1;  ///< of a chain that ends in the sum of one
   Folding folding;
   RowsKernel rows = nullptr;  ///< in the place of `folding`, in the order of torch's kernels
+  int64_t ignored = 0;        ///< RowsArgs::ignored
   bool by_row = false;        ///< the kernel is called for each row: an input has another rate
   bool spreads = false;       ///< no kernel: each element gets that of its row, or its column
   RegisterId out = 0;
@@ -168,6 +169,10 @@ class ProgramBuilder {
   /// multiplied by.
   RegisterId fold_rows(RegisterId reg, RowFold fold, double divisor = 1,
                        std::optional<RegisterId> other = std::nullopt);
+  /// Rows of 0 with one value each, at the place that an int64 of each row names. Both have one
+  /// element a row.
+  RegisterId one_hot(RegisterId value, RegisterId place, std::optional<RegisterId> weights,
+                     int64_t ignored);
   /// The tensor gets what the register, which is the result of a step, holds. Returns its number,
   /// as load() does through last_tensor().
   uint16_t store(RegisterId reg, TensorAccess tensor);

@@ -20,11 +20,20 @@ CASE = "gaps", 1
 PARTS = 8
 
 
+class OrdinaryCalls(Calls):
+    """Of numbers whose exponentials are finite: of others cosh and sinh are infinite in some of
+    torch's loops."""
+
+    def _tensor(self, argument, place, layout):
+        x = super()._tensor(argument, place, layout)
+        return x.clamp(max=80) if self.base in ("cosh", "sinh") and x.dtype != torch.bool else x
+
+
 def calls_of(names, dtype):
     """The calls of these ops that eager does not refuse."""
     for name in names:
-        calls = Calls(name, dtype, ordinary=True)
-        if CASE in calls.cases() and not isinstance(outcome(lambda c=calls: run(c)), str):
+        calls = OrdinaryCalls(name, dtype, ordinary=True)
+        if [*calls.cases()] and not isinstance(outcome(lambda c=calls: run(c)), str):
             yield calls
 
 

@@ -1,0 +1,274 @@
+// csrc/fuse/bits.cpp: of which ops a program gives torch's bits (declared in csrc/fuse/op_table.h).
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+#include "csrc/fuse/chosen_ops.h"
+#include "csrc/fuse/exact_rows.h"
+#include "csrc/fuse/extent.h"
+#include "csrc/fuse/numbers.h"
+#include "csrc/fuse/op_table.h"
+#include "csrc/fuse/result_type.h"
+#include "csrc/fuse/trials.h"
+
+namespace lazyeng::fuse {
+namespace {
+
+std::atomic<bool> inexact_on_cpu{false}, inexact_on_devices{true};
+
+/// The order does not matter to integers, nor to an extreme value. But of 0.0 and -0.0 it decides
+/// which one is found.
+Bits bits_of_reduction(Form form, c10::ScalarType result) {
+  if (form == Form::nll_loss_backward) return Bits::same;  // (it only looks like one)
+  if (!is_plain_fold(form)) return Bits::other;
+  if (!c10::isFloatingType(result)) return Bits::same;
+  return form == Form::maximum || form == Form::minimum ? Bits::checked : Bits::other;
+}
+
+/// Whether torch has its kernel for rows: for the last dim, and elements without gaps. (Others it
+/// copies for some forms.)
+bool has_rows_of_torch(const OpRule& rule, const run::Node& node, int64_t row) {
+  const run::Geometry& look = node.tensors[0].value->geometry();
+  const auto is_last = [&](const c10::IValue& dim) {
+    const auto dims = static_cast<int64_t>(look.sizes().size());
+    return dim.isInt() && (dim.toInt() == -1 || dim.toInt() == dims - 1);
+  };
+  switch (rule.form) {
+    case Form::softmax:
+    case Form::log_softmax:
+      return is_last(node.args[1]);
+    case Form::softmax_backward:  // (of what is left over bits depend on the number of threads)
+      return is_last(node.args[2]) && is_whole(row);
+    case Form::log_softmax_backward:
+      return is_last(node.args[2]);
+    case Form::layer_norm:
+      return true;
+    default:
+      return look.dense();
+  }
+}
+
+/// Torch shares the elements of longer rows among threads.
+constexpr int64_t kLongestRowOfVariance = (1 << 15) - 1;
+
+/// Whether torch's kernel and the steps were found to add in the same order.
+bool rows_were_tried(const OpRule& rule, const run::Node& node, int64_t row) {
+  if (!has_exact_rows(rule.form) || !rows_pay(rule.form, row)) return false;
+  // (Where nothing is left to divide by torch warns.)
+  if (is_variance(rule.form) &&
+      (row > kLongestRowOfVariance || correction_of(node) >= static_cast<double>(row)))
+    return false;
+  return has_rows_of_torch(rule, node, row);
+}
+
+/// The same of all elements, in the order of memory, which several threads share.
+bool sum_was_tried(const OpRule& rule, const run::Node& node) {
+  const run::Geometry& first = node.tensors[0].value->geometry();
+  return has_exact_sum(rule.form) &&
+         std::ranges::all_of(node.tensors, [&](const run::TensorArg& arg) {
+           const run::Geometry& look = arg.value->geometry();
+           return look.dense() && look.sizes() == first.sizes() &&
+                  look.strides() == first.strides();
+         });
+}
+
+bool reduction_was_tried(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
+                         const Extent& extent) {
+  if (!node.device.is_cpu() || !gives_torchs_bits(rule.form, dtype)) return false;
+  for (const run::TensorArg& arg : node.tensors)
+    if (arg.value ? arg.value->geometry().dtype() != dtype : arg.raw.defined()) return false;
+  return extent.folds ? extent.places.totals == 1 && sum_was_tried(rule, node)
+                      : rows_were_tried(rule, node, extent.row);
+}
+
+/// Whether each of torch's threads has whole vectors of the elements: it shares them out by grains,
+/// which are smaller for gelu than for other ops.
+bool falls_into_whole_vectors(const run::Node& node) {
+  constexpr int64_t kGrain = 32768, kGrainOfGelu = 16384;
+  const int64_t n = node.tensors[0].value->geometry().numel();
+  const int64_t most = node.settings.num_threads;
+  const auto fits = [n](int64_t threads) { return n % (threads * kWholeVectors) == 0; };
+  return fits(1) && fits(std::min(most, (n + kGrain - 1) / kGrain)) &&
+         (n <= kGrainOfGelu || fits(most));
+}
+
+/// Whether the step was found to give torch's bits for such tensors, on the CPU. `number`: another
+/// operand is a number, which torch makes a tensor of.
+bool was_tried(Opcode opcode, const run::Node& node, c10::ScalarType dtype, bool number = false) {
+  if (!node.device.is_cpu()) return false;
+  bool dense = !number;
+  const run::Geometry* first = nullptr;
+  for (const run::TensorArg& arg : node.tensors) {
+    if (!arg.value) {  // a number as well, or left out
+      dense &= !arg.raw.defined();
+      continue;
+    }
+    const run::Geometry& look = arg.value->geometry();
+    if (look.dtype() != dtype) return false;
+    if (!first) first = &look;
+    // (Of a tensor without dims torch takes the way of those with gaps.)
+    dense &= look.dense() && !look.sizes().empty() && look.sizes() == first->sizes() &&
+             look.strides() == first->strides();
+  }
+  return gives_torchs_bits(opcode, dtype, dense, dense && falls_into_whole_vectors(node));
+}
+
+/// Whether one of the first two arguments, which could be tensors, is a number.
+bool takes_number(const OpRule& rule, const run::Node& node) {
+  const bool of_two = rule.form == Form::binary || rule.form == Form::binary_float ||
+                      rule.form == Form::floor_divide || rule.form == Form::divide_rounded;
+  return of_two && (node.args[0].isScalar() || node.args[1].isScalar());
+}
+
+/// Whether each element that the op makes depends on how torch was compiled and on the processor,
+/// or on where in memory it lies: that is known only if it was tried.
+bool varies(Opcode opcode) {
+  switch (opcode) {
+    case Opcode::relu:
+    case Opcode::leaky_relu:
+    case Opcode::shrink:
+      return false;
+    case Opcode::sqrt:
+    case Opcode::pow:
+    case Opcode::lerp:
+    case Opcode::addcmul:
+    case Opcode::addcdiv:
+    case Opcode::tanh_backward:
+    case Opcode::silu_backward:
+    case Opcode::gelu_backward:
+    case Opcode::gelu_tanh_backward:
+    case Opcode::mish_backward:
+    case Opcode::hardswish_backward:
+    case Opcode::hardsigmoid_backward:
+    case Opcode::softplus_backward:
+    case Opcode::log_sigmoid_backward:
+    case Opcode::elu_slope:
+    case Opcode::smooth_l1_backward:
+    case Opcode::huber_backward:
+      return true;
+    default:
+      return opcode >= Opcode::exp && opcode <= Opcode::huber;
+  }
+}
+
+/// With a weight of 1 the sign of a zero depends on which of torch's loops the number gets into.
+bool has_weight_other_than_one(const run::Node& node, c10::ScalarType dtype) {
+  if (!node.args[2].isScalar()) return false;  // a tensor may hold it
+  const double weight = node.args[2].toScalar().toDouble();
+  return dtype == c10::kFloat ? static_cast<float>(weight) != 1 : weight != 1;
+}
+
+/// Of several steps, which torch's kernel rounds otherwise, or which were not tried together.
+bool rounds_otherwise(const OpRule& rule, const run::Node& node, c10::ScalarType result) {
+  if (rule.form == Form::mse_loss_backward || rule.form == Form::logit) return true;
+  // Narrow dtypes are rounded after each of several operations, or only after the last.
+  return is_narrow(result) &&
+         (rule.form == Form::power || rule.opcode == Opcode::rsqrt ||
+          rule.opcode == Opcode::sigmoid_backward || rule.opcode == Opcode::floor_divide ||
+          rule.form == Form::loss ||
+          (rule.form == Form::divide_rounded && rounding_of(node) == Rounding::down));
+}
+
+bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType result) {
+  if (rounds_otherwise(rule, node, result)) return false;
+  if (rule.form == Form::power && node.args[1].isScalar()) {
+    const double exponent = node.args[1].toScalar().toDouble();
+    constexpr double kProductsAndRoots[] = {-2, -1, -0.5, 0, 1, 2, 3};  // see pointwise_forms.cpp
+    return std::ranges::find(kProductsAndRoots, exponent) != std::end(kProductsAndRoots);
+  }
+  if (rule.form == Form::binary_scaled || rule.form == Form::reversed) {
+    const size_t alpha = node.args.size() - 1;  // rsub has one, too
+    if (!node.args[alpha].isScalar()) return false;
+    return node.args[alpha].toScalar().equal(1) ||
+           was_tried(Opcode::add_scaled, node, result, node.args[1].isScalar());
+  }
+  if (rule.opcode == Opcode::lerp && !has_weight_other_than_one(node, result)) return false;
+  const bool tanh =
+      rule.form == Form::gelu && node.args[1].isString() && node.args[1].toStringView() == "tanh";
+  const Opcode opcode = tanh ? Opcode::gelu_tanh : rule.opcode;
+  return !varies(opcode) || was_tried(opcode, node, result, takes_number(rule, node));
+}
+
+/// Whether a number stands there that no dtype takes for 0.
+bool is_known_divisor(const run::Node& node) {
+  c10::Scalar number;
+  if (node.args[1].isScalar()) {
+    number = node.args[1].toScalar();
+  } else {
+    const at::Tensor& raw = node.tensors.back().raw;
+    if (node.tensors.back().value || !raw.defined() || raw.numel() != 1) return false;
+    number = number_at(static_cast<const char*>(raw.const_data_ptr()), raw.scalar_type());
+  }
+  const double value = std::abs(number.toDouble());
+  return value >= 1 && value <= 127;
+}
+
+}  // namespace
+
+void set_inexact(bool on_cpu) { inexact_on_cpu.store(on_cpu, std::memory_order_relaxed); }
+void set_inexact_on_devices(bool on) { inexact_on_devices.store(on, std::memory_order_relaxed); }
+bool allows_inexact(c10::Device device) {
+  return (device.is_cpu() ? inexact_on_cpu : inexact_on_devices).load(std::memory_order_relaxed);
+}
+
+/// The sign of a zero (of 0.0 and -0.0 torch takes the second in whole vectors, and the first in
+/// what is left over), NaN beyond a bound, remainders of what is much larger than the divisor.
+/// Where other bits are allowed, only what is infinite in whole vectors, and a number elsewhere.
+bool refuses_doubtful(const OpRule& rule, const run::Node& node, c10::ScalarType result) {
+  if (allows_inexact(node.device))
+    return node.device.is_cpu() && (rule.opcode == Opcode::cosh || rule.opcode == Opcode::sinh);
+  const auto is_down = [&] {  // (a narrow quotient is rounded before it is rounded down)
+    return !is_narrow(result) || takes_number(rule, node);
+  };
+  switch (rule.form) {
+    case Form::clamp_tensors:
+    case Form::clamp_tensor:
+      return true;
+    case Form::floor_divide:
+      return is_down();
+    case Form::divide_rounded:
+      return rounding_of(node) == Rounding::down && is_down();
+    case Form::binary:
+      return rule.opcode == Opcode::maximum || rule.opcode == Opcode::minimum ||
+             rule.opcode == Opcode::fmax || rule.opcode == Opcode::fmin ||
+             rule.opcode == Opcode::fmod || rule.opcode == Opcode::remainder;
+    case Form::with_numbers:
+      return rule.opcode == Opcode::shrink || rule.opcode == Opcode::hardtanh_backward;
+    default:
+      return false;
+  }
+}
+
+bool may_refuse(const OpRule& rule, const run::Node& node, c10::ScalarType result) {
+  if (!node.device.is_cpu()) return false;
+  if (rule.form == Form::nll_loss_backward) return true;  // a target that no row has
+  if (!c10::isIntegralType(result, /*includeBool=*/false)) return false;
+  const bool divides = rule.form == Form::floor_divide || rule.opcode == Opcode::fmod ||
+                       rule.opcode == Opcode::remainder ||
+                       (rule.form == Form::divide_rounded && rounding_of(node) != Rounding::none);
+  return divides && !is_known_divisor(node);
+}
+
+bool may_join(const run::Node& node) {
+  if (begins_pair(node) || lists_of(node) != 0) return true;
+  const OpRule* rule = rule_of(node.info);
+  if (!rule || !is_reduction(rule->form) || is_unreduced(rule->form, node) ||
+      allows_inexact(node.device))
+    return rule != nullptr;
+  if (node.outputs.empty() || !node.outputs[0]) return false;
+  const c10::ScalarType dtype = node.outputs[0]->geometry().dtype();
+  return bits_of_reduction(rule->form, dtype) != Bits::other ||
+         gives_torchs_bits(rule->form, dtype);
+}
+
+Bits bits_of(const OpRule& rule, const run::Node& node, c10::ScalarType result,
+             const Extent& extent) {
+  if (is_reduction(rule.form) && !is_unreduced(rule.form, node))
+    return reduction_was_tried(rule, node, result, extent) ? Bits::same
+                                                           : bits_of_reduction(rule.form, result);
+  if (c10::isIntegralType(result, /*includeBool=*/true)) return Bits::same;
+  if (refuses_doubtful(rule, node, result)) return Bits::checked;
+  return gives_same_bits(rule, node, result) ? Bits::same : Bits::other;
+}
+
+}  // namespace lazyeng::fuse
