@@ -35,7 +35,8 @@ def run(table: str) -> bool:
     print(f"\n== {title} ({table})", flush=True)
     start = time.monotonic()
     script = f"benchmarks.{SCRIPTS.get(table, table)}"
-    done = subprocess.run([sys.executable, "-m", script, *options]).returncode == 0
+    command = [sys.executable, "-m", script, *options]
+    done = subprocess.run(command, check=False).returncode == 0
     print(f"({time.monotonic() - start:.0f} s{'' if done else ', FAILED'})", flush=True)
     return done
 

@@ -83,7 +83,7 @@ def first_step(name: str, kind: str, began: float) -> None:
     print(json.dumps(figures))
 
 
-class NoAnswer(Exception):
+class NoAnswerError(Exception):
     """The process has ended, or took too long; says why."""
 
 
@@ -95,7 +95,7 @@ class Runner:
 
     def __init__(self, name: str, kind: str, part: str = "serve", limit: float = 600) -> None:
         self._limit = limit
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.bursts", part, name, kind, str(time.monotonic())],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
@@ -119,11 +119,11 @@ class Runner:
         ready, _, _ = select.select([self._process.stdout], [], [], self._limit)
         if not ready:
             self._kill()
-            raise NoAnswer(f"not done within {self._limit:g} s")
+            raise NoAnswerError(f"not done within {self._limit:g} s")
         answer = self._process.stdout.readline()
         if not answer:
             self._process.communicate()
-            raise NoAnswer(self._last_error())
+            raise NoAnswerError(self._last_error())
         return answer
 
     def _last_error(self) -> str:

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.bursts import NoAnswer, Runner, first
+from benchmarks.bursts import NoAnswerError, Runner, first
 from benchmarks.small_programs import SMALL_PROGRAMS
 from benchmarks.workloads import WORKLOADS
 
@@ -64,7 +64,11 @@ class Comparison:
         for runner in self._runners.values():
             runner.end()
         ms = statistics.median(times["eager", False] for times in self._rounds) / self._count * 1e3
-        figures = {"ms": ms, "lazy": self._ratio("lazy", False), "read": self._ratio("lazy", True)}
+        figures = {
+            "eager ms": ms,
+            "lazy": self._ratio("lazy", False),
+            "read": self._ratio("lazy", True),
+        }
         if "compile" in self._runners:
             figures["compile"] = self._ratio("compile", False)
             figures["over it"] = self._ratio("lazy", False, "compile")
@@ -91,7 +95,7 @@ class Comparison:
     def _may_fail(self) -> Iterator[None]:
         try:
             yield
-        except NoAnswer as why:
+        except NoAnswerError as why:
             self.why_not = str(why)
             self._runners.pop("compile", None)
 
@@ -123,24 +127,30 @@ def busy_processes(count: int) -> Iterator[None]:
             process.wait()
 
 
+def columns_of(options: argparse.Namespace) -> dict[str, int]:
+    """With their widths."""
+    compiled = {"compile": 9, "over it": 9, "first s": 9} if options.compile else {}
+    return {"eager ms": 9, "lazy": 7, "target": 8, "read": 7, **compiled, "first": 7, "start": 7,
+            "memory": 8, "peak": 6}  # fmt: skip
+
+
+def row(name: str, figures: Figures, columns: dict[str, int]) -> str:
+    def cell(column: str, width: int) -> str:
+        if column not in figures:
+            return f"{'-':>{width}}"
+        return f"{figures[column]:{width}.{1 if column in ('target', 'first s') else 2}f}"
+
+    return f"{name:25}" + "".join(cell(column, width) for column, width in columns.items())
+
+
 def print_workloads(names: list[str], options: argparse.Namespace) -> None:
-    columns = {"ms": 9, "lazy": 7, "target": 8, "read": 7}
-    if options.compile:
-        columns |= {"compile": 9, "over it": 9, "first s": 9}
-    columns |= {"first": 7, "start": 7, "memory": 8, "peak": 6}
-    titles = {"ms": "eager ms"}
-    print(f"{'':25}" + "".join(f"{titles.get(c, c):>{width}}" for c, width in columns.items()))
+    columns = columns_of(options)
+    print(f"{'':25}" + "".join(f"{column:>{width}}" for column, width in columns.items()))
     reasons = {}
     for name in names:
         comparison = Comparison(name, options)
         figures = comparison.run() | memory_and_first_steps(name) | {"target": TARGETS[name]}
-        cells = (
-            f"{figures[c]:{width}.{1 if c in ('target', 'first s') else 2}f}"
-            if c in figures
-            else f"{'-':>{width}}"
-            for c, width in columns.items()
-        )
-        print(f"{name:25}" + "".join(cells), flush=True)
+        print(row(name, figures, columns), flush=True)
         if comparison.why_not:
             reasons[name] = comparison.why_not
     for name, reason in reasons.items():
@@ -151,7 +161,7 @@ def print_small_programs(names: list[str], options: argparse.Namespace) -> None:
     print(f"{'':25}{'eager us':>9}{'lazy':>7}{'read':>7}")
     for name in names:
         f = Comparison(name, options).run()
-        print(f"{name:25}{f['ms'] * 1e3:9.0f}{f['lazy']:7.2f}{f['read']:7.2f}", flush=True)
+        print(f"{name:25}{f['eager ms'] * 1e3:9.0f}{f['lazy']:7.2f}{f['read']:7.2f}", flush=True)
 
 
 def main() -> None:
