@@ -124,13 +124,11 @@ const TimedOp timed_ops[] = {
      [](torch::jit::Stack& stack, const at::Tensor& x, const at::Tensor& y) {
        torch::jit::push(stack, x, y);
      }},
-    {"aten::relu", "",
-     [](const at::Tensor& x, const at::Tensor&) { return at::cpu::relu(x); },
+    {"aten::relu", "", [](const at::Tensor& x, const at::Tensor&) { return at::cpu::relu(x); },
      [](torch::jit::Stack& stack, const at::Tensor& x, const at::Tensor&) {
        torch::jit::push(stack, x);
      }},
-    {"aten::mm", "",
-     [](const at::Tensor& x, const at::Tensor& y) { return at::cpu::mm(x, y); },
+    {"aten::mm", "", [](const at::Tensor& x, const at::Tensor& y) { return at::cpu::mm(x, y); },
      [](torch::jit::Stack& stack, const at::Tensor& x, const at::Tensor& y) {
        torch::jit::push(stack, x, y);
      }},
@@ -152,8 +150,9 @@ PyObject* time_kernel(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "sOOl", &name, &x_object, &y_object, &count)) return nullptr;
   return guarded([&]() -> PyObject* {
     const at::Tensor x = THPVariable_Unpack(x_object), y = THPVariable_Unpack(y_object);
-    const TimedOp* const op = std::find_if(std::begin(timed_ops), std::end(timed_ops),
-                                           [&](const TimedOp& o) { return o.name == std::string(name); });
+    const TimedOp* const op =
+        std::find_if(std::begin(timed_ops), std::end(timed_ops),
+                     [&](const TimedOp& o) { return o.name == std::string(name); });
     TORCH_CHECK(op != std::end(timed_ops), "no kernel of ", name, " is timed");
     const c10::OperatorHandle handle =
         c10::Dispatcher::singleton().findSchemaOrThrow(op->name, op->overload);
