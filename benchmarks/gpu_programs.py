@@ -64,6 +64,9 @@ SMALL_SHAPE = Shape(layers=2, width=32, heads=4, kv_heads=2, hidden=64, words=50
 
 
 class Layer(nn.Module):
+    keys: torch.Tensor
+    values: torch.Tensor
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape, self.head = shape, shape.width // shape.heads
@@ -100,6 +103,12 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 class Llama(nn.Module):
+    cos: torch.Tensor
+    sin: torch.Tensor
+    mask: torch.Tensor
+    token: torch.Tensor
+    at: torch.Tensor
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.embedding = nn.Embedding(shape.words, shape.width)

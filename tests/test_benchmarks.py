@@ -17,7 +17,7 @@ import lazyeng
 from benchmarks import steps
 from benchmarks.__main__ import SCRIPTS, TABLES
 from benchmarks.bursts import NoAnswerError, Runner
-from benchmarks.gpu_programs import CHAINS, LAUNCH_BOUND, SMALL_SHAPE, Llama
+from benchmarks.gpu_programs import CHAINS, LAUNCH_BOUND, SMALL_SHAPE, Layer, Llama
 
 ROOT = Path(__file__).parent.parent
 
@@ -73,6 +73,7 @@ def test_decoding_fills_the_caches_and_is_the_same_lazily() -> None:
             lazily()
     assert int(model.at) == int(lazily.at) == 3
     for layer, other in zip(model.layers, lazily.layers, strict=True):
+        assert isinstance(layer, Layer) and isinstance(other, Layer)
         assert layer.keys[:, :, :3].all()
         assert not layer.keys[:, :, 3:].any()
         torch.testing.assert_close(other.keys, layer.keys)
