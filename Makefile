@@ -2,7 +2,8 @@
 #
 #   make demo    train two small networks on handwritten digits, eagerly and lazily
 #   make test    all tests, C++ and Python
-#   make bench   the measurements of the README         make lint    format, lint, types, layers
+#   make bench   all measurements (BENCH="steps engine": some)
+#   make lint    format, lint, types, layers
 #   make tsan    C++ tests under ThreadSanitizer        make asan    under Address- and UBSanitizer
 #   make soak    all of lazyeng under AddressSanitizer: random programs for SOAK seconds (1800), tests
 #   make versions  build and test with other Pythons and torches: VERSIONS="3.12/2.15 ...", or the
@@ -47,9 +48,7 @@ versions:
 	sh tools/versions.sh $(VERSIONS)
 
 bench: build $(VENV)/test.stamp
-	for script in benchmarks/[a-z]*.py; do \
-	  name=$$(basename $$script .py); echo "== $$name"; $(bin)/python -m benchmarks.$$name || exit 1; \
-	done
+	$(bin)/python -m benchmarks $(BENCH)
 
 lint: $(VENV)/test.stamp $(VENV)/lint.stamp
 	$(bin)/ruff format --check .

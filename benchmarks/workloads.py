@@ -55,12 +55,13 @@ def training(model: nn.Module, loss_of: Callable[[nn.Module], torch.Tensor],
     return step
 
 
-def mlp() -> Step:
+def mlp(device: str = "cpu") -> Step:
     """64-256-256-10, batch 64, AdamW."""
-    model = nn.Sequential(
-        nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
-    )
-    x, y = torch.randn(64, 64), torch.randint(0, 10, (64,))
+    with torch.device(device):
+        model = nn.Sequential(
+            nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
+        )
+        x, y = torch.randn(64, 64), torch.randint(0, 10, (64,))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return training(model, lambda m: F.cross_entropy(m(x), y), optimizer)
 
@@ -101,19 +102,20 @@ def critic() -> nn.Module:
     )
 
 
-def sac() -> Step:
+def sac(device: str = "cpu") -> Step:
     """Update of twin critics 24-256-256-1, batch 256, with target networks."""
-    critics, targets = nn.ModuleList([critic(), critic()]), nn.ModuleList([critic(), critic()])
+    with torch.device(device):
+        critics, targets = nn.ModuleList([critic(), critic()]), nn.ModuleList([critic(), critic()])
+        now, later = torch.randn(256, 24), torch.randn(256, 24)
+        reward, done = torch.randn(256, 1), torch.zeros(256, 1)
     targets.load_state_dict(critics.state_dict())
     optimizer = torch.optim.Adam(critics.parameters(), lr=3e-4)
-    now, later = torch.randn(256, 24), torch.randn(256, 24)
-    reward, done = torch.randn(256, 1), torch.zeros(256, 1)
 
     def step() -> torch.Tensor:
         with torch.no_grad():
             best = torch.min(targets[0](later), targets[1](later))
             wanted = reward + 0.99 * (1 - done) * best
-        loss = sum((F.mse_loss(c(now), wanted) for c in critics), torch.zeros(()))
+        loss = sum((F.mse_loss(c(now), wanted) for c in critics), torch.zeros((), device=device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

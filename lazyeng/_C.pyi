@@ -256,6 +256,17 @@ def install_buffer_pool(limit: int, /) -> None:
 def empty_buffer_pool() -> None:
     """Gives the memory that is kept for reuse back to the system."""
 
+# ---- timing, for benchmarks/engine.py
+
+def time_window() -> float:
+    """Nanoseconds that the only worker takes for all that is recorded and not pushed yet."""
+
+def time_empty_ops(count: int, /) -> float:
+    """Nanoseconds that the only worker takes for an op of the engine that does nothing, of `count`."""
+
+def time_kernel(name: str, x: torch.Tensor, y: torch.Tensor, count: int, /) -> tuple[float, float]:
+    """Nanoseconds of an op's CPU kernel, called directly, and through the dispatcher with its arguments on a stack; of `count` calls each."""
+
 # ---- versions
 
 def announce_own_write(tensor: torch.Tensor, /) -> None:
@@ -294,6 +305,12 @@ def pending(tensors: list[torch.Tensor], /) -> list[PendingNode]:
 TraceEvent = tuple[str, str, int, int, int, int, bool, str, list[tuple[str, int]]]
 # the system's number of the thread, the system's name of it, its events
 ThreadLog = tuple[int, str, list[TraceEvent]]
+
+def let_threads_join_profile() -> None:
+    """A profile of torch's has begun: engine threads may join it."""
+
+def keep_threads_out_of_profile() -> None:
+    """It is about to end: returns when all have left it."""
 
 def start_trace() -> bool:
     """Begins to keep what each thread does; False if that is being done already."""

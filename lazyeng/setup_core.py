@@ -17,6 +17,7 @@ from lazyeng import (
     process,
     process_groups,
     sharing,
+    torch_profiler,
 )
 from lazyeng import config as environment
 from lazyeng.config import MODES, STACKS, Config
@@ -38,6 +39,7 @@ def start(config: Config) -> None:
     torch.serialization.add_safe_globals([LazyTensor, _rebuild])
     plain_reads.install()
     plain_data.install()
+    torch_profiler.install()
     backward.install()
     compiled.install()
     custom_ops.install()

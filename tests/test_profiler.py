@@ -302,3 +302,56 @@ def test_torchs_profiler_sees_the_engines_threads():
     for event in profiler.events():
         threads.get(event.name, set()).add(event.thread)
     assert len(threads["aten::mm"]) == 2 and threads["lazyeng::group"]
+
+
+def threads_of(profiler):
+    """Of each name, the threads on which it was seen."""
+    threads = {}
+    for event in profiler.events():
+        threads.setdefault(event.name, set()).add(event.thread)
+    return threads
+
+
+def test_torchs_profiler_sees_what_engine_threads_run():
+    x = torch.rand(256, 256)  # too large for the thread that reads to run it itself
+    in_one_group(lambda: (x @ x) * 2 + 1)
+    for _ in range(2):  # a second profile as the first
+        with torch.profiler.profile() as profiler, lazy("deferred"):
+            y = (x @ x) * 2 + 1
+        # (It is complete when the profile ends.)
+        assert y.is_ready()
+        threads = threads_of(profiler)
+        assert len(threads["aten::mm"]) == 2 and threads["lazyeng::group"]
+
+
+def test_torchs_profiler_sees_no_trials():
+    """What a kernel refuses is found out with made-up tensors, at the first call of its kind."""
+    x = wrap(torch.rand(6, 6, dtype=torch.complex64))
+    with torch.profiler.profile() as profiler:
+        torch.mm(x, x).wait()
+    names = [event.name for event in profiler.events()]
+    assert "aten::mm" in names
+    assert not {"aten::ones", "aten::fill_"} & {*names}, names
+
+
+def test_profiles_end_while_engine_threads_work():
+    x = torch.rand(64, 64)
+    done = threading.Event()
+
+    def work():
+        with lazy():
+            while not done.is_set():
+                for _ in range(50):
+                    y = (x @ x).cos()
+                y.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(10):
+            with torch.profiler.profile() as profiler:
+                (wrap(x) @ x).sum().item()
+            assert "aten::mm" in threads_of(profiler)
+    finally:
+        done.set()
+        thread.join()

@@ -30,5 +30,6 @@ extern PyMethodDef trace_methods[];
 extern PyMethodDef graph_methods[];
 extern PyMethodDef fusion_methods[];
 extern PyMethodDef kernel_methods[];
+extern PyMethodDef timing_methods[];
 
 }  // namespace lazyeng::bindings

@@ -4,6 +4,7 @@
 #include "csrc/bindings/bindings.h"
 #include "csrc/record/sync_debug.h"
 #include "csrc/run/python_ref.h"
+#include "csrc/run/torch_profiler.h"
 
 namespace lazyeng::bindings {
 namespace {
@@ -69,9 +70,27 @@ PyObject* stop_trace(PyObject*, PyObject*) {
   return threads.release();
 }
 
+PyObject* let_threads_join_profile(PyObject*, PyObject*) {
+  {
+    const run::NoGil released;
+    run::let_threads_join_profile();
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* keep_threads_out_of_profile(PyObject*, PyObject*) {
+  {
+    const run::NoGil released;
+    run::keep_threads_out_of_profile();
+  }
+  Py_RETURN_NONE;
+}
+
 }  // namespace
 
 PyMethodDef trace_methods[] = {
+    {"let_threads_join_profile", let_threads_join_profile, METH_NOARGS, nullptr},
+    {"keep_threads_out_of_profile", keep_threads_out_of_profile, METH_NOARGS, nullptr},
     {"start_trace", start_trace, METH_NOARGS, nullptr},
     {"stop_trace", stop_trace, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -14,6 +14,7 @@
 #include "csrc/run/launch_log.h"
 #include "csrc/run/parts.h"
 #include "csrc/run/spare_cores.h"
+#include "csrc/run/torch_profiler.h"
 #include "csrc/run/trace.h"
 
 namespace lazyeng::fuse {
@@ -279,6 +280,7 @@ bool Group::run_planned() {
 }
 
 engine::FailurePtr Group::run() noexcept {
+  const run::SeenByTorchProfiler seen(*this);
   const int64_t begin = run::trace_time();
   if (can_fuse() && (by_hand ? run_by_hand() : run_planned())) {
     stats().groups.fetch_add(1, std::memory_order_relaxed);

@@ -2,6 +2,7 @@
 #include "csrc/record/recorder.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
 
 #include "csrc/fuse/op_table.h"
 #include "csrc/fuse/trials.h"
@@ -245,7 +246,11 @@ void Recorder::record(Call call, torch::jit::Stack* results) {
     first_use();
     adopt_new_ops();
     const run::IgnoredWarnings ignored;
-    plan = infer(call);
+    {
+      const at::DisableRecordFunctionGuard
+          unseen;  // by torch.profiler: they are no calls of the program
+      plan = infer(call);
+    }
     if (!plan) return run_now(call, keyed ? &key : nullptr, results);
     const uint64_t number = counters_.recorded.load(std::memory_order_relaxed);
     want_trials(call, number);

@@ -7,6 +7,8 @@
 // when it is full, or when recording pauses, which an idle worker looks for every now and then
 // (watch). In deferred mode nodes stay until somebody reads,
 // synchronizes, or the run-ahead bound is reached.
+#include <ATen/record_function.h>
+
 #include "csrc/fuse/op_table.h"
 #include "csrc/fuse/trials.h"
 #include "csrc/record/gate.h"
@@ -229,6 +231,7 @@ void Recorder::run_due_trials(uint64_t number) {
   if (!fuse::trials_are_due(number) || !fusion_.load(std::memory_order_relaxed)) return;
   const run::NoGil released;
   const Gate::Inside inside;
+  const at::DisableRecordFunctionGuard unseen;
   fuse::run_trials(number);
 }
 

@@ -18,6 +18,7 @@
 #include "csrc/run/python_ref.h"
 #include "csrc/run/slices.h"
 #include "csrc/run/spare_cores.h"
+#include "csrc/run/torch_profiler.h"
 #include "csrc/run/trace.h"
 
 namespace lazyeng::run {
@@ -235,6 +236,7 @@ bool Node::retry_for_memory() noexcept {
 }
 
 engine::FailurePtr Node::run() noexcept {
+  const SeenByTorchProfiler seen(*this);
   const int64_t begin = trace_time();
   engine::FailurePtr failure = run_once();
   if (begin != 0 && !asks_again())
