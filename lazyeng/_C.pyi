@@ -142,6 +142,19 @@ def set_backward_from_lazy(lazy: bool, /) -> bool:
 def reads_directly(tensor: torch.Tensor, /) -> bool:
     """Whether a method may look at the tensor's memory at once, without call_eagerly. Only for tensors."""
 
+def lend(tensor: torch.Tensor, /) -> torch.Tensor:
+    """What an array of numpy or of another library is to be made of: it tells when that array is gone.
+
+    Waits for what was recorded and reads the memory. Something else than a plain tensor on the CPU
+    comes back as it is.
+    """
+
+def tell_address(tensor: torch.Tensor, /) -> None:
+    """Somebody asks for the address of a tensor's memory. Waits as `lend` does."""
+
+def note_alias(tensor: torch.Tensor, alias: torch.Tensor, /) -> None:
+    """`alias` is over the tensor's memory, and has a version of its own (`tensor.data`)."""
+
 def call_outside(function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any], /) -> R:
     """Calls function(*args, **kwargs) as if outside lazy()."""
 

@@ -34,6 +34,7 @@ using std::chrono::steady_clock;
 void hold_leaves() {
   run::SiblingGroup::mutex().lock();
   run::plain_storages().hold();
+  run::lendings().hold();
   run::Node::hold_pool();
   run::Value::hold_pool();
   run::StorageVar::hold_pool();
@@ -45,6 +46,7 @@ void let_go_of_leaves() {
   run::StorageVar::let_go_of_pool();
   run::Value::let_go_of_pool();
   run::Node::let_go_of_pool();
+  run::lendings().let_go();
   run::plain_storages().let_go();
   run::SiblingGroup::mutex().unlock();
 }

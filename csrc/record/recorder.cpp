@@ -295,7 +295,7 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
     make_python_objects(made);
     capture_stacks(*node, first_result(made, call));
   }
-  if (at_once)
+  if (at_once && !node->plain_reads.empty())
     run_in_order(*node, Before::needed);
   else
     schedule(*node);
@@ -305,6 +305,8 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
 }
 
 void Recorder::schedule(run::Node& node) {
+  if (node.runs_at_call) [[unlikely]]
+    return run_at_call(node);
   const bool async = thread_mode().mode == Mode::async;
   if (async && is_counter(node)) return run_in_order(node, Before::needed);
   const bool fusable = fusion_.load(std::memory_order_relaxed) && fuse::may_join(node);
@@ -343,6 +345,14 @@ bool Recorder::run_at_once(run::Node& node) {
     run::throw_if_interrupt(failure);
   }
   return true;
+}
+
+void Recorder::run_at_call(run::Node& node) {
+  WaitScope waits("it uses memory that others may write unseen (numpy, DLPack)");
+  if (waits.wanted() && !has_arguments(node)) waits.begin(node.info.torch_name);
+  run_in_order(node, Before::needed);
+  for (run::StorageVar* var : node.written_vars) run::plain_storages().release(*var);
+  waits.report();
 }
 
 /// Pushes the node and runs it on this thread when its turn comes.

@@ -1,0 +1,89 @@
+// csrc/record/kept_values.cpp: which arguments are copied, and the copies.
+#include "csrc/record/kept_values.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "csrc/record/thread_mode.h"
+#include "csrc/run/buffers.h"
+#include "csrc/run/plain_storage.h"
+
+namespace lazyeng::record {
+namespace {
+
+/// Of memory that its owner may well write: to copy this much takes less than to wait for all that
+/// the call depends on.
+constexpr uint64_t kMostUnseen = uint64_t{1} << 20;
+/// Of any other.
+constexpr uint64_t kMostPlain = uint64_t{64} << 10;
+/// Kernels may sum in another order where data begins elsewhere in a line.
+constexpr uintptr_t kAlignment = 64;
+
+/// Nobody can tell its kernel's reads of a copy from those of the original: it returns no view,
+/// and does not look at the storage.
+bool reads_values_only(const run::OpInfo& info) {
+  return info.aten && !info.checks_values && !info.offset_matters && !info.storage_size_matters &&
+         std::none_of(info.returns.begin(), info.returns.end(),
+                      [](const run::ReturnInfo& result) { return result.may_alias; });
+}
+
+bool writes(const run::Node& node, const run::StorageVar& var) {
+  return std::any_of(node.tensors.begin(), node.tensors.end(), [&](const run::TensorArg& arg) {
+    return arg.written && arg.value && &arg.value->var() == &var;
+  });
+}
+
+/// The bytes from its first element to its last, at the same place in a line, in memory of their
+/// own.
+run::ValueRef copy_of(const run::Value& value, const char* begin, uint64_t bytes) {
+  const uintptr_t place = reinterpret_cast<uintptr_t>(begin) % kAlignment;
+  at::DataPtr block = run::allocate_buffer(bytes + kAlignment);
+  char* const base = static_cast<char*>(block.get());
+  char* const copy =
+      base + (place - reinterpret_cast<uintptr_t>(base) % kAlignment + kAlignment) % kAlignment;
+  std::memcpy(copy, begin, bytes);
+  const c10::DeleterFnPtr deleter = block.get_deleter();
+  at::DataPtr data(copy, block.release_context(), deleter, block.device());
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), nullptr,
+                             /*resizable=*/false);
+  return make_ref<run::Value>(make_ref<run::StorageVar>(storage, bytes),
+                              run::with_offset(value.geometry_ref(), 0));
+}
+
+/// Null: it cannot be copied now, or is too large.
+run::ValueRef copy_of(const run::Value& value, uint64_t most) {
+  const run::Geometry& look = value.geometry();
+  run::StorageVar& var = value.var();
+  const uint64_t bytes = look.span_bytes();
+  if (bytes > most || var.awaited() || var.failure()) return nullptr;
+  const c10::StorageImpl& storage = *var.engine_face().unsafeGetStorageImpl();
+  const uint64_t skipped = static_cast<uint64_t>(look.offset()) * c10::elementSize(look.dtype());
+  if (skipped + bytes > storage.nbytes()) return nullptr;
+  const auto* begin = static_cast<const char*>(storage._mutable_data_ptr_no_checks().get());
+  return copy_of(value, begin + skipped, bytes);
+}
+
+}  // namespace
+
+void keep_values(run::Node& node) {
+  if (node.collective) return;  // (they read later in eager too)
+  const bool inside = thread_mode().inside();
+  for (run::TensorArg& arg : node.tensors) {
+    if (!arg.value || !arg.value->var().exposed()) continue;
+    run::StorageVar& var = arg.value->var();
+    if (var.writers() == run::Writers::seen && (inside || !arg.plain)) continue;
+    const run::Geometry& look = arg.value->geometry();
+    if (!look.device().is_cpu() || look.numel() == 0) continue;
+    const bool unseen = run::written_unseen(run::plain_storages().writers_of(var));
+    if (!arg.written && reads_values_only(node.info) && !writes(node, var)) {
+      if (run::ValueRef copy = copy_of(*arg.value, unseen ? kMostUnseen : kMostPlain)) {
+        arg.value = std::move(copy);
+        node.cost_bytes += look.span_bytes();
+        continue;
+      }
+    }
+    node.runs_at_call |= unseen;
+  }
+}
+
+}  // namespace lazyeng::record
