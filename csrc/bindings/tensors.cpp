@@ -15,6 +15,7 @@
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/plain_values.h"
 #include "csrc/run/python_ref.h"
+#include "csrc/run/unseen_writers.h"
 
 namespace lazyeng::bindings {
 namespace {
@@ -177,12 +178,27 @@ bool is_handed_out(const at::Tensor& tensor) {
          !run::RealDispatch::active() && !record::Gate::is_inside();
 }
 
-/// What was recorded has read the memory before others get it.
-void give_away(const at::Tensor& tensor, run::Writers to) {
+/// A write that changes nothing.
+struct Fence final : engine::Op {
+  engine::FailurePtr run() noexcept override { return nullptr; }
+};
+
+/// What was recorded has read the memory before others get it. (The window goes too: somebody reads
+/// here.)
+void finish_accesses(const at::Tensor& tensor) {
   const run::StorageVarRef var = run::plain_storages().find(tensor);
   if (!var) return;
-  current_recorder()->wait_for_accesses(*var);
-  var->note_writers(to);
+  {
+    const run::NoGil released;
+    const record::Gate::Inside inside;
+    current_recorder()->flush();
+    if (var->idle()) return;
+    auto fence = make_ref<Fence>();
+    fence->add_write(var);
+    current_recorder()->engine().admit(0);
+    current_recorder()->engine().push(std::move(fence));
+  }
+  current_recorder()->wait_for(*var);
 }
 
 /// lend(tensor): the tensor that an array of numpy, or another library's tensor, is to be made of:
@@ -194,7 +210,7 @@ PyObject* lend(PyObject*, PyObject* object) {
     if (!is_handed_out(tensor)) return Py_NewRef(object);
     const at::Tensor handle(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(
         tensor.unsafeGetTensorImpl()->version_counter(), /*allow_tensor_metadata_change=*/true));
-    give_away(tensor, run::Writers::lent);
+    finish_accesses(tensor);
     run::lendings().lend(tensor.storage(), handle);
     return THPVariable_Wrap(handle);
   });
@@ -206,7 +222,7 @@ PyObject* tell_address(PyObject*, PyObject* object) {
     const at::Tensor& tensor = THPVariable_Unpack(object);
     if (!is_handed_out(tensor)) Py_RETURN_NONE;
     run::lendings().tell_address(tensor.storage());
-    give_away(tensor, run::Writers::knows_address);
+    finish_accesses(tensor);
     Py_RETURN_NONE;
   });
 }

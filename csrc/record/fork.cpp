@@ -23,6 +23,7 @@
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
+#include "csrc/run/unseen_writers.h"
 
 namespace lazyeng::record {
 namespace {

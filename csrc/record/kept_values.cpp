@@ -6,7 +6,7 @@
 
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/buffers.h"
-#include "csrc/run/plain_storage.h"
+#include "csrc/run/unseen_writers.h"
 
 namespace lazyeng::record {
 namespace {
@@ -18,6 +18,14 @@ constexpr uint64_t kMostUnseen = uint64_t{1} << 20;
 constexpr uint64_t kMostPlain = uint64_t{64} << 10;
 /// Kernels may sum in another order where data begins elsewhere in a line.
 constexpr uintptr_t kAlignment = 64;
+
+/// (While a write is pending, an engine thread may just move the storage. That it is pending means
+/// that nobody else is known to write it: see runs_at_call.)
+bool is_exposed(const run::TensorArg& arg) {
+  return arg.value && arg.value->var().exposed() && !arg.value->var().awaited() &&
+         arg.value->geometry().device().is_cpu() && arg.value->geometry().numel() != 0 &&
+         arg.value->var().engine_face();
+}
 
 /// Nobody can tell its kernel's reads of a copy from those of the original: it returns no view,
 /// and does not look at the storage.
@@ -56,7 +64,7 @@ run::ValueRef copy_of(const run::Value& value, uint64_t most) {
   run::StorageVar& var = value.var();
   const uint64_t bytes = look.span_bytes();
   if (bytes > most || var.awaited() || var.failure()) return nullptr;
-  const c10::StorageImpl& storage = *var.engine_face().unsafeGetStorageImpl();
+  c10::StorageImpl& storage = *var.engine_face().unsafeGetStorageImpl();
   const uint64_t skipped = static_cast<uint64_t>(look.offset()) * c10::elementSize(look.dtype());
   if (skipped + bytes > storage.nbytes()) return nullptr;
   const auto* begin = static_cast<const char*>(storage._mutable_data_ptr_no_checks().get());
@@ -66,24 +74,27 @@ run::ValueRef copy_of(const run::Value& value, uint64_t most) {
 }  // namespace
 
 void keep_values(run::Node& node) {
-  if (node.collective) return;  // (they read later in eager too)
+  if (node.collective || !reads_values_only(node.info)) return;
   const bool inside = thread_mode().inside();
   for (run::TensorArg& arg : node.tensors) {
-    if (!arg.value || !arg.value->var().exposed()) continue;
-    run::StorageVar& var = arg.value->var();
-    if (var.writers() == run::Writers::seen && (inside || !arg.plain)) continue;
-    const run::Geometry& look = arg.value->geometry();
-    if (!look.device().is_cpu() || look.numel() == 0) continue;
-    const bool unseen = run::written_unseen(run::plain_storages().writers_of(var));
-    if (!arg.written && reads_values_only(node.info) && !writes(node, var)) {
-      if (run::ValueRef copy = copy_of(*arg.value, unseen ? kMostUnseen : kMostPlain)) {
-        arg.value = std::move(copy);
-        node.cost_bytes += look.span_bytes();
-        continue;
-      }
+    if (!is_exposed(arg) || arg.written) continue;
+    const run::Writers writers = run::writers_of(arg.value->var().engine_face());
+    if (writers == run::Writers::seen && (inside || !arg.plain)) continue;
+    if (writes(node, arg.value->var())) continue;
+    const uint64_t most = run::written_unseen(writers) ? kMostUnseen : kMostPlain;
+    if (run::ValueRef copy = copy_of(*arg.value, most)) {
+      node.cost_bytes += copy->var().nbytes();
+      arg.value = std::move(copy);
     }
-    node.runs_at_call |= unseen;
   }
+}
+
+bool runs_at_call(const run::Node& node) {
+  if (node.plain_reads.empty() || node.collective) return false;  // (they read later in eager too)
+  return std::any_of(node.tensors.begin(), node.tensors.end(), [](const run::TensorArg& arg) {
+    return is_exposed(arg) &&
+           run::written_unseen(run::writers_of(arg.value->var().engine_face()));
+  });
 }
 
 }  // namespace lazyeng::record

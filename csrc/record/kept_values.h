@@ -14,8 +14,9 @@
 
 namespace lazyeng::record {
 
-/// Before the node claims anything: puts copies in the place of arguments, or has it run at the
-/// call.
+/// Before the node claims anything: puts copies in the place of arguments that can be copied.
 void keep_values(run::Node& node);
+/// Afterwards: whether it touches what may be written unseen all the same.
+bool runs_at_call(const run::Node& node);
 
 }  // namespace lazyeng::record

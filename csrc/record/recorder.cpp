@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "csrc/engine/reserve.h"
 #include "csrc/fuse/op_table.h"
 #include "csrc/fuse/trials.h"
 #include "csrc/record/doubts.h"
@@ -10,6 +11,7 @@
 #include "csrc/record/first_use.h"
 #include "csrc/record/forward_stacks.h"
 #include "csrc/record/gate.h"
+#include "csrc/record/kept_values.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
 #include "csrc/record/node_builder.h"
@@ -186,13 +188,20 @@ void guard_plain_memory(const run::Node& node) {
 
 }  // namespace
 
+void check_reserve() {
+  TORCH_CHECK_WITH(OutOfMemoryError, engine::fill_reserve(),
+                   "lazyeng: not enough memory to record the call");
+}
+
 Recorder* current_recorder() { return current; }
 void set_current_recorder(Recorder* recorder) { current = recorder; }
 
 Recorder::Recorder(std::unique_ptr<engine::Engine> engine) : engine_(std::move(engine)) {
+  engine::install_reserve();
   engine_->set_hungry([this] { return hungry(); });
   engine_->set_watch([this] { return watch(); });
   engine_->set_thread_init([](engine::QueueId, unsigned) {
+    engine::Owing::for_life();
     run::init_engine_thread();
     Gate::exempt_this_thread();
   });
@@ -215,10 +224,13 @@ void Recorder::stop_threads() {
 }
 
 void Recorder::record(const run::OpInfo& info, torch::jit::Stack* stack) {
+  check_reserve();
+  const engine::Owing owing;
   if (!write_temporary(info, stack)) record(read_call(info, stack), stack);
 }
 
 void Recorder::record(Call call, torch::jit::Stack* results) {
+  const engine::Owing owing;
   note_backward_of_lazy();
   if (call.info.metadata_only) {
     // Asks for shapes and the like: answered from tensors without memory.
@@ -258,6 +270,7 @@ void Recorder::record(Call call, torch::jit::Stack* results) {
 }
 
 void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* results) {
+  const engine::Owing owing;
   Made made;
   if (plan.only_metadata) {
     c10::SmallVector<run::ValueRef, 2> views, after;
@@ -305,8 +318,13 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
 }
 
 void Recorder::schedule(run::Node& node) {
-  if (node.runs_at_call) [[unlikely]]
-    return run_at_call(node);
+  if (runs_at_call(node)) [[unlikely]] {
+    WaitScope waits("it uses memory that others may write unseen (numpy, DLPack)");
+    if (waits.wanted() && !has_arguments(node)) waits.begin(node.info.torch_name);
+    run_in_order(node, Before::needed);
+    for (run::StorageVar* var : node.written_vars) run::plain_storages().release(*var);
+    return waits.report();
+  }
   const bool async = thread_mode().mode == Mode::async;
   if (async && is_counter(node)) return run_in_order(node, Before::needed);
   const bool fusable = fusion_.load(std::memory_order_relaxed) && fuse::may_join(node);
@@ -345,14 +363,6 @@ bool Recorder::run_at_once(run::Node& node) {
     run::throw_if_interrupt(failure);
   }
   return true;
-}
-
-void Recorder::run_at_call(run::Node& node) {
-  WaitScope waits("it uses memory that others may write unseen (numpy, DLPack)");
-  if (waits.wanted() && !has_arguments(node)) waits.begin(node.info.torch_name);
-  run_in_order(node, Before::needed);
-  for (run::StorageVar* var : node.written_vars) run::plain_storages().release(*var);
-  waits.report();
 }
 
 /// Pushes the node and runs it on this thread when its turn comes.

@@ -58,9 +58,6 @@ class Recorder {
   /// Ends the failures of plain tensors' vars, which somebody else may hold (a graph of autograd, a
   /// view): from here on they stand for the memory as it is. What was recorded before still fails.
   void forget_failures(std::vector<Ref<engine::Var>> plain);
-  /// Until every recorded read and write of the var is complete: somebody is about to get its
-  /// memory, who writes it unseen.
-  void wait_for_accesses(run::StorageVar& var);
   /// Until all recorded draws from random generators are done.
   void wait_for_generators();
 
@@ -102,9 +99,7 @@ class Recorder {
  private:
   void run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack* results);
   void schedule(run::Node& node);
-  bool has_accesses(const run::StorageVar& var);
   bool run_at_once(run::Node& node);
-  void run_at_call(run::Node& node);
   void append(run::Node& node, bool for_reader);
   /// Whether what was recorded before is pushed first: always, or only what the node must follow.
   enum class Before : uint8_t { all, needed };

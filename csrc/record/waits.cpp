@@ -1,4 +1,5 @@
 // csrc/record/waits.cpp: waiting for what was recorded.
+#include "csrc/engine/reserve.h"
 #include "csrc/record/gate.h"
 #include "csrc/record/generators.h"
 #include "csrc/record/read_habit.h"
@@ -69,6 +70,7 @@ class Polled {
 
 void Recorder::wait_until_done(
     const std::function<engine::WaitResult(const engine::Interrupt&)>& wait) {
+  const engine::Owing owing;
   std::exception_ptr raised;
   {
     const run::NoGil released;
@@ -154,6 +156,7 @@ void Recorder::wait_for_plain_writes() {
 }
 
 void Recorder::forget_failures(std::vector<Ref<engine::Var>> plain) {
+  const engine::Owing owing;
   auto fresh = make_ref<FreshVersion>();
   for (Ref<engine::Var>& var : plain)
     if (var->failure()) fresh->add_write(std::move(var), /*overwrites=*/true);
@@ -164,32 +167,6 @@ void Recorder::forget_failures(std::vector<Ref<engine::Var>> plain) {
   const std::lock_guard pushing(push_mutex_);
   engine_->admit(0);
   engine_->push(std::move(fresh));
-}
-
-bool Recorder::has_accesses(const run::StorageVar& var) {
-  if (!var.idle()) return true;
-  std::lock_guard lock(window_mutex_);
-  return var.last_access > run::StorageVar::pushed_up_to.load(std::memory_order_relaxed);
-}
-
-void Recorder::wait_for_accesses(run::StorageVar& var) {
-  if (!has_accesses(var)) return;
-  WaitScope waits("its memory is given to others (numpy, DLPack), who may write it unseen");
-  if (waits.wanted()) waits.begin(writer_name(var));
-  counters_.syncs.fetch_add(1, std::memory_order_relaxed);
-  auto behind = make_ref<FreshVersion>();
-  behind->add_write(run::StorageVarRef(&var), /*overwrites=*/false);
-  wait_until_done([&](const engine::Interrupt& interrupt) {
-    if (behind) {
-      flush();
-      const std::lock_guard pushing(push_mutex_);
-      engine_->admit(0);
-      engine_->push(std::move(behind));
-    }
-    return engine_->wait_for_var(var, interrupt);
-  });
-  run::plain_storages().release(var);
-  waits.report();
 }
 
 void Recorder::wait_for_generators() {

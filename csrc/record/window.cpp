@@ -7,6 +7,7 @@
 // when it is full, or when recording pauses, which an idle worker looks for every now and then
 // (watch). In deferred mode nodes stay until somebody reads,
 // synchronizes, or the run-ahead bound is reached.
+#include "csrc/engine/reserve.h"
 #include "csrc/fuse/op_table.h"
 #include "csrc/fuse/trials.h"
 #include "csrc/record/gate.h"
@@ -147,6 +148,7 @@ Recorder::Batch Recorder::take_window_locked() {
 
 /// With push_mutex_, not with window_mutex_: recording goes on meanwhile.
 Recorder::Batch Recorder::push_taken(Batch window, uint64_t up_to) {
+  const engine::Owing owing;
   if (window.size() > 1 && fusion_.load(std::memory_order_relaxed)) {
     window = partition_.run(std::move(window));
     if (partition_.spared()) engine_->forgo(partition_.spared());
@@ -175,6 +177,7 @@ Recorder::Batch Recorder::push_window(Which which) {
 }
 
 void Recorder::flush() {
+  const engine::Owing owing;
   // In this order: what leaves the window is in transit before.
   if (window_size_.load(std::memory_order_seq_cst) == 0 &&
       !in_transit_.load(std::memory_order_seq_cst))

@@ -183,8 +183,6 @@ at::DataPtr allocate_buffer(uint64_t nbytes) {
   return {memory, memory, &take_back, c10::Device(c10::kCPU)};
 }
 
-bool is_buffer_deleter(c10::DeleterFnPtr deleter) { return deleter == &take_back; }
-
 bool take_back_buffer(void* memory) { return pool && pool->take_back(memory); }
 
 void hold_buffers() {

@@ -25,8 +25,6 @@ void install_buffer_pool(uint64_t limit);
 at::DataPtr allocate_buffer(uint64_t nbytes);
 /// Takes memory back that allocate_buffer has lent. False: it is not the pool's.
 bool take_back_buffer(void* memory);
-/// Whether memory that has this deleter is the pool's.
-bool is_buffer_deleter(c10::DeleterFnPtr deleter);
 /// Gives everything that is kept back to the system.
 void empty_buffer_pool();
 

@@ -95,8 +95,6 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   Ref<Collective> collective;
   /// A written argument is a plain tensor, which cannot carry a failure.
   bool writes_plain = false;
-  /// It touches memory that others write unseen: it has run when the call returns.
-  bool runs_at_call = false;
 
   /// For ops whose results are not known before they ran; run on the recording thread, which raises
   /// what went wrong at the call: the versions written do not fail. If Ctrl-C takes that thread out

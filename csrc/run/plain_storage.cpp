@@ -4,6 +4,8 @@
 #include <c10/core/impl/COW.h>
 #include <torch/version.h>
 
+#include "csrc/run/unseen_writers.h"
+
 namespace lazyeng::run {
 namespace {
 
@@ -110,22 +112,12 @@ void PlainStorages::attach(StorageVar& var, const c10::Storage& user) {
   var.user_face_ = user.unsafeGetStorageImpl();
   var.user_face_ref_.emplace(user.getWeakStorageImpl());
   var.exposed_.store(true, std::memory_order_release);
-  var.note_writers(run::writers_of(*var.user_face_));
-  for (const c10::VariableVersion& version : lendings().alias_versions(var.user_face_))
-    var.note_version(version);
+  for (const at::Tensor& version : lendings().versions_of(user)) var.note_plain_tensor(version);
   StorageVar*& entry = vars_[var.user_face_];
   // The one before is dying, or its memory was left: no write of it is pending. (The caller holds
   // the user face, so the reference that lift() returns is not the last one.)
   if (entry && entry->guarded_) lift(*entry);
   entry = &var;
-}
-
-Writers PlainStorages::writers_of(StorageVar& var) {
-  if (var.writers() != Writers::lent) return var.writers();
-  std::lock_guard lock(mutex_);
-  // (The array that it was lent to may be gone. Memory that is foreign is so for good.)
-  var.set_writers(run::writers_of(*var.user_face_));
-  return var.writers();
 }
 
 void PlainStorages::guard(StorageVar& var) {

@@ -30,9 +30,6 @@ class PlainStorages {
   /// while anybody holds it.
   c10::Storage user_face(StorageVar& var);
 
-  /// Who may write the memory unseen: asked of the user face, and kept by the var until it changes.
-  Writers writers_of(StorageVar& var);
-
   /// Makes accesses to the user face raise until release(), unless no recorded write is pending.
   /// To be called once a write counts as pending: any thread may lift every other guard.
   void guard(StorageVar& var);
@@ -68,8 +65,5 @@ class PlainStorages {
 };
 
 PlainStorages& plain_storages();
-
-/// Of the memory of a face that does not own it: the context is the owner, a c10::Storage.
-c10::DeleterFnPtr alias_deleter();
 
 }  // namespace lazyeng::run

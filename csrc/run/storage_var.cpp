@@ -91,10 +91,7 @@ StorageVar::~StorageVar() {
 }
 
 void StorageVar::note_plain_tensor(const at::Tensor& tensor) {
-  note_version(tensor.unsafeGetTensorImpl()->version_counter());
-}
-
-void StorageVar::note_version(const c10::VariableVersion& counter) {
+  const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
   if (!counter.enabled()) return;  // an inference tensor: torch does not track it either
   std::shared_ptr<TrackedVersion> tracked = table().find_or_add(counter);
   const int64_t base = most_foreign_writes(*tracked);

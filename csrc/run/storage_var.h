@@ -14,14 +14,12 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
-#include <algorithm>
 #include <mutex>
 #include <vector>
 
 #include "csrc/engine/block_pool.h"
 #include "csrc/engine/spin_lock.h"
 #include "csrc/engine/var.h"
-#include "csrc/run/unseen_writers.h"
 #include "csrc/stacks/stack_table.h"
 
 namespace lazyeng::run {
@@ -88,12 +86,6 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
   // ---- plain tensors sharing the memory; see plain_storage.h for the table of them
   bool exposed() const { return exposed_.load(std::memory_order_acquire); }
   void note_plain_tensor(const at::Tensor& tensor);
-  void note_version(const c10::VariableVersion& counter);
-
-  /// Who may write the memory unseen, as of when it was last asked (PlainStorages::writers_of).
-  Writers writers() const { return writers_.load(std::memory_order_relaxed); }
-  void set_writers(Writers writers) { writers_.store(writers, std::memory_order_relaxed); }
-  void note_writers(Writers writers) { set_writers(std::max(writers, this->writers())); }
   /// Changes made to the plain tensors other than through recorded writes, up to a constant. Taken
   /// when a read is recorded; a larger number when it runs means that eager code has interfered.
   int64_t foreign_writes_when_recorded() const;
@@ -124,7 +116,6 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
   std::atomic<uint64_t> nbytes_;
   std::atomic<uint64_t> last_write_{0};
   std::atomic<bool> exposed_{false};
-  std::atomic<Writers> writers_{Writers::seen};
   c10::Storage engine_face_;
   mutable engine::SpinLock versions_mutex_;
   struct SeenVersion {

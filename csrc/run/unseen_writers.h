@@ -25,10 +25,14 @@ enum class Writers : uint8_t {
   foreign,        ///< it never was torch's
 };
 
-/// The memory was given away, or may have been: who writes it is the program's affair.
+/// The memory was given away, or never was torch's: who writes it is the program's affair.
 inline bool written_unseen(Writers writers) { return writers >= Writers::lent; }
 
-/// What was told about memory of torch's own. Its lock is a leaf.
+/// Who may write the memory unseen. Either face of a storage (storage_var.h).
+Writers writers_of(const c10::Storage& storage);
+
+/// What was told about memory of torch's own. Its lock is a leaf; entries stand under the face that
+/// owns the memory.
 class Lendings {
  public:
   /// For as long as `handle` lives: the tensor over this memory that an array was made of.
@@ -37,8 +41,9 @@ class Lendings {
   /// `alias` has a version counter of its own (`.data`): the vars of the memory look at it too.
   void note_alias(const c10::Storage& storage, const at::Tensor& alias);
 
-  Writers writers_of(const c10::StorageImpl* storage);
-  std::vector<c10::VariableVersion> alias_versions(const c10::StorageImpl* storage);
+  Writers writers_of(const c10::StorageImpl& owner);
+  /// Tensors without memory that have the version counters of aliases.
+  std::vector<at::Tensor> versions_of(const c10::Storage& storage);
 
   /// Around a fork (csrc/record/fork.cpp).
   void hold() { mutex_.lock(); }
@@ -47,18 +52,18 @@ class Lendings {
  private:
   struct Entry {
     /// Keeps the address from being used again.
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    c10::weak_intrusive_ptr<c10::StorageImpl> owner;
     std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> handles;
-    std::vector<c10::VariableVersion> aliases;
+    std::vector<at::Tensor> versions;
     bool address_known = false;
 
-    explicit Entry(const c10::Storage& of) : storage(of.getWeakStorageImpl()) {}
+    explicit Entry(const c10::Storage& storage) : owner(storage.getWeakStorageImpl()) {}
     void drop_dead();
     bool says_nothing() const;
   };
 
   Entry& entry_locked(const c10::Storage& storage);
-  Entry* find_locked(const c10::StorageImpl* storage);
+  Entry* find_locked(const c10::StorageImpl& owner);
 
   std::mutex mutex_;
   std::atomic<bool> some_{false};
@@ -68,7 +73,7 @@ class Lendings {
 
 Lendings& lendings();
 
-/// Of the storage that plain tensors hold.
-Writers writers_of(const c10::StorageImpl& storage);
+/// Of the memory of a face that does not own it: the context is the owner, a c10::Storage.
+c10::DeleterFnPtr alias_deleter();
 
 }  // namespace lazyeng::run

@@ -1,0 +1,109 @@
+// tests/failing_new.cpp: preloaded, it lets allocations of lazyeng's own C++ code fail: calls of
+// operator new from lazyeng._C, not those from torch. With FAILING_NEW_TRACE set it tells from where.
+#include <dlfcn.h>
+#include <execinfo.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace {
+
+std::atomic<long> seen{0}, failed{0};
+// Those numbered first to end - 1 fail, of them each `step`-th; the first one has number 1.
+std::atomic<long> first{0}, end{0}, step{1};
+
+/// What the handler has given back serves these.
+std::atomic<long> given_back{0};
+constexpr long kPiece = 64 << 10;
+
+bool is_ours(const void* caller) {
+  Dl_info info;
+  return dladdr(caller, &info) && info.dli_fname && strstr(info.dli_fname, "/lazyeng/_C.");
+}
+
+bool fails(const void* caller) {
+  const long from = first.load(std::memory_order_relaxed);
+  if (from == 0 || !is_ours(caller)) return false;
+  const long number = seen.fetch_add(1) + 1;
+  if (number < from || number >= end.load() || (number - from) % step.load() != 0) return false;
+  failed.fetch_add(1);
+  if (getenv("FAILING_NEW_TRACE")) {
+    void* frames[24];
+    backtrace_symbols_fd(frames, backtrace(frames, 24), 2);
+  }
+  return true;
+}
+
+void* allocate(std::size_t size, std::size_t alignment) noexcept {
+  if (alignment <= alignof(std::max_align_t)) return malloc(size ? size : 1);
+  void* memory = nullptr;
+  return posix_memalign(&memory, alignment, size ? size : 1) == 0 ? memory : nullptr;
+}
+
+bool takes_given_back(std::size_t size) {
+  const long needed = static_cast<long>(size) + 16;
+  if (given_back.fetch_sub(needed) >= needed) return true;
+  given_back.fetch_add(needed);
+  return false;
+}
+
+/// As the standard says: the handler may find memory; without one the allocation fails.
+void* checked(std::size_t size, std::size_t alignment, const void* caller) {
+  if (fails(caller))
+    while (!takes_given_back(size)) {
+      const std::new_handler handler = std::get_new_handler();
+      if (!handler) throw std::bad_alloc();
+      handler();
+      given_back.fetch_add(kPiece);
+    }
+  void* const memory = allocate(size, alignment);
+  if (!memory) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+extern "C" {
+/// From now on calls are counted anew, and `many` of them fail from number `from` on, one in every
+/// `every`. 0: none.
+void fail_new(long from, long many, long every) {
+  first.store(0);
+  end.store(0);
+  seen.store(0);
+  failed.store(0);
+  given_back.store(0);
+  step.store(every);
+  end.store(from + many);
+  first.store(from);
+}
+long seen_new() { return seen.load(); }
+long failed_new() { return failed.load(); }
+}
+
+#define CALLER __builtin_return_address(0)
+
+void* operator new(std::size_t size) { return checked(size, 1, CALLER); }
+void* operator new[](std::size_t size) { return checked(size, 1, CALLER); }
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  return checked(size, static_cast<std::size_t>(alignment), CALLER);
+}
+void* operator new[](std::size_t size, std::align_val_t alignment) {
+  return checked(size, static_cast<std::size_t>(alignment), CALLER);
+}
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  return fails(CALLER) ? nullptr : allocate(size, 1);
+}
+void* operator new[](std::size_t size, const std::nothrow_t&) noexcept {
+  return fails(CALLER) ? nullptr : allocate(size, 1);
+}
+void operator delete(void* memory) noexcept { free(memory); }
+void operator delete[](void* memory) noexcept { free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { free(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { free(memory); }
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { free(memory); }
