@@ -23,7 +23,7 @@ _METHODS = (
     "_typed_storage", "storage", "share_memory_", "is_shared", "__repr__",
 )  # fmt: skip
 # These give the memory to others, who may write it unseen.
-_LENDING = frozenset({"numpy", "__dlpack__", "to_dlpack"})
+_LENDING = frozenset({"__dlpack__", "to_dlpack"})
 _METHODS_OF_ELEMENTS = ("apply_", "map_", "map2_")
 
 
@@ -43,14 +43,24 @@ def install() -> None:
 def _giving(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """`original`, which engine and recorder hear of (csrc/run/unseen_writers.h)."""
 
+    def numpy(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        _C.before_lending(self)
+        array = original(self, *args, **kwargs)
+        # (torch's own tensor over the memory, which lives for as long as the array and its views.)
+        if isinstance(array.base, torch.Tensor):
+            _C.lent(array.base)
+        return array
+
     def lend(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        # (torch refuses one that requires grad, unless it may copy.)
+        # (torch refuses one that requires grad.)
         return original(self if self.requires_grad else _C.lend(self), *args, **kwargs)
 
     def tell_address(self: torch.Tensor) -> Any:
         _C.tell_address(self)
         return original(self)
 
+    if name == "numpy":
+        return numpy
     if name in _LENDING:
         return lend
     return tell_address if name == "data_ptr" else original

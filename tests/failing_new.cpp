@@ -2,6 +2,7 @@
 // operator new from lazyeng._C, not those from torch. With FAILING_NEW_TRACE set it tells from where.
 #include <dlfcn.h>
 #include <execinfo.h>
+#include <malloc.h>
 
 #include <atomic>
 #include <cstddef>
@@ -15,8 +16,8 @@ std::atomic<long> seen{0}, failed{0};
 // Those numbered first to end - 1 fail, of them each `step`-th; the first one has number 1.
 std::atomic<long> first{0}, end{0}, step{1};
 
-/// What the handler has given back serves these.
-std::atomic<long> given_back{0};
+/// What the handler has given back serves these, and is there again when they are freed.
+std::atomic<long> given_back{0}, in_use{0};
 constexpr long kPiece = 64 << 10;
 
 bool is_ours(const void* caller) {
@@ -45,9 +46,20 @@ void* allocate(std::size_t size, std::size_t alignment) noexcept {
 
 bool takes_given_back(std::size_t size) {
   const long needed = static_cast<long>(size) + 16;
-  if (given_back.fetch_sub(needed) >= needed) return true;
-  given_back.fetch_add(needed);
-  return false;
+  if (given_back.fetch_sub(needed) < needed) {
+    given_back.fetch_add(needed);
+    return false;
+  }
+  in_use.fetch_add(needed);
+  return true;
+}
+
+void release(void* memory) noexcept {
+  if (memory && in_use.load(std::memory_order_relaxed) > 0) {
+    const long size = static_cast<long>(malloc_usable_size(memory)) + 16;
+    if (in_use.fetch_sub(size) > 0) given_back.fetch_add(size);
+  }
+  free(memory);
 }
 
 /// As the standard says: the handler may find memory; without one the allocation fails.
@@ -75,6 +87,7 @@ void fail_new(long from, long many, long every) {
   seen.store(0);
   failed.store(0);
   given_back.store(0);
+  in_use.store(0);
   step.store(every);
   end.store(from + many);
   first.store(from);
@@ -99,11 +112,11 @@ void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
 void* operator new[](std::size_t size, const std::nothrow_t&) noexcept {
   return fails(CALLER) ? nullptr : allocate(size, 1);
 }
-void operator delete(void* memory) noexcept { free(memory); }
-void operator delete[](void* memory) noexcept { free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { free(memory); }
-void operator delete[](void* memory, std::align_val_t) noexcept { free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { free(memory); }
-void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { free(memory); }
+void operator delete(void* memory) noexcept { release(memory); }
+void operator delete[](void* memory) noexcept { release(memory); }
+void operator delete(void* memory, std::size_t) noexcept { release(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { release(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { release(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { release(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { release(memory); }
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { release(memory); }

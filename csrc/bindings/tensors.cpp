@@ -201,8 +201,26 @@ void finish_accesses(const at::Tensor& tensor) {
   current_recorder()->wait_for(*var);
 }
 
-/// lend(tensor): the tensor that an array of numpy, or another library's tensor, is to be made of:
-/// another one over the same memory, which dies with that array.
+/// before_lending(tensor): its memory is about to be given to others.
+PyObject* before_lending(PyObject*, PyObject* object) {
+  return guarded([&]() -> PyObject* {
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    if (is_handed_out(tensor)) finish_accesses(tensor);
+    Py_RETURN_NONE;
+  });
+}
+
+/// lent(handle): for as long as this tensor lives, others have its memory.
+PyObject* lent(PyObject*, PyObject* handle) {
+  return guarded([&]() -> PyObject* {
+    const at::Tensor& tensor = THPVariable_Unpack(handle);
+    if (is_handed_out(tensor)) run::lendings().lend(tensor.storage(), tensor);
+    Py_RETURN_NONE;
+  });
+}
+
+/// lend(tensor): the tensor that another library's tensor is to be made of: another one over the
+/// same memory, which dies with that.
 PyObject* lend(PyObject*, PyObject* object) {
   if (!THPVariable_CheckExact(object)) return Py_NewRef(object);
   return guarded([&]() -> PyObject* {
@@ -281,6 +299,8 @@ PyMethodDef tensor_methods[] = {
     {"status", status, METH_O, nullptr},
     {"reads_directly", reads_directly, METH_O, nullptr},
     {"call_eagerly", call_eagerly, METH_VARARGS, nullptr},
+    {"before_lending", before_lending, METH_O, nullptr},
+    {"lent", lent, METH_O, nullptr},
     {"lend", lend, METH_O, nullptr},
     {"tell_address", tell_address, METH_O, nullptr},
     {"note_alias", note_alias, METH_VARARGS, nullptr},
