@@ -48,10 +48,6 @@ bool fails(const void* caller) {
   const long number = seen.fetch_add(1) + 1;
   if (number < from || number >= end.load() || (number - from) % step.load() != 0) return false;
   failed.fetch_add(1);
-  if (getenv("FAILING_NEW_TRACE")) {
-    void* frames[24];
-    backtrace_symbols_fd(frames, backtrace(frames, 24), 2);
-  }
   return true;
 }
 
@@ -74,9 +70,15 @@ bool takes_given_back(std::size_t size) {
 void release(void* memory) noexcept {
   if (memory && in_use.load(std::memory_order_relaxed) > 0) {
     const long size = static_cast<long>(malloc_usable_size(memory)) + 16;
-    if (in_use.fetch_sub(size) > 0) given_back.fetch_add(size);
+    if (size < kPiece && in_use.fetch_sub(size) > 0) given_back.fetch_add(size);
   }
   free(memory);
+}
+
+void tell_from_where() {
+  if (!getenv("FAILING_NEW_TRACE")) return;
+  void* frames[24];
+  backtrace_symbols_fd(frames, backtrace(frames, 24), 2);
 }
 
 /// As the standard says: the handler may find memory; without one the allocation fails.
@@ -85,7 +87,12 @@ void* checked(std::size_t size, std::size_t alignment, const void* caller) {
     while (!takes_given_back(size)) {
       const std::new_handler handler = std::get_new_handler();
       if (!handler) throw std::bad_alloc();
-      handler();
+      try {
+        handler();
+      } catch (...) {
+        tell_from_where();
+        throw;
+      }
       given_back.fetch_add(kPiece);
     }
   void* const memory = allocate(size, alignment);
