@@ -1,5 +1,6 @@
 // tests/failing_new.cpp: preloaded, it lets allocations of lazyeng's own C++ code fail: calls of
-// operator new from lazyeng._C, not those from torch. With FAILING_NEW_TRACE set it tells from where.
+// operator new from lazyeng._C, not those from torch. With FAILING_NEW_TRACE set it tells from
+// where.
 #include <execinfo.h>
 #include <link.h>
 #include <malloc.h>
@@ -30,7 +31,8 @@ int note_if_ours(dl_phdr_info* info, size_t, void*) {
   std::uintptr_t last = 0;
   for (int i = 0; i < info->dlpi_phnum; ++i)
     if (info->dlpi_phdr[i].p_type == PT_LOAD)
-      last = std::max<std::uintptr_t>(last, info->dlpi_phdr[i].p_vaddr + info->dlpi_phdr[i].p_memsz);
+      last =
+          std::max<std::uintptr_t>(last, info->dlpi_phdr[i].p_vaddr + info->dlpi_phdr[i].p_memsz);
   begin_of_ours.store(info->dlpi_addr);
   end_of_ours.store(info->dlpi_addr + last);
   return 1;

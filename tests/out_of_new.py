@@ -129,7 +129,7 @@ def build() -> Path:
     if not target.exists() or target.stat().st_mtime < SHIM.stat().st_mtime:
         target.parent.mkdir(exist_ok=True)
         made = target.with_suffix(f".{os.getpid()}")
-        options = "-shared -fPIC -O1 -std=c++17 -Wall -Wextra".split()
+        options = ["-shared", "-fPIC", "-O1", "-std=c++17", "-Wall", "-Wextra"]
         subprocess.run(["c++", *options, str(SHIM), "-o", str(made)], check=True)
         made.rename(target)
     return target
@@ -144,7 +144,7 @@ def run(mode: str, count: int, *, seconds: float = 170) -> str:
     preload = f"{build()} {os.environ.get('LD_PRELOAD', '')}".strip()
     result = subprocess.run(
         [sys.executable, "-m", "tests.out_of_new", "--mode", mode, "--count", str(count)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=seconds,
+        capture_output=True, text=True, timeout=seconds,
         env=os.environ | {"LD_PRELOAD": preload},
     )  # fmt: skip
     assert result.returncode == 0, (

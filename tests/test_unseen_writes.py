@@ -5,7 +5,6 @@ writes the memory afterwards: numpy, DLPack, a C library, `.data` (csrc/run/unse
 that would cost too much, the change must at least not go unnoticed.
 """
 
-import contextlib
 import ctypes
 import gc
 
@@ -77,14 +76,6 @@ FOREIGN = [numpys, buffers, dlpacks, foreign_library, lent_to_numpy, lent_by_asa
 FOREIGN += [lent_by_dlpack]
 
 
-@contextlib.contextmanager
-def outside(mode):
-    """Outside of blocks, in this mode: the default mode is the process's."""
-    before = lazyeng.config.mode() if hasattr(lazyeng.config, "mode") else None
-    del before
-    yield
-
-
 def busy(mode):
     """A lazy tensor whose op keeps the worker for a while: what follows waits behind it."""
     with lazy(mode):
@@ -104,7 +95,9 @@ def test_in_a_block(memory, n, mode):
         results = []
         for value in range(1, 6):
             write(value)
-            results.append((zero + tensor, torch.mul(tensor, 2), tensor[1:].sum() if n < 100 else None))
+            results.append(
+                (zero + tensor, torch.mul(tensor, 2), tensor[1:].sum() if n < 100 else None)
+            )
         write(9)
     for value, (total, twice, rest) in enumerate(results, 1):
         assert total.min().item() == total.max().item() == value
@@ -225,7 +218,7 @@ CHANGES = {
     "detach": lambda x: x.detach().fill_(9),
     "storage": lambda x: x.untyped_storage().fill_(0),
     "numpy": lambda x: x.numpy().fill(9),
-    "dlpack": lambda x: np.from_dlpack(x) if False else torch.from_dlpack(x).numpy().fill(9),
+    "dlpack": lambda x: torch.from_dlpack(x).numpy().fill(9),
     "memmove": lambda x: ctypes.memset(x.data_ptr(), 0, x.nbytes),
 }
 

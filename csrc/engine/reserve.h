@@ -3,8 +3,9 @@
 // A call that was recorded is owed: it runs, or its results carry a failure. Half appended to the
 // tables, or lost with a window, it would be neither, and a worker has nobody to raise to. So small
 // allocations of the engine do not fail where malloc has nothing left: std::new_handler gives back
-// some of a reserve then, if the thread is in an Owing scope (all of recording, pushing and waiting;
-// engine threads for life), and operator new tries again. Elsewhere std::bad_alloc is thrown.
+// some of a reserve then, if the thread is in an Owing scope (all of recording, pushing and
+// waiting; engine threads for life), and operator new tries again. Elsewhere std::bad_alloc is
+// thrown.
 //
 // Nobody begins to record while the reserve is not whole (fill_reserve): so it need last only for
 // what is pending, which is bounded. It is address space mostly; its pages are never touched.

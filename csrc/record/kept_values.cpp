@@ -92,8 +92,7 @@ void keep_values(run::Node& node) {
 bool runs_at_call(const run::Node& node) {
   if (node.plain_reads.empty() || node.collective) return false;  // (they read later in eager too)
   return std::any_of(node.tensors.begin(), node.tensors.end(), [](const run::TensorArg& arg) {
-    return is_exposed(arg) &&
-           run::written_unseen(run::writers_of(arg.value->var().engine_face()));
+    return is_exposed(arg) && run::written_unseen(run::writers_of(arg.value->var().engine_face()));
   });
 }
 

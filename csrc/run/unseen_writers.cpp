@@ -26,8 +26,7 @@ c10::DeleterFnPtr deleter_of_foreign() {
 
 /// A pool buffer's.
 c10::DeleterFnPtr deleter_of_buffers() {
-  static const c10::DeleterFnPtr deleter =
-      allocate_buffer(uint64_t{1} << 16).get_deleter();
+  static const c10::DeleterFnPtr deleter = allocate_buffer(uint64_t{1} << 16).get_deleter();
   return deleter;
 }
 
@@ -59,8 +58,7 @@ Writers by_owner(c10::StorageImpl& owner) {
 at::Tensor with_version_of(const at::Tensor& tensor) {
   at::Tensor bare = at::detail::make_tensor<c10::TensorImpl>(
       c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype(), tensor.device());
-  bare.unsafeGetTensorImpl()->set_version_counter(
-      tensor.unsafeGetTensorImpl()->version_counter());
+  bare.unsafeGetTensorImpl()->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
   return bare;
 }
 
