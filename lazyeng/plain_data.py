@@ -1,4 +1,4 @@
-"""`plain.data`, `plain.data = lazy`, and module.to(...) inside lazy(), which does that to its parameters.
+"""`plain.data`, also assigned to, as module.to(...) inside lazy() does with its parameters.
 
 Assigning `data` keeps the object, which optimizers hold and which layers may share, and gives it
 other memory. A plain tensor cannot take up what is not computed yet, so the assignment waits.
