@@ -142,6 +142,22 @@ def set_backward_from_lazy(lazy: bool, /) -> bool:
 def reads_directly(tensor: torch.Tensor, /) -> bool:
     """Whether a method may look at the tensor's memory at once, without call_eagerly. Only for tensors."""
 
+def before_lending(tensor: torch.Tensor, /) -> None:
+    """Its memory is about to be given to others. Waits for what was recorded and reads or writes it."""
+
+def lent(handle: torch.Tensor, /) -> None:
+    """Others have the tensor's memory for as long as it lives: it is the base of an array of numpy."""
+
+def lend(tensor: torch.Tensor, /) -> torch.Tensor:
+    """What a tensor of another library is to be made of: it tells when that is gone. Waits as
+    `before_lending` does. Something else than a plain tensor on the CPU comes back as it is."""
+
+def tell_address(tensor: torch.Tensor, /) -> None:
+    """Somebody asks for the address of a tensor's memory. Waits as `before_lending` does."""
+
+def note_alias(tensor: torch.Tensor, alias: torch.Tensor, /) -> None:
+    """`alias` is over the tensor's memory, and has a version of its own (`tensor.data`)."""
+
 def call_outside(function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any], /) -> R:
     """Calls function(*args, **kwargs) as if outside lazy()."""
 

@@ -1,4 +1,4 @@
-"""`plain.data = lazy`, and module.to(...) inside lazy(), which does that to its parameters.
+"""`plain.data`, also assigned to, as module.to(...) inside lazy() does with its parameters.
 
 Assigning `data` keeps the object, which optimizers hold and which layers may share, and gives it
 other memory. A plain tensor cannot take up what is not computed yet, so the assignment waits.
@@ -19,10 +19,17 @@ _original: Any = torch.Tensor.data  # a descriptor, whatever its stub says
 
 def install() -> None:
     """Puts the waiting setter in place of torch.Tensor's. Once per process, at import."""
-    data = property(_original.__get__, _set_data, doc=_original.__doc__)
+    data = property(_get_data, _set_data, doc=_original.__doc__)
     setattr(torch.Tensor, "data", data)  # noqa: B010
     name = "_has_compatible_shallow_copy_type"
     setattr(torch, name, _of_plain_ones(getattr(torch, name)))
+
+
+def _get_data(tensor: torch.Tensor) -> torch.Tensor:
+    """Writes through it move no counter of `tensor`: those who read the memory look at its own."""
+    alias = _original.__get__(tensor)
+    _C.note_alias(tensor, alias)
+    return alias
 
 
 @errors.boundary

@@ -22,6 +22,8 @@ _METHODS = (
     "numpy", "tolist", "data_ptr", "__dlpack__", "__deepcopy__", "__reduce_ex__", "untyped_storage",
     "_typed_storage", "storage", "share_memory_", "is_shared", "__repr__",
 )  # fmt: skip
+# These give the memory to others, who may write it unseen.
+_LENDING = frozenset({"__dlpack__", "to_dlpack"})
 _METHODS_OF_ELEMENTS = ("apply_", "map_", "map2_")
 
 
@@ -38,16 +40,43 @@ def install() -> None:
     torch.Tensor._make_subclass = staticmethod(_outside(torch.Tensor._make_subclass))
 
 
+def _giving(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """`original`, which engine and recorder hear of (csrc/run/unseen_writers.h)."""
+
+    def numpy(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        _C.before_lending(self)
+        array = original(self, *args, **kwargs)
+        # (torch's own tensor over the memory, which lives for as long as the array and its views.)
+        if isinstance(array.base, torch.Tensor):
+            _C.lent(array.base)
+        return array
+
+    def lend(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        # (torch refuses one that requires grad.)
+        return original(self if self.requires_grad else _C.lend(self), *args, **kwargs)
+
+    def tell_address(self: torch.Tensor) -> Any:
+        _C.tell_address(self)
+        return original(self)
+
+    if name == "numpy":
+        return numpy
+    if name in _LENDING:
+        return lend
+    return tell_address if name == "data_ptr" else original
+
+
 def _waiting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     # `torch.Tensor.tolist(x)` is `x.tolist()`, which is LazyTensor's own.
     of_lazy = vars(LazyTensor).get(name)
+    look = _giving(name, original)
 
     def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if of_lazy is not None and isinstance(self, LazyTensor):
             return of_lazy(self, *args, **kwargs)
         if _C.reads_directly(self):
-            return original(self, *args, **kwargs)
-        return _C.call_eagerly(original, self, args, kwargs)
+            return look(self, *args, **kwargs)
+        return _C.call_eagerly(look, self, args, kwargs)
 
     # What sync_debug calls the frame that waits.
     read.__code__ = read.__code__.replace(co_qualname=f"Tensor.{name}")

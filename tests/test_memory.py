@@ -16,7 +16,7 @@ import torch
 import lazyeng
 from lazyeng import LazyTensor, lazy, synchronize, wrap
 
-from . import out_of_memory
+from . import out_of_memory, out_of_new
 
 PRELUDE = """
 import gc, json, os, sys
@@ -417,3 +417,10 @@ def test_steps_cause_no_page_faults():
 def test_a_step_whose_allocations_fail(mode):
     """Each of them; tests/out_of_memory.py says what is checked."""
     out_of_memory.run(mode, seconds=170 * SLOWNESS)
+
+
+@pytest.mark.parametrize("mode", out_of_new.MODES)
+def test_allocations_of_our_own_tables_fail(mode):
+    """Of a training step, a sample: an error at the call or the read, or a right result; nothing
+    corrupt, the next step works. `python -m tests.out_of_new` takes more places."""
+    assert out_of_new.run(mode, 30).count("right") == 2

@@ -5,6 +5,7 @@
 
 #include "csrc/bindings/bindings.h"
 #include "csrc/record/first_use.h"
+#include "csrc/record/gate.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
@@ -14,6 +15,7 @@
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/plain_values.h"
 #include "csrc/run/python_ref.h"
+#include "csrc/run/unseen_writers.h"
 
 namespace lazyeng::bindings {
 namespace {
@@ -170,6 +172,94 @@ PyObject* call_eagerly(PyObject*, PyObject* arguments) {
   });
 }
 
+/// Whether nobody but the program's threads is in there, and the tensor is one that eager code has.
+bool is_handed_out(const at::Tensor& tensor) {
+  return !record::lazy_impl(tensor) && record::recordable(tensor) && tensor.is_cpu() &&
+         !run::RealDispatch::active() && !record::Gate::is_inside();
+}
+
+/// A write that changes nothing.
+struct Fence final : engine::Op {
+  engine::FailurePtr run() noexcept override { return nullptr; }
+};
+
+/// What was recorded has read the memory before others get it. (The window goes too: somebody reads
+/// here.)
+void finish_accesses(const at::Tensor& tensor) {
+  const run::StorageVarRef var = run::plain_storages().find(tensor);
+  if (!var) return;
+  {
+    const run::NoGil released;
+    const record::Gate::Inside inside;
+    current_recorder()->flush();
+    if (var->idle()) return;
+    auto fence = make_ref<Fence>();
+    fence->add_write(var);
+    current_recorder()->engine().admit(0);
+    current_recorder()->engine().push(std::move(fence));
+  }
+  current_recorder()->wait_for(*var);
+}
+
+/// before_lending(tensor): its memory is about to be given to others.
+PyObject* before_lending(PyObject*, PyObject* object) {
+  return guarded([&]() -> PyObject* {
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    if (is_handed_out(tensor)) finish_accesses(tensor);
+    Py_RETURN_NONE;
+  });
+}
+
+/// lent(handle): for as long as this tensor lives, others have its memory.
+PyObject* lent(PyObject*, PyObject* handle) {
+  return guarded([&]() -> PyObject* {
+    const at::Tensor& tensor = THPVariable_Unpack(handle);
+    if (is_handed_out(tensor)) run::lendings().lend(tensor.storage(), tensor);
+    Py_RETURN_NONE;
+  });
+}
+
+/// lend(tensor): the tensor that another library's tensor is to be made of: another one over the
+/// same memory, which dies with that.
+PyObject* lend(PyObject*, PyObject* object) {
+  if (!THPVariable_CheckExact(object)) return Py_NewRef(object);
+  return guarded([&]() -> PyObject* {
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    if (!is_handed_out(tensor)) return Py_NewRef(object);
+    const at::Tensor handle(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(
+        tensor.unsafeGetTensorImpl()->version_counter(), /*allow_tensor_metadata_change=*/true));
+    finish_accesses(tensor);
+    run::lendings().lend(tensor.storage(), handle);
+    return THPVariable_Wrap(handle);
+  });
+}
+
+/// tell_address(tensor): somebody asks for the address of its memory.
+PyObject* tell_address(PyObject*, PyObject* object) {
+  return guarded([&]() -> PyObject* {
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    if (!is_handed_out(tensor)) Py_RETURN_NONE;
+    run::lendings().tell_address(tensor.storage());
+    finish_accesses(tensor);
+    Py_RETURN_NONE;
+  });
+}
+
+/// note_alias(tensor, alias): `alias` is over the same memory, with a version counter of its own.
+PyObject* note_alias(PyObject*, PyObject* arguments) {
+  PyObject *object = nullptr, *other = nullptr;
+  if (!PyArg_ParseTuple(arguments, "OO", &object, &other)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    if (!is_handed_out(tensor)) Py_RETURN_NONE;
+    const at::Tensor& alias = THPVariable_Unpack(other);
+    run::lendings().note_alias(tensor.storage(), alias);
+    if (const run::StorageVarRef var = run::plain_storages().find(tensor))
+      var->note_plain_tensor(alias);
+    Py_RETURN_NONE;
+  });
+}
+
 /// follow_storage(untyped_storage): the storage may have moved to other memory: the engine follows.
 /// False if the engine does not know it.
 PyObject* follow_storage(PyObject*, PyObject* object) {
@@ -209,6 +299,11 @@ PyMethodDef tensor_methods[] = {
     {"status", status, METH_O, nullptr},
     {"reads_directly", reads_directly, METH_O, nullptr},
     {"call_eagerly", call_eagerly, METH_VARARGS, nullptr},
+    {"before_lending", before_lending, METH_O, nullptr},
+    {"lent", lent, METH_O, nullptr},
+    {"lend", lend, METH_O, nullptr},
+    {"tell_address", tell_address, METH_O, nullptr},
+    {"note_alias", note_alias, METH_VARARGS, nullptr},
     {"follow_storage", follow_storage, METH_O, nullptr},
     {"announce_own_write", announce_own_write, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

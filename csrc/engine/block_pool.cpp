@@ -1,8 +1,8 @@
 // csrc/engine/block_pool.cpp: moving lists of free blocks between threads.
 #include "csrc/engine/block_pool.h"
 
-#include <cstdlib>
 #include <mutex>
+#include <new>
 
 namespace lazyeng::engine {
 
@@ -18,8 +18,7 @@ void BlockPool::refill(Local& local) {
   }
   // One by one: blocks that lie together would fit in pages that nothing else uses, but are then
   // touched all at once although most programs need few.
-  auto* const block = static_cast<Block*>(std::malloc(block_bytes_));
-  if (!block) throw std::bad_alloc();
+  auto* const block = static_cast<Block*>(::operator new(block_bytes_));
   block->next = nullptr;
   local = {block, 1};
 }

@@ -11,6 +11,7 @@
 
 #include <bit>
 
+#include "csrc/engine/reserve.h"
 #include "csrc/record/factories.h"
 #include "csrc/record/forward_stacks.h"
 #include "csrc/record/gate.h"
@@ -280,7 +281,8 @@ DirectOp direct_op(const char* name, const char* overload, bool numbers) {
 }
 
 PyObject* record_directly(const DirectOp& op, PyObject* const* args, size_t count) {
-  if (!op.info || !ordinary_thread()) return nullptr;
+  if (!op.info || !ordinary_thread() || !engine::fill_reserve()) return nullptr;
+  const engine::Owing owing;
   if (op.view && c10::AutogradState::get_tls_state().get_view_replay_enabled()) return nullptr;
   try {
     Call call(*op.info);

@@ -23,6 +23,7 @@
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
+#include "csrc/run/unseen_writers.h"
 
 namespace lazyeng::record {
 namespace {
@@ -34,6 +35,7 @@ using std::chrono::steady_clock;
 void hold_leaves() {
   run::SiblingGroup::mutex().lock();
   run::plain_storages().hold();
+  run::lendings().hold();
   run::Node::hold_pool();
   run::Value::hold_pool();
   run::StorageVar::hold_pool();
@@ -45,6 +47,7 @@ void let_go_of_leaves() {
   run::StorageVar::let_go_of_pool();
   run::Value::let_go_of_pool();
   run::Node::let_go_of_pool();
+  run::lendings().let_go();
   run::plain_storages().let_go();
   run::SiblingGroup::mutex().unlock();
 }

@@ -5,6 +5,7 @@
 
 #include "csrc/record/collectives.h"
 #include "csrc/record/generators.h"
+#include "csrc/record/kept_values.h"
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/plain_storage.h"
 
@@ -111,6 +112,7 @@ Ref<run::Node> build_node(Call& call, bool discover) {
                            ? call.collective
                            : make_ref<run::Collective>(call.info, order_of_collectives());
   }
+  if (!discover) keep_values(*node);
   claim(*node, generator);
   // (Writes of collectives move no version counter, in eager neither.)
   if (!node->collective)

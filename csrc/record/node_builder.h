@@ -9,6 +9,10 @@ namespace lazyeng::record {
 /// it is to discover, it takes the arguments over: the call has none afterwards.
 Ref<run::Node> build_node(Call& call, bool discover);
 
+/// Throws c10::OutOfMemoryError if what is recorded now could not be seen through
+/// (csrc/engine/reserve.h).
+void check_reserve();
+
 /// Adds a value for each fresh output of the plan and claims it. Returns the values of all outputs,
 /// views included; null for undefined ones.
 c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call, const Plan& plan);

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
 
+#include "csrc/engine/reserve.h"
 #include "csrc/fuse/op_table.h"
 #include "csrc/fuse/trials.h"
 #include "csrc/record/doubts.h"
@@ -11,6 +12,7 @@
 #include "csrc/record/first_use.h"
 #include "csrc/record/forward_stacks.h"
 #include "csrc/record/gate.h"
+#include "csrc/record/kept_values.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
 #include "csrc/record/node_builder.h"
@@ -187,13 +189,20 @@ void guard_plain_memory(const run::Node& node) {
 
 }  // namespace
 
+void check_reserve() {
+  TORCH_CHECK_WITH(OutOfMemoryError, engine::fill_reserve(),
+                   "lazyeng: not enough memory to record the call");
+}
+
 Recorder* current_recorder() { return current; }
 void set_current_recorder(Recorder* recorder) { current = recorder; }
 
 Recorder::Recorder(std::unique_ptr<engine::Engine> engine) : engine_(std::move(engine)) {
+  engine::install_reserve();
   engine_->set_hungry([this] { return hungry(); });
   engine_->set_watch([this] { return watch(); });
   engine_->set_thread_init([](engine::QueueId, unsigned) {
+    engine::Owing::for_life();
     run::init_engine_thread();
     Gate::exempt_this_thread();
   });
@@ -216,10 +225,13 @@ void Recorder::stop_threads() {
 }
 
 void Recorder::record(const run::OpInfo& info, torch::jit::Stack* stack) {
+  check_reserve();
+  const engine::Owing owing;
   if (!write_temporary(info, stack)) record(read_call(info, stack), stack);
 }
 
 void Recorder::record(Call call, torch::jit::Stack* results) {
+  const engine::Owing owing;
   note_backward_of_lazy();
   if (call.info.metadata_only) {
     // Asks for shapes and the like: answered from tensors without memory.
@@ -263,6 +275,7 @@ void Recorder::record(Call call, torch::jit::Stack* results) {
 }
 
 void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* results) {
+  const engine::Owing owing;
   Made made;
   if (plan.only_metadata) {
     c10::SmallVector<run::ValueRef, 2> views, after;
@@ -300,7 +313,7 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
     make_python_objects(made);
     capture_stacks(*node, first_result(made, call));
   }
-  if (at_once)
+  if (at_once && !node->plain_reads.empty())
     run_in_order(*node, Before::needed);
   else
     schedule(*node);
@@ -310,6 +323,13 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
 }
 
 void Recorder::schedule(run::Node& node) {
+  if (runs_at_call(node)) [[unlikely]] {
+    WaitScope waits("it uses memory that others may write unseen (numpy, DLPack)");
+    if (waits.wanted() && !has_arguments(node)) waits.begin(node.info.torch_name);
+    run_in_order(node, Before::needed);
+    for (run::StorageVar* var : node.written_vars) run::plain_storages().release(*var);
+    return waits.report();
+  }
   const bool async = thread_mode().mode == Mode::async;
   if (async && is_counter(node)) return run_in_order(node, Before::needed);
   const bool fusable = fusion_.load(std::memory_order_relaxed) && fuse::may_join(node);

@@ -1,4 +1,5 @@
 // csrc/record/waits.cpp: waiting for what was recorded.
+#include "csrc/engine/reserve.h"
 #include "csrc/record/gate.h"
 #include "csrc/record/generators.h"
 #include "csrc/record/read_habit.h"
@@ -69,6 +70,7 @@ class Polled {
 
 void Recorder::wait_until_done(
     const std::function<engine::WaitResult(const engine::Interrupt&)>& wait) {
+  const engine::Owing owing;
   std::exception_ptr raised;
   {
     const run::NoGil released;
@@ -154,6 +156,7 @@ void Recorder::wait_for_plain_writes() {
 }
 
 void Recorder::forget_failures(std::vector<Ref<engine::Var>> plain) {
+  const engine::Owing owing;
   auto fresh = make_ref<FreshVersion>();
   for (Ref<engine::Var>& var : plain)
     if (var->failure()) fresh->add_write(std::move(var), /*overwrites=*/true);

@@ -9,6 +9,7 @@
 // synchronizes, or the run-ahead bound is reached.
 #include <ATen/record_function.h>
 
+#include "csrc/engine/reserve.h"
 #include "csrc/fuse/op_table.h"
 #include "csrc/fuse/trials.h"
 #include "csrc/record/gate.h"
@@ -149,6 +150,7 @@ Recorder::Batch Recorder::take_window_locked() {
 
 /// With push_mutex_, not with window_mutex_: recording goes on meanwhile.
 Recorder::Batch Recorder::push_taken(Batch window, uint64_t up_to) {
+  const engine::Owing owing;
   if (window.size() > 1 && fusion_.load(std::memory_order_relaxed)) {
     window = partition_.run(std::move(window));
     if (partition_.spared()) engine_->forgo(partition_.spared());
@@ -177,6 +179,7 @@ Recorder::Batch Recorder::push_window(Which which) {
 }
 
 void Recorder::flush() {
+  const engine::Owing owing;
   // In this order: what leaves the window is in transit before.
   if (window_size_.load(std::memory_order_seq_cst) == 0 &&
       !in_transit_.load(std::memory_order_seq_cst))

@@ -5,6 +5,7 @@
 #include <functional>
 #include <iterator>
 
+#include "csrc/engine/reserve.h"
 #include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
 
@@ -106,6 +107,7 @@ std::vector<std::shared_ptr<FailureRoot>> in_order_of_creation(
 }  // namespace
 
 FailureRoot::~FailureRoot() {
+  const engine::Owing owing;
   if (!Py_IsInitialized()) return;  // the interpreter is gone, and with it every Python object
   Gil gil;
   PyObject *type = nullptr, *value = nullptr, *trace = nullptr;

@@ -4,6 +4,8 @@
 #include <c10/core/impl/COW.h>
 #include <torch/version.h>
 
+#include "csrc/run/unseen_writers.h"
+
 namespace lazyeng::run {
 namespace {
 
@@ -110,6 +112,7 @@ void PlainStorages::attach(StorageVar& var, const c10::Storage& user) {
   var.user_face_ = user.unsafeGetStorageImpl();
   var.user_face_ref_.emplace(user.getWeakStorageImpl());
   var.exposed_.store(true, std::memory_order_release);
+  for (const at::Tensor& version : lendings().versions_of(user)) var.note_plain_tensor(version);
   StorageVar*& entry = vars_[var.user_face_];
   // The one before is dying, or its memory was left: no write of it is pending. (The caller holds
   // the user face, so the reference that lift() returns is not the last one.)
@@ -194,6 +197,8 @@ void PlainStorages::forget(StorageVar& var) {
   if (var.guarded_) alive = lift(var);
   last.swap(var.user_face_ref_);
 }
+
+c10::DeleterFnPtr alias_deleter() { return &drop_storage; }
 
 PlainStorages& plain_storages() {
   static PlainStorages* const instance = new PlainStorages;  // outlives every var

@@ -1,0 +1,99 @@
+// csrc/record/kept_values.cpp: which arguments are copied, and the copies.
+#include "csrc/record/kept_values.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "csrc/record/thread_mode.h"
+#include "csrc/run/buffers.h"
+#include "csrc/run/unseen_writers.h"
+
+namespace lazyeng::record {
+namespace {
+
+/// Of memory that its owner may well write: to copy this much takes less than to wait for all that
+/// the call depends on.
+constexpr uint64_t kMostUnseen = uint64_t{1} << 20;
+/// Of any other.
+constexpr uint64_t kMostPlain = uint64_t{64} << 10;
+/// Kernels may sum in another order where data begins elsewhere in a line.
+constexpr uintptr_t kAlignment = 64;
+
+/// (While a write is pending, an engine thread may just move the storage. That it is pending means
+/// that nobody else is known to write it: see runs_at_call.)
+bool is_exposed(const run::TensorArg& arg) {
+  return arg.value && arg.value->var().exposed() && !arg.value->var().awaited() &&
+         arg.value->geometry().device().is_cpu() && arg.value->geometry().numel() != 0 &&
+         arg.value->var().engine_face();
+}
+
+/// Nobody can tell its kernel's reads of a copy from those of the original: it returns no view,
+/// and does not look at the storage.
+bool reads_values_only(const run::OpInfo& info) {
+  return info.aten && !info.checks_values && !info.offset_matters && !info.storage_size_matters &&
+         std::none_of(info.returns.begin(), info.returns.end(),
+                      [](const run::ReturnInfo& result) { return result.may_alias; });
+}
+
+bool writes(const run::Node& node, const run::StorageVar& var) {
+  return std::any_of(node.tensors.begin(), node.tensors.end(), [&](const run::TensorArg& arg) {
+    return arg.written && arg.value && &arg.value->var() == &var;
+  });
+}
+
+/// The bytes from its first element to its last, at the same place in a line, in memory of their
+/// own.
+run::ValueRef copy_of(const run::Value& value, const char* begin, uint64_t bytes) {
+  const uintptr_t place = reinterpret_cast<uintptr_t>(begin) % kAlignment;
+  at::DataPtr block = run::allocate_buffer(bytes + kAlignment);
+  char* const base = static_cast<char*>(block.get());
+  char* const copy =
+      base + (place - reinterpret_cast<uintptr_t>(base) % kAlignment + kAlignment) % kAlignment;
+  std::memcpy(copy, begin, bytes);
+  const c10::DeleterFnPtr deleter = block.get_deleter();
+  at::DataPtr data(copy, block.release_context(), deleter, block.device());
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), nullptr,
+                             /*resizable=*/false);
+  return make_ref<run::Value>(make_ref<run::StorageVar>(storage, bytes),
+                              run::with_offset(value.geometry_ref(), 0));
+}
+
+/// Null: it cannot be copied now, or is too large.
+run::ValueRef copy_of(const run::Value& value, uint64_t most) {
+  const run::Geometry& look = value.geometry();
+  run::StorageVar& var = value.var();
+  const uint64_t bytes = look.span_bytes();
+  if (bytes > most || var.awaited() || var.failure()) return nullptr;
+  c10::StorageImpl& storage = *var.engine_face().unsafeGetStorageImpl();
+  const uint64_t skipped = static_cast<uint64_t>(look.offset()) * c10::elementSize(look.dtype());
+  if (skipped + bytes > storage.nbytes()) return nullptr;
+  const auto* begin = static_cast<const char*>(storage._mutable_data_ptr_no_checks().get());
+  return copy_of(value, begin + skipped, bytes);
+}
+
+}  // namespace
+
+void keep_values(run::Node& node) {
+  if (node.collective || !reads_values_only(node.info)) return;
+  const bool inside = thread_mode().inside();
+  for (run::TensorArg& arg : node.tensors) {
+    if (!is_exposed(arg) || arg.written) continue;
+    const run::Writers writers = run::writers_of(arg.value->var().engine_face());
+    if (writers == run::Writers::seen && (inside || !arg.plain)) continue;
+    if (writes(node, arg.value->var())) continue;
+    const uint64_t most = run::written_unseen(writers) ? kMostUnseen : kMostPlain;
+    if (run::ValueRef copy = copy_of(*arg.value, most)) {
+      node.cost_bytes += copy->var().nbytes();
+      arg.value = std::move(copy);
+    }
+  }
+}
+
+bool runs_at_call(const run::Node& node) {
+  if (node.plain_reads.empty() || node.collective) return false;  // (they read later in eager too)
+  return std::any_of(node.tensors.begin(), node.tensors.end(), [](const run::TensorArg& arg) {
+    return is_exposed(arg) && run::written_unseen(run::writers_of(arg.value->var().engine_face()));
+  });
+}
+
+}  // namespace lazyeng::record

@@ -1,0 +1,142 @@
+// csrc/run/unseen_writers.cpp: memory of others, and memory that others were given.
+#include "csrc/run/unseen_writers.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+
+#include "csrc/run/buffers.h"
+#include "csrc/run/cpu_allocator.h"
+
+namespace lazyeng::run {
+namespace {
+
+/// Of tensors over memory whose owner is somebody else (at::from_blob): numpy's, DLPack's, a
+/// buffer's. (torch has no name for it.)
+c10::DeleterFnPtr deleter_of_foreign() {
+  static const c10::DeleterFnPtr deleter = [] {
+    static char byte;
+    return c10::InefficientStdFunctionContext::makeDataPtr(
+               &byte, [](void*) {}, c10::Device(c10::kCPU))
+        .get_deleter();
+  }();
+  return deleter;
+}
+
+/// A pool buffer's.
+c10::DeleterFnPtr deleter_of_buffers() {
+  static const c10::DeleterFnPtr deleter = allocate_buffer(uint64_t{1} << 16).get_deleter();
+  return deleter;
+}
+
+const c10::Storage& owner_of(const c10::Storage& storage) {
+  const c10::Storage* owner = &storage;
+  for (;;) {
+    const at::DataPtr& data = owner->unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+    if (data.get_deleter() != alias_deleter()) return *owner;
+    owner = static_cast<const c10::Storage*>(data.get_context());
+  }
+}
+
+bool is_torchs_own(c10::StorageImpl& storage, c10::DeleterFnPtr deleter) {
+  static const c10::DeleterFnPtr usual = c10::GetDefaultCPUAllocator()->raw_deleter();
+  return deleter == usual || deleter == deleter_of_buffers() ||
+         (storage.resizable() && is_usual_cpu_allocator(storage.allocator()));
+}
+
+Writers by_owner(c10::StorageImpl& owner) {
+  const at::DataPtr& data = owner._mutable_data_ptr_no_checks();
+  if (!data.get() || !owner.device().is_cpu()) return Writers::seen;
+  const c10::DeleterFnPtr deleter = data.get_deleter();
+  if (is_torchs_own(owner, deleter)) return Writers::seen;
+  if (!data.get_context() || deleter == deleter_of_foreign()) return Writers::foreign;
+  return Writers::shares;
+}
+
+/// (What a table holds must not hold memory.)
+at::Tensor with_version_of(const at::Tensor& tensor) {
+  at::Tensor bare = at::detail::make_tensor<c10::TensorImpl>(
+      c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype(), tensor.device());
+  bare.unsafeGetTensorImpl()->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
+  return bare;
+}
+
+}  // namespace
+
+void Lendings::Entry::drop_dead() {
+  std::erase_if(handles, [](const auto& handle) { return handle.expired(); });
+  // (A counter that only this table holds belongs to tensors that are gone.)
+  std::erase_if(versions, [](const at::Tensor& bare) {
+    return bare.unsafeGetTensorImpl()->version_counter().unique();
+  });
+}
+
+bool Lendings::Entry::says_nothing() const {
+  return owner.expired() || (handles.empty() && versions.empty() && !address_known);
+}
+
+Lendings::Entry& Lendings::entry_locked(const c10::Storage& storage) {
+  if (entries_.size() >= sweep_at_) {
+    for (auto& [address, entry] : entries_) entry.drop_dead();
+    std::erase_if(entries_, [](const auto& item) { return item.second.says_nothing(); });
+    sweep_at_ = std::max<size_t>(256, 2 * entries_.size());
+  }
+  some_.store(true, std::memory_order_release);
+  const c10::Storage& owner = owner_of(storage);
+  Entry& entry = entries_.try_emplace(owner.unsafeGetStorageImpl(), owner).first->second;
+  entry.drop_dead();
+  return entry;
+}
+
+Lendings::Entry* Lendings::find_locked(const c10::StorageImpl& owner) {
+  const auto found = entries_.find(&owner);
+  return found == entries_.end() ? nullptr : &found->second;
+}
+
+void Lendings::lend(const c10::Storage& storage, const at::Tensor& handle) {
+  std::lock_guard lock(mutex_);
+  entry_locked(storage).handles.emplace_back(handle.getIntrusivePtr());
+}
+
+void Lendings::tell_address(const c10::Storage& storage) {
+  std::lock_guard lock(mutex_);
+  entry_locked(storage).address_known = true;
+}
+
+void Lendings::note_alias(const c10::Storage& storage, const at::Tensor& alias) {
+  if (!alias.unsafeGetTensorImpl()->version_counter().enabled()) return;
+  std::lock_guard lock(mutex_);
+  entry_locked(storage).versions.push_back(with_version_of(alias));
+}
+
+Writers Lendings::writers_of(const c10::StorageImpl& owner) {
+  if (!some_.load(std::memory_order_acquire)) return Writers::seen;
+  std::lock_guard lock(mutex_);
+  Entry* entry = find_locked(owner);
+  if (!entry) return Writers::seen;
+  entry->drop_dead();
+  if (!entry->handles.empty()) return Writers::lent;
+  return entry->address_known ? Writers::knows_address : Writers::seen;
+}
+
+std::vector<at::Tensor> Lendings::versions_of(const c10::Storage& storage) {
+  if (!some_.load(std::memory_order_acquire)) return {};
+  std::lock_guard lock(mutex_);
+  Entry* entry = find_locked(*owner_of(storage).unsafeGetStorageImpl());
+  if (!entry) return {};
+  entry->drop_dead();
+  return entry->versions;
+}
+
+Lendings& lendings() {
+  static Lendings* const instance = new Lendings;  // engine threads may outlive statics
+  return *instance;
+}
+
+Writers writers_of(const c10::Storage& storage) {
+  c10::StorageImpl& owner = *owner_of(storage).unsafeGetStorageImpl();
+  return std::max(by_owner(owner), lendings().writers_of(owner));
+}
+
+}  // namespace lazyeng::run
