@@ -2,8 +2,10 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <chrono>
 #include <mutex>
 #include <random>
+#include <thread>
 
 #include "tests/cpp/ops.h"
 
@@ -133,6 +135,13 @@ void separate_queues() {
   same(where[1], "lazyeng-dev-0", "after cpu");
   same(where[2], "lazyeng-dev-0", "after the device");
   same(where[3].substr(0, 12), "lazyeng-cpu-", "cpu thread again");
+  // (The second worker has had nothing to do, and may not have begun.)
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto all_began = [&] {
+    std::lock_guard lock(mutex);
+    return inits.size() >= 5;
+  };
+  while (!all_began() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
   std::lock_guard lock(mutex);
   std::sort(inits.begin(), inits.end());
   std::string all;
