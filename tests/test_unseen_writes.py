@@ -109,25 +109,11 @@ def test_in_a_block(memory, n, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("n", (SMALL, LARGE))
 @pytest.mark.parametrize("memory", FOREIGN)
-def test_outside_of_blocks(memory, n, mode):
-    """Plain arguments beside lazy ones, behind an op that is still pending."""
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "wrapped"])
+def test_outside_of_blocks(wrapped, memory, n, mode):
+    """Arguments, plain or wrapped, beside lazy ones, behind an op that is still pending."""
     tensor, write = memory(n)
-    late = busy(mode)
-    results = []
-    for value in range(1, 4):
-        write(value)
-        results.append(late + tensor)
-    write(9)
-    for value, total in enumerate(results, 1):
-        assert total.min().item() == total.max().item() == value
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("n", (SMALL, LARGE))
-@pytest.mark.parametrize("memory", FOREIGN)
-def test_wrapped(memory, n, mode):
-    tensor, write = memory(n)
-    x = lazyeng.wrap(tensor)
+    x = lazyeng.wrap(tensor) if wrapped else tensor
     late = busy(mode)
     results = []
     for value in range(1, 4):
