@@ -136,15 +136,25 @@ bool has_sibling_results(const run::OpInfo& info) {
 
 }  // namespace
 
+bool is_brief(const Plan& plan) {
+  return plan.brief && (!plan.brief_if_narrow || plan.width->starts_no_helpers());
+}
+
+void join_siblings(const run::OpInfo& info, c10::ArrayRef<run::StorageVar*> vars) {
+  if (!has_sibling_results(info)) return;
+  const auto siblings = make_ref<run::SiblingGroup>();
+  for (run::StorageVar* var : vars) {
+    siblings->add(var);
+    var->siblings = siblings;
+  }
+}
+
 c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call,
                                                const Plan& plan) {
   c10::SmallVector<run::ValueRef, 2> values;
-  node.brief = plan.brief && node.queue == engine::QueueId::cpu &&
-               (!plan.brief_if_narrow || plan.width->starts_no_helpers());
+  node.brief = node.queue == engine::QueueId::cpu && is_brief(plan);
   if (node.queue == engine::QueueId::cpu) node.width = plan.width;
   node.doubt = plan.doubt;
-  Ref<run::SiblingGroup> siblings;
-  if (has_sibling_results(call.info)) siblings = make_ref<run::SiblingGroup>();
   for (const OutputPlan& output : plan.outputs) {
     run::ValueRef value;
     if (output.kind == OutputPlan::Kind::view) {
@@ -164,11 +174,7 @@ c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call
     }
     values.push_back(std::move(value));
   }
-  if (siblings)
-    for (run::StorageVar* var : node.written_vars) {
-      siblings->add(var);
-      var->siblings = siblings;
-    }
+  join_siblings(call.info, node.written_vars);
   return values;
 }
 

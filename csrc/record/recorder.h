@@ -11,6 +11,7 @@
 
 #include "csrc/engine/engine.h"
 #include "csrc/fuse/partition.h"
+#include "csrc/record/at_once.h"
 #include "csrc/record/call.h"
 #include "csrc/record/graph.h"
 #include "csrc/record/infer.h"
@@ -20,10 +21,11 @@ namespace lazyeng::record {
 
 struct RecordCounters {
   std::atomic<uint64_t> recorded{0};
-  std::atomic<uint64_t> syncs{0};      ///< places where the program waited
-  std::atomic<uint64_t> plans{0};      ///< calls of a kind that was not known before
-  std::atomic<uint64_t> fallbacks{0};  ///< ops run at the call because they cannot be recorded
-  std::atomic<uint64_t> at_once{0};    ///< recorded ops that the engine never heard of
+  std::atomic<uint64_t> syncs{0};         ///< places where the program waited
+  std::atomic<uint64_t> plans{0};         ///< calls of a kind that was not known before
+  std::atomic<uint64_t> fallbacks{0};     ///< ops run at the call because they cannot be recorded
+  std::atomic<uint64_t> at_once{0};       ///< recorded ops that the engine never heard of
+  std::atomic<uint64_t> without_node{0};  ///< of these: not counted in `recorded`
 };
 
 class Recorder {
@@ -99,7 +101,13 @@ class Recorder {
  private:
   void run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack* results);
   void schedule(run::Node& node);
-  bool run_at_once(run::Node& node);
+  bool answer_at_once(const run::OpInfo& info, torch::jit::Stack* stack);
+  bool may_run_at_once(const Call& call, const Plan& plan) const;
+  /// False: it is to be recorded, as a failed node if done.thrown says so.
+  bool run_at_once(const Call& call, const Plan& plan, AtOnce& done);
+  uint64_t trace_at_once(const Call& call, int64_t begin);
+  /// Numbers the node, and fails what it writes.
+  void fail_at_once(run::Node& node, AtOnce& done);
   void append(run::Node& node, bool for_reader);
   /// Whether what was recorded before is pushed first: always, or only what the node must follow.
   enum class Before : uint8_t { all, needed };
