@@ -226,34 +226,48 @@ def check(mode: str, optimizer: str, many: int, lazy_model: bool) -> str:
     )
 
 
-def build() -> Path:
-    """The compiled failing_memory.c, made anew if it is older than its source."""
-    target = SHIM.parents[1] / "build" / "failing_memory.so"
-    if not target.exists() or target.stat().st_mtime < SHIM.stat().st_mtime:
+def built(source: Path, *command: str) -> Path:
+    """The shared library that `command` compiles of a file, made anew if it is older than that."""
+    target = source.parents[1] / "build" / f"{source.stem}.so"
+    if not target.exists() or target.stat().st_mtime < source.stat().st_mtime:
         target.parent.mkdir(exist_ok=True)
         made = target.with_suffix(f".{os.getpid()}")
-        command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", str(SHIM), "-o", str(made)]
-        subprocess.run(command, check=True)
+        options = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", str(source), "-o", str(made)]
+        subprocess.run([*command, *options], check=True)
         made.rename(target)
     return target
 
 
-def run(mode: str, *, seconds: float = 170) -> str:
-    """All checks of a mode in a process of its own; what it printed.
+def run_preloaded(library: Path, module: str, *arguments: str, seconds: float) -> str:
+    """What `python -m module arguments` printed, with the library preloaded.
 
     Raises:
-        AssertionError: a check failed; the message has all of its output.
+        AssertionError: it failed, or died; the message has the end of its output.
     """
     # In front of a sanitizer's allocator, which calls come to afterwards.
-    preload = f"{build()} {os.environ.get('LD_PRELOAD', '')}".strip()
+    preload = f"{library} {os.environ.get('LD_PRELOAD', '')}".strip()
     options = f"{os.environ.get('ASAN_OPTIONS', '')}:verify_asan_link_order=0".lstrip(":")
     result = subprocess.run(
-        [sys.executable, "-m", "tests.out_of_memory", "--mode", mode],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds,
+        [sys.executable, "-m", module, *arguments],
+        capture_output=True, text=True, timeout=seconds,
         env=os.environ | {"LD_PRELOAD": preload, "ASAN_OPTIONS": options},
     )  # fmt: skip
-    assert result.returncode == 0, f"exit status {result.returncode}:\n{result.stdout[-6000:]}"
+    assert result.returncode == 0, (
+        f"exit status {result.returncode}:\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+    )
     return result.stdout
+
+
+def run(mode: str, *, seconds: float = 170) -> str:
+    """All checks of a mode in a process of its own; what it printed. Raises as run_preloaded."""
+    library = built(SHIM, "cc")
+    return run_preloaded(library, "tests.out_of_memory", "--mode", mode, seconds=seconds)
+
+
+def be_reproducible() -> None:
+    """In the process that checks."""
+    torch.set_num_threads(1)  # (eager and the engine must sum alike)
+    warnings.simplefilter("ignore")  # of failures that nobody has read
 
 
 def main() -> None:
@@ -264,8 +278,7 @@ def main() -> None:
         for each in MODES:
             print(run(each, seconds=1800), end="", flush=True)
         return
-    torch.set_num_threads(1)  # (eager and the engine must sum alike)
-    warnings.simplefilter("ignore")  # of failed gradients that nobody has read
+    be_reproducible()
     for optimizer in OPTIMIZERS:
         for many in (ONE, ALL):
             print(check(mode, optimizer, many, lazy_model=False), flush=True)
