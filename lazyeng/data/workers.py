@@ -60,7 +60,7 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
     def _leave_deaths_to_the_reader(self) -> None:
         """Torch has a signal handler raise it in whatever line the main thread executes then.
 
-        Without that, who waits for the batch finds out, five seconds later at most.
+        Without that, the thread that waits for the batch finds out at its next look.
         """
         if self._worker_pids_set:
             torch._C._remove_worker_pids(id(self))
@@ -108,7 +108,7 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
         task = self._task_info.get(self._rcvd_idx)
         if not self._in_order or task is None or task[0] in dead:
             return False
-        # Who was killed while it wrote keeps this lock for ever, and nobody else can send.
+        # A worker killed while it wrote holds this lock for ever, and no other can send.
         lock: Any = getattr(self._worker_result_queue, "_wlock")  # noqa: B009 (not in the stubs)
         free = lock.acquire(timeout=_check_interval())
         if free:
@@ -154,5 +154,5 @@ def _receive(results: Any, workers: Sequence[Any], put: Callable[[Any], object])
             continue
         try:
             put(results.get())
-        except Exception:  # cut off by the death of the worker; who waits for it will find out
+        except Exception:  # cut off by the death of the worker; the waiting thread will find out
             return
