@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def wrap(obj: T) -> T:
-    """Makes what is plain lazy, zero-copy.
+    """Makes tensors, containers of tensors, and modules lazy, without copying values.
 
     Args:
         obj: a strided tensor (any shape, dtype, device) gives a LazyTensor over the same storage; a
@@ -39,7 +39,7 @@ def wrap(obj: T) -> T:
 
 @errors.boundary
 def unwrap(obj: T) -> T:
-    """The inverse of `wrap`: waits, and makes what is lazy plain, zero-copy.
+    """The inverse of `wrap`: waits, and returns plain tensors over the same memory.
 
     Args:
         obj: a LazyTensor gives a plain ``torch.Tensor`` over the same memory, a leaf; containers

@@ -1,10 +1,10 @@
 // csrc/record/recorder.h: from a call to a node in the window, and from there to the engine.
 //
 // Locks, the outer first: push_mutex_ orders pushes, so that the engine sees ops in the order in
-// which they were recorded, whichever thread pushes; window_mutex_ orders recording. Who pushes
-// takes the window out under both and partitions it under the first only: recording does not wait
-// for that. Their holders never take the GIL, never wait for an op and drop no value, so both may
-// be taken with or without the GIL.
+// which they were recorded, whichever thread pushes; window_mutex_ orders recording. The pushing
+// thread takes the window out under both and partitions it under the first only: recording does not
+// wait for that. A thread that holds one never takes the GIL, never waits for an op and drops no
+// value, so both may be taken with or without the GIL.
 #pragma once
 
 #include <map>
@@ -76,15 +76,15 @@ class Recorder {
   /// Pushes everything recorded so far to the engine.
   void flush();
 
-  /// Whether windows are partitioned into groups from now on; otherwise every node runs alone.
-  /// A window that has so many nodes is not held any more: pushes stay small. With twice as many
-  /// the recording thread pushes it itself: no worker has been free to fetch it.
+  /// A window with this many nodes is not held any longer: pushes stay small. One with twice as
+  /// many is pushed by the recording thread itself, as no worker has been free to fetch it.
   size_t full_window() const { return full_window_.load(std::memory_order_relaxed); }
   /// For benchmarks/windows.py: and how often an idle worker looks whether recording has paused.
   void set_window_bounds(size_t nodes, std::chrono::microseconds look) {
     full_window_.store(nodes, std::memory_order_relaxed);
     engine_->set_watch_every(look);
   }
+  /// Whether windows are partitioned into groups from now on; otherwise every node runs alone.
   void set_fusion(bool on) { fusion_.store(on, std::memory_order_relaxed); }
 
   /// The thread of OpenMP's helpers. Between the two, while the engine runs, windows may be held.
