@@ -12,6 +12,7 @@ from lazyeng import (
     compiled,
     custom_ops,
     device,
+    dirty_inputs,
     plain_data,
     plain_reads,
     process,
@@ -43,6 +44,7 @@ def start(config: Config) -> None:
     backward.install()
     compiled.install()
     custom_ops.install()
+    dirty_inputs.install()
     sharing.install()
     process_groups.install()
     process.install()
