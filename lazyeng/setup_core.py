@@ -18,6 +18,7 @@ from lazyeng import (
     process,
     process_groups,
     sharing,
+    subclasses,
     torch_profiler,
 )
 from lazyeng import config as environment
@@ -46,6 +47,7 @@ def start(config: Config) -> None:
     custom_ops.install()
     dirty_inputs.install()
     sharing.install()
+    subclasses.install()
     process_groups.install()
     process.install()
     _C.start_engine()
