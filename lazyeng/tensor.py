@@ -266,7 +266,9 @@ def _rebuild(
     plain: torch.Tensor, requires_grad: bool, is_param: bool, state: dict[str, Any]
 ) -> torch.Tensor:
     """The inverse of `LazyTensor.__reduce_ex__`; allowed by ``torch.load(weights_only=True)``."""
-    tensor = _C.wrap_tensor(plain.detach())
+    tensor = plain.detach()
+    if plain.device.type != "meta":  # (a map_location, with which the values are not loaded)
+        tensor = _C.wrap_tensor(tensor)
     if is_param:
         tensor = torch.nn.Parameter(tensor, requires_grad=requires_grad)
     else:

@@ -112,6 +112,14 @@ def copies_of_results(w: Wrap) -> Any:
     return words
 
 
+def load_onto_meta(w: Wrap) -> Any:
+    file = io.BytesIO()
+    torch.save({"a": w(torch.ones(2)), "p": torch.nn.Parameter(w(torch.ones(3)))}, file)
+    file.seek(0)
+    loaded = torch.load(file, map_location="meta")
+    return [(t.is_meta, tuple(t.shape), t.requires_grad) for t in loaded.values()]
+
+
 def tensor_classes(w: Wrap) -> Any:
     x = w(torch.ones(3)).requires_grad_()
     y = (x * 2).as_subclass(Scaled)
@@ -128,7 +136,7 @@ def tensor_classes(w: Wrap) -> Any:
 PROGRAMS = (
     take_storage_of_a_tensor, take_a_storage, plain_takes_storage_of_lazy, mark_dirty,
     mark_dirty_of_a_large_one, outputs_that_overlap_inputs, other_data_than_grad,
-    copies_of_parameters, copies_of_results, tensor_classes,
+    copies_of_parameters, copies_of_results, load_onto_meta, tensor_classes,
 )  # fmt: skip
 
 
