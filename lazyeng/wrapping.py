@@ -107,8 +107,19 @@ def _like(
     elif requires_grad:
         new.requires_grad_()
     if old.is_leaf and old.grad is not None:
-        new.grad = convert(old.grad)
+        _set_grad(new, convert(old.grad))
     return new
+
+
+def _set_grad(tensor: torch.Tensor, grad: torch.Tensor) -> None:
+    """Of any shape and dtype, as `tensor.data = ...` leaves it: torch compares when it assigns."""
+    if grad.shape == tensor.shape and grad.dtype == tensor.dtype:
+        tensor.grad = grad
+        return
+    data = tensor.data
+    tensor.data = grad.detach()
+    tensor.grad = grad
+    tensor.data = data
 
 
 def map_tensors(obj: T, leaf: Callable[[torch.Tensor], torch.Tensor]) -> T:

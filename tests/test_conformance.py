@@ -169,6 +169,17 @@ def test_a_page_keeps_the_lines_of_what_was_not_run_again():
     assert report.docs_page([], again) == again
 
 
+def test_a_page_keeps_the_reasons_of_what_was_not_run_again():
+    late = {"late": ["IndexError: a"]}
+    page = report.docs_page([result("mul", "different"), result("take", suite="error", **late)])
+    mul = "| `op:mul, int64, fusion auto` | unexplained"
+    for results in ([], [result("add")], [result("mul", dtype="bool")]):
+        again = report.docs_page(results, page)
+        assert mul in again and "| `error:take` | IndexError: a |" in again
+    mended = report.docs_page([result("mul"), result("take", suite="error")], page)
+    assert "op:mul" not in mended and "error:take" not in mended
+
+
 def test_the_full_run_is_the_product_of_all():
     plans = [*conformance.plans(conformance.arguments(["--full"]))]
     assert len({*plans}) == len(plans) == (10 * 6 + 4) * 3 * 3

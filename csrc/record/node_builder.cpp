@@ -48,10 +48,12 @@ void claim(run::Node& node, const run::StorageVarRef& generator) {
   if (node.collective->done()) write(node, node.collective->done(), true);
 }
 
-/// Kernels that refuse inputs which overlap what they write compare storages.
-bool shares_written(const run::Node& node, const run::TensorArg& arg) {
+/// Kernels that refuse inputs which overlap what they write compare storages: a plain tensor that
+/// is written is passed itself, a lazy one is not.
+bool shares_plain_written(const run::Node& node, const run::TensorArg& arg) {
   return std::any_of(node.tensors.begin(), node.tensors.end(), [&](const run::TensorArg& other) {
-    return other.written && other.value && &other.value->var() == &arg.value->var();
+    return other.written && other.raw.defined() && other.value &&
+           &other.value->var() == &arg.value->var();
   });
 }
 
@@ -101,7 +103,7 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   // its metadata is not known, with what else it gets of that tensor's memory.
   for (run::TensorArg& arg : node->tensors) {
     arg.plain = arg.value && arg.raw.defined();
-    if (arg.value && !(discover && (arg.written || shares_written(*node, arg))))
+    if (arg.value && !(discover && (arg.written || shares_plain_written(*node, arg))))
       arg.raw = at::Tensor();
   }
   if (!call.info.aten) node->queue = engine::QueueId::python;

@@ -37,6 +37,7 @@ class RealTensors {
     if (node_.discover && arg.written) return observed(index, arg);
     if (arg.raw.defined()) return arg.raw;
     if (!arg.value) return at::Tensor();
+    if (node_.discover && is_written_as_plain(*arg.value)) return arg.value->plain();
     for (const Node::Rewrite& rewrite : node_.rewrites)
       if (rewrite.tensor == index) return rewritten(rewrite, arg);
     return node_.discover && is_written_too(*arg.value) ? own_object(*arg.value)
@@ -60,6 +61,13 @@ class RealTensors {
                                           : at::Tensor();
     if (tensor.defined()) node_.found.written.emplace_back(index, tensor);
     return tensor;
+  }
+
+  /// Through a plain tensor over the same memory, which is passed itself (record/node_builder.cpp).
+  bool is_written_as_plain(const Value& value) const {
+    return std::any_of(node_.tensors.begin(), node_.tensors.end(), [&](const TensorArg& arg) {
+      return arg.written && arg.raw.defined() && arg.value && &arg.value->var() == &value.var();
+    });
   }
 
   bool is_written_too(const Value& value) const {
