@@ -109,14 +109,12 @@ def tried():
 
 def joins(name, row):
     """Where it pays, and the bits do not depend on the number of threads."""
-    if name == "softmax_backward" and row % 16 and row >= 8:
-        return False
-    if name in ("softmax_backward", "log_softmax_backward"):
+    if name == "softmax_backward":
+        return row < 8
+    if name == "log_softmax_backward":
         return row < 16
-    if "softmax" in name:
-        return row < 16 or row >= 128
-    if "norm" in name:
-        return row >= 256
+    if name == "log_softmax":
+        return row < 16 or row >= 32
     return name != "var_mean" or row > 2  # (with nothing left to divide by torch warns)
 
 
