@@ -2,6 +2,9 @@
 #include "csrc/fuse/exact_rows.h"
 
 #include <algorithm>
+#include <limits>
+
+#include "csrc/fuse/torch_functions.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -14,6 +17,10 @@ class Steps {
   template <class... In>
   RegisterId operator()(Opcode opcode, In... in) const {
     return builder_.step(opcode, type_, type_, {in...});
+  }
+  /// A function that torch has a kernel of its own for.
+  RegisterId function(Opcode opcode, RegisterId x) const {
+    return builder_.step(opcode, type_, type_, {x}, torch_function(opcode, type_));
   }
   RegisterId fold(RowFold fold, RegisterId reg, double divisor = 1) const {
     return builder_.rows(fold, {reg}, divisor);
@@ -38,6 +45,22 @@ std::vector<RegisterId> layer_norm(ProgramBuilder& builder, const RowArguments& 
   return {y, builder.half(moments, false), builder.half(moments, true)};
 }
 
+/// The maximum is taken out of the exponents unless it is infinite. (Which zero it is makes no
+/// difference: the logarithm is none with a sign then.)
+RegisterId log_sum_exp(ProgramBuilder& builder, const Steps& steps, const RowArguments& args) {
+  const RegisterId x = args.tensors[0];
+  const Type type = builder.type_of(x);
+  const RegisterId maximum = builder.fold_rows(x, Fold::maximum, 1, type);
+  const RegisterId infinity = args.number(std::numeric_limits<double>::infinity());
+  const RegisterId infinite =
+      builder.step(Opcode::eq, type, Type::b8, {steps(Opcode::abs, maximum), infinity});
+  const RegisterId shift =
+      builder.step(Opcode::select, type, type, {infinite, args.number(0), maximum});
+  const RegisterId each = steps.function(Opcode::exp, steps(Opcode::sub, x, shift));
+  const RegisterId sum = steps.fold(RowFold::cascade_sum, each);
+  return steps(Opcode::add, steps.function(Opcode::log, sum), shift);
+}
+
 }  // namespace
 
 bool has_exact_rows(Form form) {
@@ -46,6 +69,7 @@ bool has_exact_rows(Form form) {
     case Form::mean:
     case Form::variance:
     case Form::variance_and_mean:
+    case Form::logsumexp:
     case Form::softmax:
     case Form::log_softmax:
     case Form::softmax_backward:
@@ -58,7 +82,8 @@ bool has_exact_rows(Form form) {
 }
 
 bool rows_pay(Form form, int64_t row) {
-  constexpr int64_t kFewElements = 16, kManyOfLog = 32;
+  constexpr int64_t kFewElements = 16, kManyOfLog = 32, kManyOfLogSum = 512;
+  if (form == Form::logsumexp) return row >= kManyOfLogSum;
   if (form == Form::softmax_backward || form == Form::log_softmax_backward)
     return row < kFewElements;
   return form != Form::log_softmax || row < kFewElements || row >= kManyOfLog;
@@ -103,6 +128,8 @@ std::vector<RegisterId> exact_rows(ProgramBuilder& builder, const OpRule& rule,
       if (rule.form == Form::variance) return {steps.first(both)};
       return {steps.first(both), steps.second(both)};
     }
+    case Form::logsumexp:
+      return {log_sum_exp(builder, steps, args)};
     case Form::softmax:
       return {builder.rows(RowFold::softmax, {x})};
     case Form::log_softmax:
