@@ -23,16 +23,26 @@ thread_local bool backward_from_lazy = false;
 
 thread_local bool lazy_factories = false;
 
-/// Below autograd, in a kernel of plain tensors or in torch.tensor(), which fill what they make at
-/// once. (Our own kernels are in RealDispatch there.)
-bool below_autograd() {
-  return c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::ADInplaceOrView);
+/// Within a kernel of plain tensors, which fills what it makes at once. (In a block the kernels of
+/// plain tensors are ours.)
+bool in_plain_kernel(const c10::impl::LocalDispatchKeySet& keys) {
+  return keys.excluded_.has(c10::DispatchKey::ADInplaceOrView) &&
+         !keys.included_.has(c10::DispatchKey::PrivateUse1);
+}
+
+/// Within torch.tensor() and the like, which write what they make through its address, and exclude
+/// all that could keep them from it.
+bool makes_from_data(const c10::impl::LocalDispatchKeySet& keys) {
+  constexpr c10::DispatchKeySet listeners(
+      {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchDynamicLayerBackMode});
+  return (keys.excluded_ & listeners) == listeners;
 }
 
 bool in_backward_of_lazy() {
   const int task = torch::autograd::get_current_graph_task_id();
-  return task != -1 && (backward_from_lazy || task == lazy_graph_task) &&
-         !run::RealDispatch::active() && !below_autograd();
+  if (task == -1 || !(backward_from_lazy || task == lazy_graph_task)) return false;
+  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  return !run::RealDispatch::active() && !in_plain_kernel(keys) && !makes_from_data(keys);
 }
 
 bool becomes_lazy(std::optional<at::Layout> layout, std::optional<at::Device> device) {
