@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -335,3 +336,103 @@ def check_random_programs_on_many_streams_equal_eager() -> None:
             with _Scattered(seed):
                 found = outcome_on_device(program, mode)
             assert not random_programs.differences(expected, found), (seed, mode)
+
+
+# ---- memory
+
+MB = 1 << 20
+
+
+def _mb() -> torch.Tensor:
+    return torch.ones(MB // 4, device="cuda")
+
+
+def _out_of_memory(function: Any) -> Exception:
+    error = raised(function)
+    assert isinstance(error, torch.OutOfMemoryError), error
+    return error
+
+
+def check_what_is_kept_for_reuse_is_given_back() -> None:
+    """The device is full of freed memory, of another size than is asked for."""
+    warmed_up()
+    for mode in MODES:
+        simulated.set_memory(0, 4 * MB + 100_000)
+        with lazyeng.lazy(mode):
+            kept = _mb()
+            small = [kept + i for i in range(3)]
+            lazyeng.synchronize()
+            del small
+            both = torch.cat([kept, kept])
+        assert both.cpu().sum().item() == MB // 2, mode
+        del kept, both
+
+
+def check_memory_that_other_streams_are_past_is_used() -> None:
+    """Results of copies die while kernels that read them are still to run."""
+    warmed_up()
+    source = pinned(1.0, MB // 4)
+    slow(1000)
+    simulated.set_memory(0, 6 * MB)
+    # (A group of additions would want all of them at once.)
+    total = lazyeng.wrap(torch.zeros((), device="cuda"))
+    for _ in range(20):
+        total = torch.median(lazyeng.wrap(source).to("cuda", non_blocking=True)) + total
+        total = torch.linalg.vector_norm(total)
+    assert total.item() == 20.0
+    assert simulated.most_memory(0) <= 6 * MB
+
+
+def check_out_of_memory_is_an_error_of_its_op_alone() -> None:
+    warmed_up()
+    for mode in ("async", "deferred"):
+        simulated.set_memory(0, 4 * MB)
+        with lazyeng.lazy(mode):
+            kept = [_mb() for _ in range(3)]
+            too_much = torch.cat(kept)
+            after = too_much * 2
+            sums = [x.sum() for x in kept]
+        error = _out_of_memory(after.cpu().tolist)
+        assert "CUDA out of memory" in str(error)
+        assert error.op == "aten.cat", error.op  # type: ignore[attr-defined]
+        assert [x.item() for x in sums] == [MB / 4] * 3, mode
+        del kept, too_much, after, error
+        assert (_mb() + 1).sum().item() == MB / 2
+    simulated.set_memory(0, 4 * MB)
+    with lazyeng.lazy("sync"):
+        kept = [_mb() for _ in range(3)]
+        _out_of_memory(lambda: torch.cat(kept))
+
+
+def check_a_group_that_lacks_memory_runs_all_the_same() -> None:
+    kernels.install()
+    x = lazyeng.wrap(_mb())
+    for _ in range(3):
+        simulated.set_memory(0, 1 << 40)
+        with lazyeng.lazy("deferred"):
+            small = [x + i for i in range(9)]
+        lazyeng.synchronize()
+        simulated.set_memory(0, 10 * MB + 100_000)
+        del small
+        with lazyeng.lazy("deferred"):
+            y = ((x.repeat(2) + 1) * 2).tanh()
+        assert abs(y.cpu().sum().item() - MB // 2) < MB / 100
+        del y
+        kernels.wait()
+
+
+def check_what_is_pending_is_bounded_by_the_memory_of_the_device() -> None:
+    """The device has less than the host: an eighth of it may be on its way."""
+    simulated.set_memory(0, 64 * MB)
+    warmed_up()
+    source = pinned(1.0, MB // 4)
+    most = 0
+    with held(others=True):
+        threading.Timer(1.0, simulated.let_go).start()
+        copied = []
+        for _ in range(30):
+            copied.append(lazyeng.wrap(source).to("cuda", non_blocking=True))
+            most = max(most, lazyeng.engine_stats()["pending_bytes"])
+        lazyeng.synchronize()
+    assert 4 * MB < most <= 9 * MB, most
+    assert all(x.cpu().sum().item() == MB / 4 for x in copied)

@@ -409,10 +409,14 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
   }
   WaitScope waits("its result is needed at the call");
   read_habit.reads();
-  if (reads_what_is_complete(call, *node)) {
+  bool ran = reads_what_is_complete(call, *node);
+  if (ran) {
     const run::NoGil released;
     node->run();
-  } else {
+    ran = !node->asks_again();  // or it lacks memory: once more, when nothing else runs
+    if (!ran) node->was_not_run();
+  }
+  if (!ran) {
     if (waits.wanted() && is_awaited(call)) waits.begin(call.info.torch_name);
     try {
       run_in_order(*node, Before::all);

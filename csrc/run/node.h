@@ -119,6 +119,7 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
 
  private:
   void execute();
+  void execute_patiently();
   void begin();
   void end(torch::jit::Stack stack);
   void begin_copy(torch::jit::Stack stack);
@@ -134,6 +135,8 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   std::unique_lock<std::mutex> wait_for_cores() const;
   engine::FailurePtr run_once() noexcept;
   bool retry_for_memory() noexcept;
+
+  bool lacked_memory_ = false;
 };
 
 /// What writes this much may run on several threads (at::parallel_for splits from 32,768
