@@ -8,10 +8,14 @@ freed, is full of 0xfb.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import random
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -436,3 +440,41 @@ def check_what_is_pending_is_bounded_by_the_memory_of_the_device() -> None:
         lazyeng.synchronize()
     assert 4 * MB < most <= 9 * MB, most
     assert all(x.cpu().sum().item() == MB / 4 for x in copied)
+
+
+# ---- traces
+
+
+def check_streams_are_rows_of_a_profile() -> None:
+    kernels.install()
+    side = torch.Stream("cuda:0")
+    x = warmed_up()
+
+    def program() -> torch.Tensor:
+        with lazyeng.lazy("deferred"):
+            y = lazyeng.wrap(pinned(1.0)).to("cuda", non_blocking=True)
+            with side:
+                z = torch.linalg.vector_norm((x + y) * 2)
+        return z.to("cpu", non_blocking=True)
+
+    for _ in range(2):
+        program().item()
+        kernels.wait()
+    slow(3000)
+    path = Path(tempfile.mkdtemp()) / "trace.json"
+    waits = simulated.host_waits()
+    with lazyeng.profile(path):
+        host = program()
+        lazyeng.synchronize()
+        assert simulated.host_waits() == waits
+    assert abs(host.item() - 8) < 1e-5
+    events = json.loads(path.read_text())["traceEvents"]
+    rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    ranges = sorted((e for e in events if e.get("cat") == "device"), key=lambda e: e["ts"])
+    assert [rows[e["tid"]] for e in ranges] == [
+        "cuda:0 copies to it", *[f"cuda:0 stream {side.stream_id}"] * 2, "cuda:0 copies from it",
+    ], (rows, ranges)  # fmt: skip
+    assert ranges[1]["args"]["members"] and ranges[1]["name"] == "group of 2", ranges
+    for one, next_one in itertools.pairwise(ranges):
+        assert one["dur"] >= 3000, ranges
+        assert one["ts"] + one["dur"] <= next_one["ts"] + 1, ranges

@@ -21,6 +21,7 @@
 #include "csrc/fuse/key.h"
 #include "csrc/run/launch_log.h"
 #include "csrc/run/launch_order.h"
+#include "csrc/run/stream_trace.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -362,8 +363,10 @@ Launched launch_calls(c10::ArrayRef<run::Node*> nodes,
     for (const run::Node* node : nodes) log.emplace_back(*node);
     const c10::SmallVector<const run::Node*, 8> all(nodes.begin(), nodes.end());
     run::wait_for_other_streams(all);
+    run::StreamRange range(*all[0]);
     for (; launched < kernels->kernels.size(); ++launched)
       launches.launch(kernels->kernels[launched], launched);
+    range.end(run::group_event(all));
     run.install();
     run::note_launch(all);
     if (logging()) report(nodes, run, *kernels);

@@ -11,6 +11,7 @@
 #include "csrc/fuse/numbers.h"
 #include "csrc/run/launch_log.h"
 #include "csrc/run/launch_order.h"
+#include "csrc/run/stream_trace.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -132,7 +133,9 @@ Launched launch_group(const Group& group, const PlanRef& plan, std::exception_pt
       log.emplace_back(*member.node);
     }
     run::wait_for_other_streams(nodes);
+    run::StreamRange range(first);
     for (const DeviceKernel& kernel : kernels->kernels) launches.launch(kernel, launched++);
+    range.end(run::group_event(nodes));
     run.install();
     run::note_launch(nodes);
     return Launched::yes;

@@ -20,6 +20,7 @@
 #include "csrc/run/python_ref.h"
 #include "csrc/run/slices.h"
 #include "csrc/run/spare_cores.h"
+#include "csrc/run/stream_trace.h"
 #include "csrc/run/torch_profiler.h"
 #include "csrc/run/trace.h"
 
@@ -155,7 +156,9 @@ void Node::call_kernel(torch::jit::Stack& stack) const {
   if (device.is_cpu()) return call_kernel_here(stack);
   Launch launch(*this);
   wait_for_other_streams(this);
+  StreamRange range(*this);
   call_kernel_here(stack);
+  range.end({.op = &info, .number = number});
   if (waits_for_device) synchronize(stream());
   // Kernels whose results the host sees have waited for the device themselves.
   if (waits_for_device || info.returns_plain || info.data_dependent) launch.device_waited_for();
@@ -249,7 +252,9 @@ void Node::begin_copy(torch::jit::Stack stack) {
   Launch launch(*this);
   wait_for_other_streams(this);
   if (to_device) non_blocking = true;  // (who uses the result waits for it on the device)
+  StreamRange range(*this);
   info.handle.callBoxed(stack);
+  range.end({.op = &info, .number = number});
   end(std::move(stack));
   auto copy = std::make_shared<CopyInFlight>(note_launch(this), launch.keep(), launched);
   const Value* const there = waited_for ? nullptr : on_device();
