@@ -31,7 +31,7 @@ PyObject* init(PyObject*, PyObject* args) {
     record::install_fork_handlers();
     const size_t kernels = record::register_kernels();
     if (!record::install_slots() || !record::install_methods() || !record::install_view_methods() ||
-        !record::install_overrides())
+        !record::install_read_methods() || !record::install_overrides())
       return static_cast<PyObject*>(nullptr);
     return install_generator_hooks() ? PyLong_FromSize_t(kernels) : nullptr;
   });

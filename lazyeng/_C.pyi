@@ -288,6 +288,9 @@ def time_kernel(name: str, x: torch.Tensor, y: torch.Tensor, count: int, /) -> t
 def announce_own_write(tensor: torch.Tensor, /) -> None:
     """Says that an op is about to bump the tensor's version counter and then to be recorded."""
 
+def expect_bump(tensor: torch.Tensor, /) -> object:
+    """Says that torch will bump the counter for recorded writes; to be kept until it has."""
+
 # ---- numbers
 
 def stats() -> dict[str, int]:

@@ -185,7 +185,7 @@ def _run(program: str, arguments: list[str]) -> BaseException | None:
     sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
     try:
         runpy.run_path(program, run_name="__main__")
-        synchronize()  # what nobody read is worth an explanation too
+        synchronize()  # failures that were never read are explained too
     except Exception as error:
         hide_internal_frames(error)
         return error

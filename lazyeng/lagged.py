@@ -14,7 +14,7 @@ class Lagged(Generic[T]):
     By then the engine has usually computed it, so that reading it does not wait.
 
     Args:
-        by: by how many steps to lag; 0 gives back each value at once.
+        by: by how many steps to lag; with 0, `push` returns each value at once.
 
     Raises:
         TypeError: `by` is not an int.

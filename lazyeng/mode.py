@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
-    """Inside, operators on plain tensors and modules are recorded too.
+    """Records every operator called inside it, also those on plain tensors and modules.
 
     A context manager, re-entrant and per thread, and a decorator. Writes to plain tensors, such as
     an optimizer step, are complete when the block exits; if one failed, the block raises its
@@ -27,8 +27,8 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
 
     Args:
         mode: ``"async"``: the engine starts work as soon as it pays; ``"deferred"``: nothing runs
-            until something reads or synchronizes; ``"sync"``: every operator runs at the call and
-            raises there.
+            until a value is read or the program synchronizes; ``"sync"``: every operator runs at
+            the call and raises there.
 
     Raises:
         ValueError: an unknown mode.

@@ -33,7 +33,8 @@ class profile(contextlib.ContextDecorator):  # noqa: N801 (as torch.profiler.pro
     """Context manager, or decorator, that writes a trace of all threads to a file.
 
     At its end it waits for everything recorded so far, so that all of it is in the trace; failures
-    stay where they are, to be raised by who reads them. A process forked meanwhile is not traced.
+    are not raised there, but as always where a result is read. A process forked meanwhile is not
+    traced.
 
     The file is Chrome's trace format, for ui.perfetto.dev or chrome://tracing. Each thread of the
     program and of the engine is a row, with ranges of the categories ``record`` (an operator was

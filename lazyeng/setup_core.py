@@ -12,11 +12,13 @@ from lazyeng import (
     compiled,
     custom_ops,
     device,
+    dirty_inputs,
     plain_data,
     plain_reads,
     process,
     process_groups,
     sharing,
+    subclasses,
     torch_profiler,
 )
 from lazyeng import config as environment
@@ -43,7 +45,9 @@ def start(config: Config) -> None:
     backward.install()
     compiled.install()
     custom_ops.install()
+    dirty_inputs.install()
     sharing.install()
+    subclasses.install()
     process_groups.install()
     process.install()
     _C.start_engine()

@@ -65,7 +65,7 @@ _thread = _Thread()
 
 
 def set_sync_debug_mode(mode: str) -> None:
-    """Says what happens where the calling thread really waits for the engine.
+    """Sets what is reported where the calling thread really waits for the engine.
 
     Reading what is ready is no wait. The wait itself takes place in any case, and what it waited
     for is complete when the error is raised.
@@ -94,7 +94,7 @@ def allow_sync(reason: str) -> Iterator[None]:
     """A context manager, or decorator, in which the calling thread may wait: nothing is reported.
 
     Args:
-        reason: why this wait is meant to be; for the reader of the code.
+        reason: why this wait is intended; for readers of the code.
 
     Raises:
         TypeError: `reason` is not a string.

@@ -13,6 +13,7 @@ import torch
 from lazyeng import _C, errors
 
 _plain_data: Any = torch.Tensor.data  # a descriptor, whatever its stub says
+_plain_deepcopy = torch.Tensor.__deepcopy__
 
 
 class LazyTensor(torch.Tensor):
@@ -200,7 +201,8 @@ class LazyTensor(torch.Tensor):
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        _plain_data.__set__(self, _C.wrap_tensor(value.detach()))
+        lazy = isinstance(value, torch.Tensor)
+        _plain_data.__set__(self, _C.wrap_tensor(value.detach()) if lazy else value)
 
     # ---- calling a Python function for each element
 
@@ -222,14 +224,15 @@ class LazyTensor(torch.Tensor):
     # ---- copies
 
     @errors.boundary
-    def __deepcopy__(self, memo: dict[int, Any]) -> LazyTensor:
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if id(self) in memo:
             return memo[id(self)]
+        if self.__dict__.get("_is_param"):  # (torch's Parameter leaves the same out)
+            memo[id(self)] = copy = torch.nn.Parameter(self.data.clone(), self.requires_grad)
+            return copy
         if not self.is_leaf:
-            raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
-                "protocol at the moment."
-            )
+            with torch._C.DisableTorchFunctionSubclass():
+                return _plain_deepcopy(self, memo)  # which raises
         plain = self._plain()
         # The memo knows objects by their address: this one has to live as long as the memo.
         memo.setdefault(id(memo), []).append(plain)
@@ -263,7 +266,9 @@ def _rebuild(
     plain: torch.Tensor, requires_grad: bool, is_param: bool, state: dict[str, Any]
 ) -> torch.Tensor:
     """The inverse of `LazyTensor.__reduce_ex__`; allowed by ``torch.load(weights_only=True)``."""
-    tensor = _C.wrap_tensor(plain.detach())
+    tensor = plain.detach()
+    if plain.device.type != "meta":  # (a map_location, with which the values are not loaded)
+        tensor = _C.wrap_tensor(tensor)
     if is_param:
         tensor = torch.nn.Parameter(tensor, requires_grad=requires_grad)
     else:

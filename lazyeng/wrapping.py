@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def wrap(obj: T) -> T:
-    """Makes what is plain lazy, zero-copy.
+    """Makes tensors, containers of tensors, and modules lazy, without copying values.
 
     Args:
         obj: a strided tensor (any shape, dtype, device) gives a LazyTensor over the same storage; a
@@ -39,7 +39,7 @@ def wrap(obj: T) -> T:
 
 @errors.boundary
 def unwrap(obj: T) -> T:
-    """The inverse of `wrap`: waits, and makes what is lazy plain, zero-copy.
+    """The inverse of `wrap`: waits, and returns plain tensors over the same memory.
 
     Args:
         obj: a LazyTensor gives a plain ``torch.Tensor`` over the same memory, a leaf; containers
@@ -107,8 +107,19 @@ def _like(
     elif requires_grad:
         new.requires_grad_()
     if old.is_leaf and old.grad is not None:
-        new.grad = convert(old.grad)
+        _set_grad(new, convert(old.grad))
     return new
+
+
+def _set_grad(tensor: torch.Tensor, grad: torch.Tensor) -> None:
+    """Of any shape and dtype, as `tensor.data = ...` leaves it: torch compares when it assigns."""
+    if grad.shape == tensor.shape and grad.dtype == tensor.dtype:
+        tensor.grad = grad
+        return
+    data = tensor.data
+    tensor.data = grad.detach()
+    tensor.grad = grad
+    tensor.data = data
 
 
 def map_tensors(obj: T, leaf: Callable[[torch.Tensor], torch.Tensor]) -> T:

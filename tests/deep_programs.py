@@ -1,7 +1,7 @@
 """Chains of 100,000 ops: nothing may walk them by recursion, neither to run nor to free them.
 
-Usage: python -m tests.deep_programs MODE: all of PROGRAMS in this process. (test_hostile.py starts
-it with a small C stack.)
+Usage: python -m tests.deep_programs MODE [LENGTH]: all of PROGRAMS in this process, with chains of
+so many ops. (test_hostile.py starts it with a small C stack.)
 """
 
 from __future__ import annotations
@@ -135,6 +135,8 @@ PROGRAMS: dict[str, Callable[[str], None]] = {
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if len(sys.argv) > 2:
+        LENGTH = int(sys.argv[2])
     for name, program in PROGRAMS.items():
         program(sys.argv[1])
         print(name, flush=True)

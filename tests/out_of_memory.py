@@ -3,7 +3,8 @@
 For one step after another, in a process that has failing_memory.c preloaded: the step raises what
 eager raises; every parameter, buffer, optimizer state and generator has a value that it has after
 some op of the eager step (each write was done whole or not at all); the next step gives eager's
-bits. Without --mode, all of them, each in a process of its own.
+bits. Without --mode, all of them, each in a process of its own. (test_memory.py takes every third
+n.)
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import ctypes
+import functools
 import hashlib
 import os
 import subprocess
@@ -113,10 +115,12 @@ def lazily(training: Training, mode: str) -> float:
         return training.step()
 
 
-def failing(training: Training, step: Callable[[], float], many: int) -> Iterator[tuple]:
-    """For n from 1 on until no allocation fails: (n, how many failed, the loss, the error)."""
+def failing(
+    training: Training, step: Callable[[], float], many: int, *, first: int = 1, every: int = 1
+) -> Iterator[tuple]:
+    """For each n until no allocation fails: (n, how many failed, the loss, the error)."""
     memory = ctypes.CDLL(None)
-    n = failed = 1
+    n, failed = first, 1
     while failed:
         training.restore(training.begin)
         memory.fail_allocations(ctypes.c_long(n), ctypes.c_long(many))
@@ -128,7 +132,7 @@ def failing(training: Training, step: Callable[[], float], many: int) -> Iterato
         failed = memory.failed_allocations()
         memory.fail_allocations(ctypes.c_long(0), ctypes.c_long(0))
         yield n, failed, loss, error
-        n += 1
+        n += every
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
@@ -189,18 +193,24 @@ class Eager:
         return self.training.step(), self.training.snapshot()
 
 
-def check(mode: str, optimizer: str, many: int, lazy_model: bool) -> str:
-    """All n of one kind; what happened, in words.
+@functools.cache
+def eager_training(optimizer: str) -> Eager:
+    return Eager(optimizer)
+
+
+def check(mode: str, optimizer: str, many: int, lazy_model: bool, first: int, every: int) -> str:
+    """All n of one kind, or every so many from the first on; what happened, in words.
 
     Raises:
         AssertionError: something is not as eager would have left it.
     """
-    eager = Eager(optimizer)
+    eager = eager_training(optimizer)
     training = Training(optimizer)
     if lazy_model:
         lazyeng.wrap(training.model)
     errors = right = 0
-    for n, failed, loss, error in failing(training, lambda: lazily(training, mode), many):
+    step = functools.partial(lazily, training, mode)
+    for n, failed, loss, error in failing(training, step, many, first=first, every=every):
         where = f"{mode}, {optimizer}, allocation {n}"
         if error is None:  # nothing failed, or the pool gave its memory back and it was enough
             assert not failed or many == ONE, f"{where}: no error"
@@ -226,50 +236,67 @@ def check(mode: str, optimizer: str, many: int, lazy_model: bool) -> str:
     )
 
 
-def build() -> Path:
-    """The compiled failing_memory.c, made anew if it is older than its source."""
-    target = SHIM.parents[1] / "build" / "failing_memory.so"
-    if not target.exists() or target.stat().st_mtime < SHIM.stat().st_mtime:
+def built(source: Path, *command: str) -> Path:
+    """The shared library that `command` compiles of a file, made anew if it is older than that."""
+    target = source.parents[1] / "build" / f"{source.stem}.so"
+    if not target.exists() or target.stat().st_mtime < source.stat().st_mtime:
         target.parent.mkdir(exist_ok=True)
         made = target.with_suffix(f".{os.getpid()}")
-        command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", str(SHIM), "-o", str(made)]
-        subprocess.run(command, check=True)
+        options = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", str(source), "-o", str(made)]
+        subprocess.run([*command, *options], check=True)
         made.rename(target)
     return target
 
 
-def run(mode: str, *, seconds: float = 170) -> str:
-    """All checks of a mode in a process of its own; what it printed.
+def run_preloaded(library: Path, module: str, *arguments: str, seconds: float) -> str:
+    """What `python -m module arguments` printed, with the library preloaded.
 
     Raises:
-        AssertionError: a check failed; the message has all of its output.
+        AssertionError: it failed, or died; the message has the end of its output.
     """
     # In front of a sanitizer's allocator, which calls come to afterwards.
-    preload = f"{build()} {os.environ.get('LD_PRELOAD', '')}".strip()
+    preload = f"{library} {os.environ.get('LD_PRELOAD', '')}".strip()
     options = f"{os.environ.get('ASAN_OPTIONS', '')}:verify_asan_link_order=0".lstrip(":")
     result = subprocess.run(
-        [sys.executable, "-m", "tests.out_of_memory", "--mode", mode],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds,
+        [sys.executable, "-m", module, *arguments],
+        capture_output=True, text=True, timeout=seconds,
         env=os.environ | {"LD_PRELOAD": preload, "ASAN_OPTIONS": options},
     )  # fmt: skip
-    assert result.returncode == 0, f"exit status {result.returncode}:\n{result.stdout[-6000:]}"
+    assert result.returncode == 0, (
+        f"exit status {result.returncode}:\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+    )
     return result.stdout
+
+
+def run(mode: str, every: int = 1, *, seconds: float = 170) -> str:
+    """Checks of a mode, with every so many n, in a process of its own; what it printed. Raises as
+    run_preloaded."""
+    arguments = ("--mode", mode, "--every", str(every))
+    return run_preloaded(built(SHIM, "cc"), "tests.out_of_memory", *arguments, seconds=seconds)
+
+
+def be_reproducible() -> None:
+    """In the process that checks."""
+    torch.set_num_threads(1)  # (eager and the engine must sum alike)
+    warnings.simplefilter("ignore")  # of failures that nobody has read
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.out_of_memory", description=__doc__)
     parser.add_argument("--mode", choices=MODES, help="in this process, with the shim preloaded")
-    mode = parser.parse_args().mode
+    parser.add_argument("--every", type=int, default=1, metavar="K", help="of K values of n one")
+    options = parser.parse_args()
+    mode, every = options.mode, options.every
     if mode is None:
         for each in MODES:
-            print(run(each, seconds=1800), end="", flush=True)
+            print(run(each, every, seconds=1800), end="", flush=True)
         return
-    torch.set_num_threads(1)  # (eager and the engine must sum alike)
-    warnings.simplefilter("ignore")  # of failed gradients that nobody has read
-    for optimizer in OPTIMIZERS:
-        for many in (ONE, ALL):
-            print(check(mode, optimizer, many, lazy_model=False), flush=True)
-    print(check(mode, "momentum", ALL, lazy_model=True), flush=True)
+    be_reproducible()
+    kinds = [(optimizer, many, False) for optimizer in OPTIMIZERS for many in (ONE, ALL)]
+    for i, (optimizer, many, lazy_model) in enumerate([*kinds, ("momentum", ALL, True)]):
+        # (What is left out is not the same in all kinds and modes.)
+        first = 1 + (i + MODES.index(mode)) % every
+        print(check(mode, optimizer, many, lazy_model, first, every), flush=True)
 
 
 if __name__ == "__main__":

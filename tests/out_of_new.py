@@ -11,18 +11,25 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import os
 import random
-import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 import lazyeng
-from tests.out_of_memory import MODES, EachOp, Eager, Training, lazily, leaves
+from tests.out_of_memory import (
+    MODES,
+    EachOp,
+    Eager,
+    Training,
+    be_reproducible,
+    built,
+    lazily,
+    leaves,
+    run_preloaded,
+)
 
 SHIM = Path(__file__).with_name("failing_new.cpp")
 WORDS = ("bad_alloc", "out of memory", "not enough memory", "Unable to allocate")
@@ -123,34 +130,12 @@ def samples(total: int, count: int, rng: random.Random) -> Iterator[tuple[int, i
         yield rng.randint(1, total), 1 << 40, rng.choice((1, 7, 50, 300))
 
 
-def build() -> Path:
-    """The compiled failing_new.cpp, made anew if it is older than its source."""
-    target = SHIM.parents[1] / "build" / "failing_new.so"
-    if not target.exists() or target.stat().st_mtime < SHIM.stat().st_mtime:
-        target.parent.mkdir(exist_ok=True)
-        made = target.with_suffix(f".{os.getpid()}")
-        options = ["-shared", "-fPIC", "-O1", "-std=c++17", "-Wall", "-Wextra"]
-        subprocess.run(["c++", *options, str(SHIM), "-o", str(made)], check=True)
-        made.rename(target)
-    return target
-
-
 def run(mode: str, count: int, *, seconds: float = 170) -> str:
-    """`count` places of each kind, of a mode, in a process of its own; what it printed.
-
-    Raises:
-        AssertionError: a check failed, or the process died; the message has all of its output.
-    """
-    preload = f"{build()} {os.environ.get('LD_PRELOAD', '')}".strip()
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.out_of_new", "--mode", mode, "--count", str(count)],
-        capture_output=True, text=True, timeout=seconds,
-        env=os.environ | {"LD_PRELOAD": preload},
-    )  # fmt: skip
-    assert result.returncode == 0, (
-        f"exit status {result.returncode}:\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
-    )
-    return result.stdout
+    """`count` places of each kind, of a mode, in a process of its own; what it printed. Raises as
+    run_preloaded."""
+    library = built(SHIM, "c++", "-std=c++17")
+    arguments = ("--mode", mode, "--count", str(count))
+    return run_preloaded(library, "tests.out_of_new", *arguments, seconds=seconds)
 
 
 def main() -> None:
@@ -163,8 +148,7 @@ def main() -> None:
         for each in MODES:
             print(run(each, options.count, seconds=3600), end="", flush=True)
         return
-    torch.set_num_threads(1)  # (eager and the engine must sum alike)
-    warnings.simplefilter("ignore")  # of failures that nobody has read
+    be_reproducible()
     rng = random.Random(options.seed)
     for optimizer, lazy_model in (("adamw", False), ("momentum", True)):
         check = Check(options.mode, optimizer, lazy_model)

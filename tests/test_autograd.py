@@ -3,6 +3,7 @@
 import contextlib
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -324,6 +325,31 @@ def test_autograd_function_sees_lazy_tensors():
     x = wrap(torch.ones(2)).requires_grad_()
     Spy.apply(x).sum().backward()
     assert types == [LazyTensor] * 3
+
+
+class MakesTensors(torch.autograd.Function):
+    """Its backward makes tensors of Python's numbers and numpy's, and of nothing."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        order = torch.tensor([2, 0, 1])
+        factors = torch.from_numpy(np.linspace(0, 1, 3)).float() + torch.as_tensor(3.0)
+        same = torch.zeros(3) + torch.ones(3) * torch.full((3,), 2.0) + torch.eye(3)[1]
+        return grad[order] * factors * torch.tensor(2.0) + grad.new_tensor([1, 2, 3]) + same
+
+
+def test_tensors_made_in_a_backward(way):
+    def program(side):
+        x = side(torch.randn(3)).requires_grad_()
+        x.register_hook(lambda grad: grad[torch.tensor([1, 1, 0])] + torch.tensor([1.0, 2, 3]))
+        MakesTensors.apply(x).pow(2).sum().backward()
+        return [x.grad]
+
+    compare(program, way)
 
 
 def test_in_place_autograd_function(way):

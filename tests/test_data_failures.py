@@ -17,6 +17,12 @@ from lazyeng import DataLoader, prefetch
 pytestmark = pytest.mark.filterwarnings("ignore:.*worker processes.*")
 
 
+@pytest.fixture(autouse=True)
+def often_looked_after(monkeypatch):
+    """Whether workers are alive is looked at each second; torch does so every five."""
+    monkeypatch.setattr(data._utils, "MP_STATUS_CHECK_INTERVAL", 1.0)
+
+
 class TwoArgumentsError(Exception):
     def __init__(self, row, *, column):
         super().__init__(row, column)
@@ -152,7 +158,7 @@ class Killed(data.Dataset):
 
     def __getitem__(self, index):
         if index == 5:
-            time.sleep(0.2)  # its other batches are on their way
+            time.sleep(0.5)  # its other batches are on their way
             os.kill(os.getpid(), signal.SIGKILL)
         return index
 
@@ -272,7 +278,7 @@ class KilledOnce(Numbers):
     def __getitem__(self, index):
         if index == 7 and not self.flag.exists():
             self.flag.touch()
-            time.sleep(0.3)
+            time.sleep(1)
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.tensor(index)
 
@@ -287,7 +293,7 @@ def test_what_a_killed_worker_finished(prefetch, persistent, tmp_path):
     )  # fmt: skip
     iterator = iter(loader)
     assert next(iterator).item() == 0
-    time.sleep(1)
+    time.sleep(2)
     assert events_of(iterator) == [*range(1, 7), "RuntimeError", "end"]
     assert events_of(iter(loader)) == [*range(8), "end"]
 
@@ -315,12 +321,12 @@ class OneDiesOneIsSlow(Numbers):
     def __getitem__(self, index):
         if index == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(7 if index == 2 else 0)
+        time.sleep(4 if index == 2 else 0)
         return torch.tensor(index)
 
 
 def test_error_is_at_the_batch_of_the_dead_worker():
-    """Not at that of a slow one: torch looks after them every five seconds."""
+    """Not at that of a slow one, which takes longer than the time after which one looks."""
     loader = DataLoader(OneDiesOneIsSlow(), sampler=[2, 1, 0], num_workers=2)
     assert events_of(iter(loader)) == [2, "RuntimeError", 0, "end"]
 

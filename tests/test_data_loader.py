@@ -201,7 +201,10 @@ def test_depth_is_exact(prefetch):
     iterator = iter(DataLoader(Counts(20), prefetch=prefetch))
     for taken in range(1, 8):
         next(iterator)
-        time.sleep(0.05)
+        end = time.monotonic() + 60
+        while len(asked) < taken + prefetch and time.monotonic() < end:
+            time.sleep(0.001)
+        time.sleep(0.02)
         assert len(asked) == taken + prefetch
 
 

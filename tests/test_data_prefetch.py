@@ -15,8 +15,11 @@ import lazyeng
 from lazyeng import prefetch
 
 
-def settle(seconds=0.1):
-    """Time for the thread to run ahead as far as it goes."""
+def settle(seconds=0.1, *, until=lambda: True):
+    """Time for the thread to run ahead as far as it goes; at least until that holds."""
+    end = time.monotonic() + 60
+    while not until() and time.monotonic() < end:
+        time.sleep(0.001)
     time.sleep(seconds)
 
 
@@ -48,7 +51,7 @@ def test_depth_is_exact(depth):
     source = Counted(20)
     it = iter(prefetch(source, depth=depth))
     for taken in range(10):
-        settle(0.005 * depth + 0.02)
+        settle(0.02, until=lambda: source.finished >= taken + depth)  # noqa: B023 (called at once)
         assert (source.started - taken, source.finished - taken) == (depth, depth)
         assert next(it) == taken
 
@@ -145,15 +148,16 @@ def test_depth_zero_makes_items_on_the_calling_thread():
 
 
 def test_loading_overlaps_computing():
-    def slow():
-        for i in range(10):
-            time.sleep(0.03)
+    """Each item is begun while the loop is still at the one before."""
+    begun = [threading.Event() for _ in range(10)]
+
+    def source():
+        for i, event in enumerate(begun):
+            event.set()
             yield i
 
-    start = time.perf_counter()
-    for _ in prefetch(slow()):
-        time.sleep(0.03)
-    assert time.perf_counter() - start < 0.5  # one after the other: 0.6
+    for i in prefetch(source()):
+        assert i == 9 or begun[i + 1].wait(60)
 
 
 def test_each_iter_is_a_new_pass():
@@ -219,7 +223,7 @@ def test_what_can_start_anew_is_not_kept():
     made, p = [], prefetch(Tensors())
     for item in p:
         del item
-        settle(0.05)
+        settle(0.05, until=lambda: len(made) >= 3)
         break
     assert len(made) >= 3 and [ref() for ref in made] == [None] * len(made)
 

@@ -31,6 +31,7 @@ Tensor = torch.Tensor
 REDUCTIONS = (
     *("sum", "mean", "mse_loss", "var", "std", "var_mean", "std_mean", "native_layer_norm"),
     *("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"),
+    "logsumexp",
 )
 
 

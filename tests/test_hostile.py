@@ -30,9 +30,10 @@ def small_stack():
 
 @pytest.mark.limit(300)
 def test_deep_with_a_small_stack(mode):
-    """Each level of a recursion would have 5 bytes. And all ops are pending at once."""
+    """Each level of a recursion would have 26 bytes, less than a frame has. And all ops are
+    pending at once."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.deep_programs", mode],
+        [sys.executable, "-m", "tests.deep_programs", mode, "20000"],
         env=os.environ | {"LAZYENG_MAX_PENDING_OPS": "1000000"},
         preexec_fn=small_stack, capture_output=True, text=True, timeout=280,
     )  # fmt: skip

@@ -194,9 +194,7 @@ def test_conversions_stay_lazy():
 
 def test_is_ready_never_waits():
     x = pending()
-    start = time.perf_counter()
-    assert x.is_ready() is False
-    assert time.perf_counter() - start < 0.1
+    assert x.is_ready() is False  # (a wait would have made it ready)
     x.wait()
     assert x.is_ready() is True
 

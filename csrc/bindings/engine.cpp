@@ -102,7 +102,7 @@ PyObject* stats(PyObject*, PyObject*) {
   const ull executed = counters.executed + recorded.at_once;
   const run::BufferStats buffers = run::buffer_stats();
   const std::pair<const char*, ull> numbers[] = {
-      {"recorded", recorded.recorded},
+      {"recorded", recorded.recorded + recorded.without_node},
       {"executed", executed},
       {"groups", groups},
       {"hand_written", fused.by_hand},

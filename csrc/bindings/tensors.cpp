@@ -285,6 +285,25 @@ PyObject* announce_own_write(PyObject*, PyObject* object) {
   });
 }
 
+using Bump = std::shared_ptr<run::TrackedVersion>;
+
+void forget_bump(PyObject* capsule) {
+  delete static_cast<Bump*>(PyCapsule_GetPointer(capsule, nullptr));
+}
+
+/// expect_bump(tensor): what it returns is to be kept until the counter has moved. None outside
+/// lazy() and of lazy tensors, whose counters nobody compares.
+PyObject* expect_bump(PyObject*, PyObject* object) {
+  return guarded([&]() -> PyObject* {
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    if (record::lazy_impl(tensor) || !record::thread_mode().inside()) Py_RETURN_NONE;
+    auto bump = std::make_unique<Bump>(run::expect_bump(tensor));
+    PyObject* capsule = PyCapsule_New(bump.get(), nullptr, &forget_bump);
+    if (capsule) bump.release();
+    return capsule;
+  });
+}
+
 }  // namespace
 
 PyMethodDef tensor_methods[] = {
@@ -306,6 +325,7 @@ PyMethodDef tensor_methods[] = {
     {"note_alias", note_alias, METH_VARARGS, nullptr},
     {"follow_storage", follow_storage, METH_O, nullptr},
     {"announce_own_write", announce_own_write, METH_O, nullptr},
+    {"expect_bump", expect_bump, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

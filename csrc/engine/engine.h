@@ -48,8 +48,8 @@ class Engine {
   virtual WaitResult push_and_run(Ref<Op> op, const Interrupt& interrupt,
                                   const std::function<void()>& appended = {}) = 0;
 
-  /// The op, which nobody will ever push, was run by the caller, and failed: so have the vars that
-  /// it writes, which nobody else knows yet.
+  /// For an op that its caller has run and that is never pushed: it failed, so the vars that it
+  /// writes, which no other op has claimed yet, get that failure.
   static void fail_unpushed(const Op& op, const FailurePtr& failure) noexcept;
 
   /// Returns when every write appended to the var before the call is complete.

@@ -24,15 +24,15 @@ class Guest {
   /// Whether run_one() would find one. A hint.
   virtual bool has_one() const noexcept = 0;
 
-  /// The thread is going to look (run_one) before it leaves: for brief ops nobody need be woken.
+  /// The thread is going to look (run_one) before it leaves: brief ops need no worker woken.
   virtual void arrive() = 0;
-  /// It may not look for a while: it calls back its owner. What is ready is passed on.
+  /// It may not look for a while, as it calls its owner. Ready ops are passed on to a worker.
   virtual void leave() = 0;
 
   /// How long it looks before it sleeps.
   virtual std::chrono::microseconds patience() const noexcept = 0;
-  /// It is going to sleep until there are `news`, which somebody who offers parts may be, too.
-  /// False if some are offered now.
+  /// It is going to sleep until `news` is notified, which a thread that offers parts may do, too.
+  /// False if parts are offered now: it must not sleep.
   virtual bool sleeps(EventCount& news) = 0;
   /// After sleeps(), whatever that said: it looks again.
   virtual void wakes(EventCount& news) = 0;

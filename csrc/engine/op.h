@@ -67,7 +67,7 @@ class Op : public RefCounted {
 
   /// Whether the last run() has asked to be called once more.
   bool asks_again() const noexcept { return again_ == Again::asked || moves_to_; }
-  /// It was run by somebody else, and is to be pushed after all: what it has asked for is void.
+  /// It was run outside of the engine, and is pushed after all: forgets what that run asked for.
   void was_not_run() noexcept { again_ = Again::no; }
 
   QueueId queue = QueueId::cpu;
@@ -107,7 +107,7 @@ class Op : public RefCounted {
   friend class TrackedEngine;
   friend class WorkerPool;
 
-  /// Who takes the op on when its turn comes.
+  /// What happens to the op when its turn comes.
   enum class Turn : uint8_t {
     queue,   ///< a thread of its queue
     caller,  ///< the thread in push_and_run, unless it has left

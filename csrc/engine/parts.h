@@ -2,7 +2,7 @@
 //
 // The thread that runs the op offers its parts to the pool (WorkerPool::offer) and takes them one
 // after another itself. Threads that have nothing else to do, idle workers and waiting guests, take
-// some as well. Nobody is waited for before he has taken one: if no thread is free, the op loses
+// some as well. No thread is waited for before it has taken a part: if none is free, the op loses
 // nothing, and a thread that becomes free in the middle of it still helps.
 //
 // Each part is called once: next_ gives each number out once. The owner's `part` outlives all
@@ -25,10 +25,10 @@ class Parts final : public RefCounted {
   /// `part` must not throw, nor wait for anything, and lives until finish() has returned.
   Parts(unsigned count, const Part& part) : part_(part), count_(count), unfinished_(count) {}
 
-  /// Whether somebody could take one. A hint, unless it says no.
+  /// Whether a part is left to take. A hint if true; false is final.
   bool open() const noexcept { return next_.load(std::memory_order_relaxed) < count_; }
 
-  /// Calls what nobody has taken yet. False if there was nothing.
+  /// Calls the parts that no thread has taken yet. False if there were none.
   bool help() noexcept;
 
   /// By the owner, once: does the same, and returns when all parts have been done.

@@ -1,7 +1,7 @@
 // csrc/engine/reserve.h: memory kept for what must not fail.
 //
 // A call that was recorded is owed: it runs, or its results carry a failure. Half appended to the
-// tables, or lost with a window, it would be neither, and a worker has nobody to raise to. So small
+// tables, or lost with a window, it would be neither, and no caller gets a worker's error. So small
 // allocations of the engine do not fail where malloc has nothing left: std::new_handler gives back
 // some of a reserve then, if the thread is in an Owing scope (all of recording, pushing and
 // waiting; engine threads for life), and operator new tries again. Elsewhere std::bad_alloc is

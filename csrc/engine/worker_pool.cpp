@@ -287,7 +287,7 @@ WorkerPool::Signal WorkerPool::wait_for_signal(Worker& self) {
   return self.signal.load(std::memory_order_acquire);
 }
 
-// Who replaces `parked` by a signal releases the semaphore, once; so we acquire it once.
+// The thread that replaces `parked` by a signal releases the semaphore once; we acquire it once.
 void WorkerPool::park(Worker& self) {
   const Watched watched = hooks_.watch ? watch(self) : Watched::no;
   if (watched == Watched::until_unparked) return;
@@ -307,8 +307,8 @@ WorkerPool::Watched WorkerPool::watch(Worker& self) {
       if (!unparked && hooks_.watch()) quiet = 0;
     }
     watched_.store(false, std::memory_order_seq_cst);
-    // Dekker with is_watched(): who holds something back does so, then asks; we have said no, and
-    // look again.
+    // Dekker with is_watched(): the recorder holds ops back, then asks; we have answered no, and
+    // look for such ops again.
   } while (!unparked && hooks_.watch());
   return unparked ? Watched::until_unparked : Watched::until_quiet;
 }

@@ -16,10 +16,10 @@
 // Guests (guest.h) look at the queue before they leave, and take its first op if that is brief. If
 // it is not, or when the last guest leaves, P1 asks for a worker: so each of these steps wakes one.
 //
-// Parts (parts.h) are taken by who finds nothing ready. Who offers some wakes as many as can take
-// one: idle workers, and guests that sleep. (P2, P3: whoever is about to go idle or to sleep looks
-// under the same lock.) They are a chance, not a duty: if all are taken before he comes, he goes
-// back.
+// Parts (parts.h) are taken by threads that find no op ready. The thread that offers some wakes as
+// many as can take one: idle workers, and guests that sleep. (P2, P3: a thread that is about to go
+// idle or to sleep looks for parts under the same lock.) A woken thread that finds all parts taken
+// goes back to sleep.
 //
 // Thread safety: any thread, but start, stop and set_threads only one at a time and never from a
 // worker. No lock is held while a hook runs.

@@ -261,6 +261,13 @@ bool may_join(const run::Node& node) {
          gives_torchs_bits(rule->form, dtype);
 }
 
+bool usually_joins(const run::OpInfo& info, const run::Geometry& result) {
+  const OpRule* rule = rule_of(info);
+  if (!rule || !is_reduction(rule->form) || allows_inexact(result.device())) return rule != nullptr;
+  return bits_of_reduction(rule->form, result.dtype()) != Bits::other ||
+         gives_torchs_bits(rule->form, result.dtype());
+}
+
 Bits bits_of(const OpRule& rule, const run::Node& node, c10::ScalarType result,
              const Extent& extent) {
   if (is_reduction(rule.form) && !is_unreduced(rule.form, node))

@@ -2,6 +2,9 @@
 #include "csrc/fuse/exact_rows.h"
 
 #include <algorithm>
+#include <limits>
+
+#include "csrc/fuse/torch_functions.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -15,8 +18,12 @@ class Steps {
   RegisterId operator()(Opcode opcode, In... in) const {
     return builder_.step(opcode, type_, type_, {in...});
   }
+  /// A function that torch has a kernel of its own for.
+  RegisterId function(Opcode opcode, RegisterId x) const {
+    return builder_.step(opcode, type_, type_, {x}, torch_function(opcode, type_));
+  }
   RegisterId fold(RowFold fold, RegisterId reg, double divisor = 1) const {
-    return builder_.fold_rows(reg, fold, divisor);
+    return builder_.rows(fold, {reg}, divisor);
   }
   RegisterId first(RegisterId pair) const { return builder_.half(pair, false); }
   RegisterId second(RegisterId pair) const { return builder_.half(pair, true); }
@@ -26,38 +33,32 @@ class Steps {
   const Type type_;
 };
 
-RegisterId softmax(const Steps& steps, RegisterId x, bool log) {
-  const RegisterId maximum = steps.fold(RowFold::vector_maximum, x);
-  const RegisterId each = steps(Opcode::exp_less, x, maximum);
-  const RegisterId sum = steps.fold(RowFold::vector_sum, each);
-  if (log) return steps(Opcode::less_both, x, maximum, steps(Opcode::log, sum));
-  return steps(Opcode::mul, each, steps(Opcode::reciprocal, sum));
-}
-
-RegisterId softmax_backward(ProgramBuilder& builder, const Steps& steps, RegisterId grad,
-                            RegisterId output, bool log) {
-  if (!log) {
-    const RegisterId total = builder.fold_rows(grad, RowFold::vector_dot, 1, output);
-    return steps(Opcode::mul, steps(Opcode::sub, grad, total), output);
-  }
-  const RegisterId total = steps(Opcode::neg, steps.fold(RowFold::vector_sum, grad));
-  return steps(Opcode::add_scaled, grad, steps(Opcode::exp, output), total);
-}
-
 /// (Torch adds a bias of 0 where there is none.)
-std::vector<RegisterId> layer_norm(const Steps& steps, const RowArguments& args) {
+std::vector<RegisterId> layer_norm(ProgramBuilder& builder, const RowArguments& args) {
   const RegisterId x = args.tensors[0], weight = args.tensors[1];
-  const RegisterId moments = steps.fold(RowFold::moments, x);
-  const RegisterId mean = steps.first(moments), variance = steps.second(moments);
-  const RegisterId root = steps(Opcode::sqrt, steps(Opcode::add, variance, args.eps));
-  const RegisterId rstd = steps(Opcode::reciprocal, root);
+  const RegisterId moments = builder.rows(RowFold::moments, {x, args.eps});
   const bool has_bias = args.tensors[2] != RowArguments::kNone;
   const RegisterId bias = has_bias ? args.tensors[2] : args.number(0);
-  const RegisterId y =
-      weight == RowArguments::kNone
-          ? steps(Opcode::add_scaled, bias, steps(Opcode::sub, x, mean), rstd)
-          : steps(Opcode::add_scaled, bias, steps(Opcode::standardise, x, mean, rstd), weight);
-  return {y, mean, rstd};
+  const RegisterId y = weight == RowArguments::kNone
+                           ? builder.rows(RowFold::normalise, {x, moments, bias})
+                           : builder.rows(RowFold::normalise_and_scale, {x, moments, bias, weight});
+  return {y, builder.half(moments, false), builder.half(moments, true)};
+}
+
+/// The maximum is taken out of the exponents unless it is infinite. (Which zero it is makes no
+/// difference: the logarithm is none with a sign then.)
+RegisterId log_sum_exp(ProgramBuilder& builder, const Steps& steps, const RowArguments& args) {
+  const RegisterId x = args.tensors[0];
+  const Type type = builder.type_of(x);
+  const RegisterId maximum = builder.fold_rows(x, Fold::maximum, 1, type);
+  const RegisterId infinity = args.number(std::numeric_limits<double>::infinity());
+  const RegisterId infinite =
+      builder.step(Opcode::eq, type, Type::b8, {steps(Opcode::abs, maximum), infinity});
+  const RegisterId shift =
+      builder.step(Opcode::select, type, type, {infinite, args.number(0), maximum});
+  const RegisterId each = steps.function(Opcode::exp, steps(Opcode::sub, x, shift));
+  const RegisterId sum = steps.fold(RowFold::cascade_sum, each);
+  return steps(Opcode::add, steps.function(Opcode::log, sum), shift);
 }
 
 }  // namespace
@@ -68,6 +69,7 @@ bool has_exact_rows(Form form) {
     case Form::mean:
     case Form::variance:
     case Form::variance_and_mean:
+    case Form::logsumexp:
     case Form::softmax:
     case Form::log_softmax:
     case Form::softmax_backward:
@@ -80,11 +82,11 @@ bool has_exact_rows(Form form) {
 }
 
 bool rows_pay(Form form, int64_t row) {
-  constexpr int64_t kFewElements = 16, kManyElements = 128, kManyOfNorm = 256;
-  if (form == Form::layer_norm) return row >= kManyOfNorm;
+  constexpr int64_t kFewElements = 16, kManyOfLog = 32, kManyOfLogSum = 512;
+  if (form == Form::logsumexp) return row >= kManyOfLogSum;
   if (form == Form::softmax_backward || form == Form::log_softmax_backward)
     return row < kFewElements;
-  return !is_normalization(form) || row < kFewElements || row >= kManyElements;
+  return form != Form::log_softmax || row < kFewElements || row >= kManyOfLog;
 }
 
 bool takes_exact_rows(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
@@ -126,15 +128,18 @@ std::vector<RegisterId> exact_rows(ProgramBuilder& builder, const OpRule& rule,
       if (rule.form == Form::variance) return {steps.first(both)};
       return {steps.first(both), steps.second(both)};
     }
+    case Form::logsumexp:
+      return {log_sum_exp(builder, steps, args)};
     case Form::softmax:
+      return {builder.rows(RowFold::softmax, {x})};
     case Form::log_softmax:
-      return {softmax(steps, x, rule.form == Form::log_softmax)};
+      return {builder.rows(RowFold::log_softmax, {x})};
     case Form::softmax_backward:
+      return {builder.rows(RowFold::softmax_backward, {x, args.tensors[1]})};
     case Form::log_softmax_backward:
-      return {softmax_backward(builder, steps, x, args.tensors[1],
-                               rule.form == Form::log_softmax_backward)};
+      return {builder.rows(RowFold::log_softmax_backward, {x, args.tensors[1]})};
     default:
-      return layer_norm(steps, args);
+      return layer_norm(builder, args);
   }
 }
 

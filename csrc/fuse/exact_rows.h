@@ -22,7 +22,8 @@ struct RowArguments {
 
 bool has_exact_rows(Form form);
 /// Whether rows of that length take less time in a program than with torch's kernel, measured.
-/// (Others are softmax's 1.0 to 1.5 of it, its backward's 1.0 to 1.4, layer_norm's 1.1 to 3.)
+/// (Others are log_softmax', 1.1 of it, its and softmax' backward's, 1.0 to 1.2, and logsumexp's,
+/// 1.1 to 2.)
 bool rows_pay(Form form, int64_t row);
 /// Whether a program computes the node like that. Where other bits are allowed, only what is as
 /// fast in torch's order (a variance takes ten times as long, softmax a slower exp), and rows that

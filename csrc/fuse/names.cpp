@@ -24,7 +24,7 @@ constexpr const char* kOpcodes[] = {
     "elu_slope_of_result", "smooth_l1_backward", "huber_backward", "eq", "ne", "lt", "le", "gt",
     "ge", "logical_and", "logical_or", "logical_xor", "logical_not", "sign_bit", "select",
     "bit_and", "bit_or", "bit_xor", "bit_not",
-    "exp_less", "less_both", "standardise", "first_half", "second_half", "first_of_two",
+    "first_half", "second_half", "first_of_two",
     "second_of_two", "round_f16", "round_bf16", "cast",
 };
 // clang-format on

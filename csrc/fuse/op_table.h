@@ -128,6 +128,8 @@ bool allows_inexact(c10::Device device);
 
 /// Whether it pays to wait for what the op may be fused with.
 bool may_join(const run::Node& node);
+/// The same of a call that has no node, for most of them: a guess. `result` is the first one's.
+bool usually_joins(const run::OpInfo& info, const run::Geometry& result);
 
 /// Null: the op never joins a group.
 const OpRule* rule_of(const run::OpInfo& info);

@@ -66,6 +66,8 @@ class Rows {
                                           : at::var_mean(x, {-1}, at::Scalar(kCorrection));
         return {first, second};
       }
+      case Form::logsumexp:
+        return {at::logsumexp(x, {-1})};
       case Form::softmax:
         return {at::_softmax(x, -1, false)};
       case Form::log_softmax:

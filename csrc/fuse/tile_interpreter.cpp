@@ -153,8 +153,7 @@ class Worker {
       const bool parameter = reg.kind == Register::Kind::parameter;
       args.in[k] = place_[step.in[k]];
       args.step[k] = !parameter && reg.rate != Rate::row;
-      if (!parameter && reg.rate != Rate::column)
-        strides[k] = item(step.in[k]) * (reg.rate == Rate::row ? kLanes : program_.row);
+      strides[k] = item(step.in[k]) * elements_of_row(reg);
     }
     for (int64_t row = 0; row < rows; ++row) {
       step.kernel(args);
@@ -172,11 +171,32 @@ class Worker {
       spread_columns(place_[step.in[0]], place_[step.out], program_.row, rows, item);
   }
 
+  /// Of a step's input, from a row to the next.
+  int64_t elements_of_row(const Register& reg) const {
+    if (reg.kind == Register::Kind::parameter || reg.rate == Rate::column) return 0;
+    return reg.rate == Rate::row ? program_.lanes() : program_.row;
+  }
+
+  void run_rows(const Step& step, int64_t rows) {
+    RowsArgs args{};
+    args.out = place_[step.out];
+    for (int k = 0; k < step.inputs; ++k) {
+      const Register& reg = program_.registers[step.in[k]];
+      args.in[k] = place_[step.in[k]];
+      args.next_row[k] = elements_of_row(reg);
+      args.step[k] = reg.kind != Register::Kind::parameter && reg.rate != Rate::row;
+    }
+    args.lanes = program_.lanes();
+    args.row = program_.row;
+    args.rows = rows;
+    args.divisor = step.folding.divisor;
+    args.ignored = step.ignored;
+    args.refused = &uncertain_;
+    step.rows(args);
+  }
+
   void fold_rows(const Step& step, int64_t rows) {
-    const auto input = [&](int k) { return k < step.inputs ? place_[step.in[k]] : nullptr; };
-    if (step.rows)
-      return step.rows({place_[step.out], input(0), input(1), program_.lanes(), program_.row, rows,
-                        step.folding.divisor, input(2), step.ignored, &uncertain_});
+    if (step.rows) return run_rows(step, rows);
     const Type type = program_.registers[step.out].type;
     const char* in = place_[step.in[0]];
     char* out = place_[step.out];

@@ -57,9 +57,8 @@ enum class Opcode : uint8_t {
   // to bool; select takes a bool first
   eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor, logical_not, sign_bit, select,
   bit_and, bit_or, bit_xor, bit_not,
-  // of rows: exp(a - b); a - b - c; (a - b) * c; of a splat whose halves differ, one for all; the
-  // same of splats of two lanes
-  exp_less, less_both, standardise, first_half, second_half, first_of_two, second_of_two,
+  // of a splat whose halves differ, one for all; the same of splats of two lanes
+  first_half, second_half, first_of_two, second_of_two,
   // to the nearest value that the narrow type can hold
   round_f16, round_bf16,
   // to the type of the result (KernelSet::cast has the kernels)
@@ -118,31 +117,46 @@ struct ColumnsKernel {
   size_t item = 0;   ///< bytes of a part, and of its zeros
 };
 
-// ---- folds of rows in the order of torch's kernels (csrc/fuse/row_kernels.inc)
+// ---- folds of rows in the order of torch's kernels (csrc/fuse/row_kernels.inc), and what is made
+// ---- of whole rows at once (csrc/fuse/whole_row_kernels.inc)
 
 enum class RowFold : uint8_t {
   none,
-  vector_maximum,
-  vector_sum,         ///< as at::vec::reduce_all
-  vector_dot,         ///< as at::vec::map2_reduce_all, of products
   cascade_sum,        ///< as torch's sum
-  moments,            ///< as torch's layer_norm: mean and variance
+  moments,            ///< as torch's layer_norm: mean and 1 / deviation; (rows, eps)
   running_variance,   ///< as torch's var: variance, whose divisor is an argument, and mean
   running_deviation,  ///< the same, the variance's root
-  one_hot,            ///< no fold: rows of 0, but at the place that `other` names what `in` has
+  // no folds: these make rows
+  softmax,
+  log_softmax,
+  softmax_backward,      ///< (gradient, result)
+  log_softmax_backward,  ///< the same
+  normalise,             ///< (rows, their moments, bias)
+  normalise_and_scale,   ///< (rows, their moments, bias, weight)
+  one_hot,  ///< rows of 0, but at the place that the second (int64) names what the first
+            ///< has, times a weight of the place if there is a third
 };
+constexpr bool makes_rows(RowFold fold) { return fold >= RowFold::softmax; }
+/// Whether the k-th input is the rows. (What is added to all rows, or multiplied by, is shared.)
+constexpr bool reads_rows(RowFold fold, int k) {
+  if (fold == RowFold::one_hot) return false;
+  return k == 0 ||
+         (k == 1 && (fold == RowFold::softmax_backward || fold == RowFold::log_softmax_backward));
+}
+
 struct RowsArgs {
-  char* out;          ///< a splat for each row; of two results each has one half of it
-  const char* in;     ///< rows, one behind the other
-  const char* other;  ///< those that they are multiplied by
-  int64_t lanes;      ///< of a splat
-  int64_t row;        ///< elements of each
-  int64_t rows;       ///< how many
+  char* out;                   ///< rows; or a splat for each, of two results each has half of it
+  const char* in[kMaxInputs];  ///< null: there is none
+  /// Elements from a row of an input to the next, and from an element to the next. A splat for each
+  /// row has `lanes` and 0, one for all 0 and 0, what all rows share 0 and 1.
+  int64_t next_row[kMaxInputs];
+  int64_t step[kMaxInputs];
+  int64_t lanes;  ///< of a splat in `out`
+  int64_t row;    ///< elements of each
+  int64_t rows;   ///< how many
   double divisor;
-  /// Of one_hot, whose `in` and `other` (int64) are splats, and whose results are rows:
-  const char* weights = nullptr;  ///< of each place; null: 1
-  int64_t ignored = 0;            ///< a place that stands for none
-  bool* refused = nullptr;        ///< as KernelArgs::refused: a place that no row has
+  int64_t ignored;  ///< of one_hot: a place that stands for none
+  bool* refused;    ///< as KernelArgs::refused: a place that no row has
 };
 /// Reads and writes elements of one type.
 using RowsKernel = void (*)(const RowsArgs& args);

@@ -109,7 +109,7 @@ Folding ProgramBuilder::folding(RegisterId reg, Fold fold, double divisor) {
   return {fold, kernel, kernels_.columns(fold, type_of(reg)), divisor};
 }
 
-RegisterId ProgramBuilder::add_fold(Step step, Type out, std::initializer_list<RegisterId> in) {
+RegisterId ProgramBuilder::add_fold(Step step, Type out, c10::ArrayRef<RegisterId> in) {
   for (RegisterId reg : in) step.in[step.inputs++] = reg;
   step.member = member_;
   step.out = new_register(Register::Kind::scratch, out);
@@ -125,27 +125,32 @@ RegisterId ProgramBuilder::fold_rows(RegisterId reg, Fold fold, double divisor, 
   return add_fold(step, out, {reg});
 }
 
-RegisterId ProgramBuilder::fold_rows(RegisterId reg, RowFold fold, double divisor,
-                                     std::optional<RegisterId> other) {
-  reg = spread(reg);
+RegisterId ProgramBuilder::rows(RowFold fold, std::initializer_list<RegisterId> in,
+                                double divisor) {
   Step step;
   step.folding.divisor = divisor;
-  step.rows = rows_kernel(fold, type_of(reg));
-  ok_ &= step.rows != nullptr;
-  const Type type = type_of(reg);
-  return other ? add_fold(step, type, {reg, spread(*other)}) : add_fold(step, type, {reg});
+  std::vector<RegisterId> inputs(in);
+  for (size_t k = 0; k < inputs.size(); ++k)
+    if (reads_rows(fold, static_cast<int>(k))) inputs[k] = spread(inputs[k]);
+  return add_rows(std::move(step), fold, inputs);
 }
 
 RegisterId ProgramBuilder::one_hot(RegisterId value, RegisterId place,
                                    std::optional<RegisterId> weights, int64_t ignored) {
   Step step;
-  step.rows = rows_kernel(RowFold::one_hot, type_of(value));
   step.ignored = ignored;
-  ok_ &= step.rows && type_of(place) == Type::i64;
-  const Type type = type_of(value);
-  const RegisterId made = weights ? add_fold(step, type, {value, place, *weights})
-                                  : add_fold(step, type, {value, place});
-  program_.registers[made].rate = Rate::element;
+  ok_ &= type_of(place) == Type::i64;
+  std::vector<RegisterId> in{value, place};
+  if (weights) in.push_back(*weights);
+  return add_rows(std::move(step), RowFold::one_hot, in);
+}
+
+RegisterId ProgramBuilder::add_rows(Step step, RowFold fold, c10::ArrayRef<RegisterId> in) {
+  const Type type = type_of(in[0]);
+  step.rows = rows_kernel(fold, type);
+  ok_ &= step.rows != nullptr;
+  const RegisterId made = add_fold(std::move(step), type, in);
+  if (makes_rows(fold)) program_.registers[made].rate = Rate::element;
   return made;
 }
 

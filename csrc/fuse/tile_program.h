@@ -61,10 +61,11 @@ struct Step {
   int place = 0;
   int reduction = -1;  ///< of a chain that ends in the sum of one
   Folding folding;
-  RowsKernel rows = nullptr;  ///< in the place of `folding`, in the order of torch's kernels
-  int64_t ignored = 0;        ///< RowsArgs::ignored
-  bool by_row = false;        ///< the kernel is called for each row: an input has another rate
-  bool spreads = false;       ///< no kernel: each element gets that of its row, or its column
+  RowsKernel rows = nullptr;  ///< in the place of `folding`: a fold in the order of torch's
+                              ///< kernels, or one that makes new rows
+  int64_t ignored = 0;   ///< RowsArgs::ignored
+  bool by_row = false;   ///< the kernel is called for each row: an input has another rate
+  bool spreads = false;  ///< no kernel: each element gets that of its row, or its column
   RegisterId out = 0;
   uint8_t inputs = 0;
   Opcode opcode = Opcode::copy;
@@ -165,10 +166,9 @@ class ProgramBuilder {
   RegisterId cast(RegisterId from, Type to);
   /// Each row of the register folded, into a register of one element a row.
   RegisterId fold_rows(RegisterId reg, Fold fold, double divisor, Type out);
-  /// The same in the order of torch's kernels, in the type of the register. `other`: what it is
-  /// multiplied by.
-  RegisterId fold_rows(RegisterId reg, RowFold fold, double divisor = 1,
-                       std::optional<RegisterId> other = std::nullopt);
+  /// The same in the order of torch's kernels, in the type of the first register, whose rows are
+  /// folded, or new rows made of them (makes_rows). The others stay as they are.
+  RegisterId rows(RowFold fold, std::initializer_list<RegisterId> in, double divisor = 1);
   /// Rows of 0 with one value each, at the place that an int64 of each row names. Both have one
   /// element a row.
   RegisterId one_hot(RegisterId value, RegisterId place, std::optional<RegisterId> weights,
@@ -194,7 +194,8 @@ class ProgramBuilder {
   RegisterId spread(RegisterId reg);
   RegisterId before_rounding(RegisterId reg, Type narrow) const;
   Folding folding(RegisterId reg, Fold fold, double divisor);
-  RegisterId add_fold(Step step, Type out, std::initializer_list<RegisterId> in);
+  RegisterId add_fold(Step step, Type out, c10::ArrayRef<RegisterId> in);
+  RegisterId add_rows(Step step, RowFold fold, c10::ArrayRef<RegisterId> in);
   void drop_unused_steps();
   void place_registers();
   void choose_tile();

@@ -26,18 +26,6 @@
 namespace lazyeng::record {
 namespace {
 
-/// No mode, transform, autocast, inference mode or profiler wants to see the call, nor is anybody
-/// about to fork.
-bool ordinary_thread() {
-  static const c10::impl::LocalDispatchKeySet usual(c10::impl::PODLocalDispatchKeySet{0, 0});
-  static const c10::DispatchKeySet lazy = usual.included_.add(c10::DispatchKey::PrivateUse1);
-  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
-  return Gate::is_open() && (keys.included_ == lazy || keys.included_ == usual.included_) &&
-         keys.excluded_ == usual.excluded_ && thread_mode().mode != Mode::sync &&
-         !at::impl::torch_function_mode_enabled() &&
-         !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
-}
-
 /// Neither conjugate, negative, an inference tensor nor of a mode's: the keys that a lazy tensor is
 /// born with.
 bool ordinary_keys(const c10::TensorImpl& impl) {
@@ -251,6 +239,16 @@ at::Tensor as_view_of(const at::Tensor& base, const at::Tensor& view) {
 
 }  // namespace
 
+bool ordinary_thread() {
+  static const c10::impl::LocalDispatchKeySet usual(c10::impl::PODLocalDispatchKeySet{0, 0});
+  static const c10::DispatchKeySet lazy = usual.included_.add(c10::DispatchKey::PrivateUse1);
+  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  return Gate::is_open() && (keys.included_ == lazy || keys.included_ == usual.included_) &&
+         keys.excluded_ == usual.excluded_ && thread_mode().mode != Mode::sync &&
+         !at::impl::torch_function_mode_enabled() &&
+         !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
+}
+
 DirectOp direct_op(const char* name, const char* overload, bool numbers) {
   DirectOp op;
   const auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
@@ -336,6 +334,12 @@ bool Recorder::record_direct(Call& call, bool view, at::Tensor& result) {
     trace_record(call, nullptr);
     return true;
   }
+  AtOnce at_once;
+  if (run_at_once(call, *plan, at_once)) {
+    result = make_lazy(std::move(at_once.values[0]));
+    note_at_once(call, *plan, at_once, at::Tensor());
+    return true;
+  }
   const Ref<run::Node> node = build_node(call, false);
   c10::SmallVector<run::ValueRef, 2> values = add_outputs(*node, call, *plan);
   if (!values.empty()) result = make_lazy(std::move(values[0]));
@@ -344,7 +348,10 @@ bool Recorder::record_direct(Call& call, bool view, at::Tensor& result) {
   // (An autograd.Function has a node, although what it calls is not differentiated.)
   if (has_new_autograd_node())
     note_forward(node->forward_stack ? node->forward_stack : node->stack, at::Tensor());
-  schedule(*node);
+  if (at_once.thrown)
+    fail_at_once(*node, at_once);
+  else
+    schedule(*node);
   trace_record(call, node.get());
   throttle(*node);
   return true;

@@ -47,6 +47,10 @@ DirectOp direct_op(const char* name, const char* overload, bool numbers);
 /// ordinary way, nothing was recorded. Null with one: waiting for room was interrupted. GIL.
 PyObject* record_directly(const DirectOp& op, PyObject* const* args, size_t count);
 
+/// No mode, transform, autocast, inference mode or profiler wants to see what this thread calls,
+/// nor is anybody about to fork.
+bool ordinary_thread();
+
 /// x.detach(); otherwise as record_directly.
 PyObject* detach_directly(PyObject* self);
 

@@ -23,18 +23,16 @@ thread_local bool backward_from_lazy = false;
 
 thread_local bool lazy_factories = false;
 
-/// Within a kernel of plain tensors, which fills what it makes at once. (In a block the kernels of
-/// plain tensors are ours.)
-bool in_plain_kernel() {
-  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
-  return keys.excluded_.has(c10::DispatchKey::ADInplaceOrView) &&
-         !keys.included_.has(c10::DispatchKey::PrivateUse1);
+/// Below autograd, in a kernel of plain tensors or in torch.tensor(), which fill what they make at
+/// once. (Our own kernels are in RealDispatch there.)
+bool below_autograd() {
+  return c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::ADInplaceOrView);
 }
 
 bool in_backward_of_lazy() {
   const int task = torch::autograd::get_current_graph_task_id();
   return task != -1 && (backward_from_lazy || task == lazy_graph_task) &&
-         !run::RealDispatch::active() && !in_plain_kernel();
+         !run::RealDispatch::active() && !below_autograd();
 }
 
 bool becomes_lazy(std::optional<at::Layout> layout, std::optional<at::Device> device) {

@@ -1,4 +1,4 @@
-// csrc/record/gate.h: who is inside the recorder, so that a fork finds nobody there.
+// csrc/record/gate.h: counts the threads inside the recorder, so that a fork finds none there.
 //
 // A child of fork() has one thread, the forking one. A lock that another thread held at that moment
 // stays locked in the child for ever, and what the lock guards may be half changed. So the forking

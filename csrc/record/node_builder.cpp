@@ -48,10 +48,12 @@ void claim(run::Node& node, const run::StorageVarRef& generator) {
   if (node.collective->done()) write(node, node.collective->done(), true);
 }
 
-/// Kernels that refuse inputs which overlap what they write compare storages.
-bool shares_written(const run::Node& node, const run::TensorArg& arg) {
+/// Kernels that refuse inputs which overlap what they write compare storages: a plain tensor that
+/// is written is passed itself, a lazy one is not.
+bool shares_plain_written(const run::Node& node, const run::TensorArg& arg) {
   return std::any_of(node.tensors.begin(), node.tensors.end(), [&](const run::TensorArg& other) {
-    return other.written && other.value && &other.value->var() == &arg.value->var();
+    return other.written && other.raw.defined() && other.value &&
+           &other.value->var() == &arg.value->var();
   });
 }
 
@@ -102,7 +104,7 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   // its metadata is not known, with what else it gets of that tensor's memory.
   for (run::TensorArg& arg : node->tensors) {
     arg.plain = arg.value && arg.raw.defined();
-    if (arg.value && !(discover && (arg.written || shares_written(*node, arg))))
+    if (arg.value && !(discover && (arg.written || shares_plain_written(*node, arg))))
       arg.raw = at::Tensor();
   }
   if (!call.info.aten) node->queue = engine::QueueId::python;
@@ -137,15 +139,25 @@ bool has_sibling_results(const run::OpInfo& info) {
 
 }  // namespace
 
+bool is_brief(const Plan& plan) {
+  return plan.brief && (!plan.brief_if_narrow || plan.width->starts_no_helpers());
+}
+
+void join_siblings(const run::OpInfo& info, c10::ArrayRef<run::StorageVar*> vars) {
+  if (!has_sibling_results(info)) return;
+  const auto siblings = make_ref<run::SiblingGroup>();
+  for (run::StorageVar* var : vars) {
+    siblings->add(var);
+    var->siblings = siblings;
+  }
+}
+
 c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call,
                                                const Plan& plan) {
   c10::SmallVector<run::ValueRef, 2> values;
-  node.brief = plan.brief && node.queue == engine::QueueId::cpu &&
-               (!plan.brief_if_narrow || plan.width->starts_no_helpers());
+  node.brief = node.queue == engine::QueueId::cpu && is_brief(plan);
   if (node.queue == engine::QueueId::cpu) node.width = plan.width;
   node.doubt = plan.doubt;
-  Ref<run::SiblingGroup> siblings;
-  if (has_sibling_results(call.info)) siblings = make_ref<run::SiblingGroup>();
   for (const OutputPlan& output : plan.outputs) {
     run::ValueRef value;
     if (output.kind == OutputPlan::Kind::view) {
@@ -165,11 +177,7 @@ c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call
     }
     values.push_back(std::move(value));
   }
-  if (siblings)
-    for (run::StorageVar* var : node.written_vars) {
-      siblings->add(var);
-      var->siblings = siblings;
-    }
+  join_siblings(call.info, node.written_vars);
   return values;
 }
 

@@ -17,6 +17,11 @@ void check_reserve();
 /// views included; null for undefined ones.
 c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call, const Plan& plan);
 
+/// Small CPU tensors only, which start no helpers (costs.h).
+bool is_brief(const Plan& plan);
+/// The vars of results of one call: if a check of one fails the others fail too, where that can be.
+void join_siblings(const run::OpInfo& info, c10::ArrayRef<run::StorageVar*> vars);
+
 /// Values for metadata changes of written arguments.
 void add_rewrites(run::Node& node, const Plan& plan);
 

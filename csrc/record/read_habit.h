@@ -4,7 +4,7 @@
 // costs two wake-ups and a sleep, ten times what the ops cost; the reader runs them itself in less
 // time than a worker takes to wake up. So a thread that has read twice in a row soon after it
 // recorded is expected to do it again: what it records is held for its read, while that is little,
-// or run there and then if its arguments are complete (Recorder::run_at_once).
+// or run there and then if its arguments are complete (at_once.cpp).
 // (If the read does not come, the worker that watches held windows takes them.)
 #pragma once
 
@@ -22,6 +22,9 @@ class ReadHabit {
     all_brief_ &= brief;
     return in_a_row_ >= kTwice && is_little();
   }
+
+  /// Whether one more node, a brief one, may be held.
+  bool expects_read() const { return in_a_row_ >= kTwice && all_brief_ && since_read_ < kFew; }
 
   /// Of what may be held: whether it may as well run at once. So many together run faster as a
   /// group than each by itself; as many as there were before the last read are expected.

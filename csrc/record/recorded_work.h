@@ -23,7 +23,7 @@ class RecordedWork final : public c10d::Work {
   void synchronize() override { wait(); }
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-  /// Waits: who asks wants a number.
+  /// Waits: the caller needs the number.
   int sourceRank() const override;
 
  private:

@@ -109,16 +109,6 @@ bool has_arguments(const run::Node& node) {
   });
 }
 
-/// It makes something new of its arguments, on the CPU, and nobody can tell when. (More would be
-/// made on all cores, which something large may have now.)
-bool is_free_of_order(const run::Node& node) {
-  return node.queue == engine::QueueId::cpu && node.info.aten && !node.info.random &&
-         node.cost_bytes < run::kWideBytes && !node.collective && !node.host_copy &&
-         node.rewrites.empty() && !node.outputs.empty() &&
-         std::none_of(node.tensors.begin(), node.tensors.end(),
-                      [](const run::TensorArg& arg) { return arg.written; });
-}
-
 /// Such an op has no order to keep, and nothing to wait for: `x.item()` once x is there.
 bool reads_what_is_complete(const Call& call, const run::Node& node) {
   return node.written_vars.empty() && call.info.aten && has_arguments(node);
@@ -227,7 +217,8 @@ void Recorder::stop_threads() {
 void Recorder::record(const run::OpInfo& info, torch::jit::Stack* stack) {
   check_reserve();
   const engine::Owing owing;
-  if (!write_temporary(info, stack)) record(read_call(info, stack), stack);
+  if (!write_temporary(info, stack) && !answer_at_once(info, stack))
+    record(read_call(info, stack), stack);
 }
 
 void Recorder::record(Call call, torch::jit::Stack* results) {
@@ -298,9 +289,16 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
     trace_record(call, nullptr);
     return;
   }
+  AtOnce at_once;
+  if (run_at_once(call, plan, at_once)) {
+    push_recorded(call, plan, at_once.values, made, results);
+    run::Gil gil;
+    make_python_objects(made);
+    return note_at_once(call, plan, at_once, first_result(made, call));
+  }
   const bool reads_now = brings_to_device(call);
-  const bool at_once = reads_now && thread_mode().mode == Mode::async;
-  if (reads_now && !at_once) take_copy(call.tensors.back());
+  const bool runs_now = reads_now && thread_mode().mode == Mode::async;
+  if (reads_now && !runs_now) take_copy(call.tensors.back());
   Ref<run::Node> node = build_node(call, false);
   c10::SmallVector<run::ValueRef, 2> values = add_outputs(*node, call, plan);
   add_rewrites(*node, plan);
@@ -313,7 +311,9 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
     make_python_objects(made);
     capture_stacks(*node, first_result(made, call));
   }
-  if (at_once && !node->plain_reads.empty())
+  if (at_once.thrown)
+    fail_at_once(*node, at_once);
+  else if (runs_now && !node->plain_reads.empty())
     run_in_order(*node, Before::needed);
   else
     schedule(*node);
@@ -334,40 +334,8 @@ void Recorder::schedule(run::Node& node) {
   if (async && is_counter(node)) return run_in_order(node, Before::needed);
   const bool fusable = fusion_.load(std::memory_order_relaxed) && fuse::may_join(node);
   const bool for_reader = async && read_habit.records(node.brief, fusable) && watched();
-  if (for_reader && read_habit.runs_at_once(fusable) && run_at_once(node)) return;
   append(node, for_reader);
   guard_plain_memory(node);
-}
-
-/// Held for its read, the op would run on this thread anyway. If nothing is missing it can run now,
-/// and the engine never hears of it: a third of the time. (One that lacks memory goes the usual way
-/// after all, to wait until others have let go of theirs.)
-bool Recorder::run_at_once(run::Node& node) {
-  if (!is_free_of_order(node) || !has_arguments(node) || reports_waits()) return false;
-  engine::FailurePtr failure;
-  {
-    const run::NoGil released;
-    const Gate::Inside inside;
-    const run::AsEngineThread as_engine_thread;
-    {
-      std::lock_guard lock(window_mutex_);
-      number_locked(node);
-    }
-    failure = node.run();
-  }
-  if (node.asks_again()) {
-    node.was_not_run();
-    std::lock_guard lock(window_mutex_);
-    counters_.recorded.fetch_sub(1, std::memory_order_relaxed);  // it will be numbered once more
-    return false;
-  }
-  counters_.at_once.fetch_add(1, std::memory_order_relaxed);
-  if (failure) {
-    engine::Engine::fail_unpushed(node, failure);
-    node.finish(failure);
-    run::throw_if_interrupt(failure);
-  }
-  return true;
 }
 
 /// Pushes the node and runs it on this thread when its turn comes.

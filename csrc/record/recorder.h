@@ -1,16 +1,17 @@
 // csrc/record/recorder.h: from a call to a node in the window, and from there to the engine.
 //
 // Locks, the outer first: push_mutex_ orders pushes, so that the engine sees ops in the order in
-// which they were recorded, whichever thread pushes; window_mutex_ orders recording. Who pushes
-// takes the window out under both and partitions it under the first only: recording does not wait
-// for that. Their holders never take the GIL, never wait for an op and drop no value, so both may
-// be taken with or without the GIL.
+// which they were recorded, whichever thread pushes; window_mutex_ orders recording. The pushing
+// thread takes the window out under both and partitions it under the first only: recording does not
+// wait for that. A thread that holds one never takes the GIL, never waits for an op and drops no
+// value, so both may be taken with or without the GIL.
 #pragma once
 
 #include <map>
 
 #include "csrc/engine/engine.h"
 #include "csrc/fuse/partition.h"
+#include "csrc/record/at_once.h"
 #include "csrc/record/call.h"
 #include "csrc/record/graph.h"
 #include "csrc/record/infer.h"
@@ -20,10 +21,11 @@ namespace lazyeng::record {
 
 struct RecordCounters {
   std::atomic<uint64_t> recorded{0};
-  std::atomic<uint64_t> syncs{0};      ///< places where the program waited
-  std::atomic<uint64_t> plans{0};      ///< calls of a kind that was not known before
-  std::atomic<uint64_t> fallbacks{0};  ///< ops run at the call because they cannot be recorded
-  std::atomic<uint64_t> at_once{0};    ///< recorded ops that the engine never heard of
+  std::atomic<uint64_t> syncs{0};         ///< places where the program waited
+  std::atomic<uint64_t> plans{0};         ///< calls of a kind that was not known before
+  std::atomic<uint64_t> fallbacks{0};     ///< ops run at the call because they cannot be recorded
+  std::atomic<uint64_t> at_once{0};       ///< recorded ops that the engine never heard of
+  std::atomic<uint64_t> without_node{0};  ///< of these: not counted in `recorded`
 };
 
 class Recorder {
@@ -74,15 +76,15 @@ class Recorder {
   /// Pushes everything recorded so far to the engine.
   void flush();
 
-  /// Whether windows are partitioned into groups from now on; otherwise every node runs alone.
-  /// A window that has so many nodes is not held any more: pushes stay small. With twice as many
-  /// the recording thread pushes it itself: no worker has been free to fetch it.
+  /// A window with this many nodes is not held any longer: pushes stay small. One with twice as
+  /// many is pushed by the recording thread itself, as no worker has been free to fetch it.
   size_t full_window() const { return full_window_.load(std::memory_order_relaxed); }
   /// For benchmarks/windows.py: and how often an idle worker looks whether recording has paused.
   void set_window_bounds(size_t nodes, std::chrono::microseconds look) {
     full_window_.store(nodes, std::memory_order_relaxed);
     engine_->set_watch_every(look);
   }
+  /// Whether windows are partitioned into groups from now on; otherwise every node runs alone.
   void set_fusion(bool on) { fusion_.store(on, std::memory_order_relaxed); }
 
   /// The thread of OpenMP's helpers. Between the two, while the engine runs, windows may be held.
@@ -99,7 +101,13 @@ class Recorder {
  private:
   void run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack* results);
   void schedule(run::Node& node);
-  bool run_at_once(run::Node& node);
+  bool answer_at_once(const run::OpInfo& info, torch::jit::Stack* stack);
+  bool may_run_at_once(const Call& call, const Plan& plan) const;
+  /// False: it is to be recorded, as a failed node if done.thrown says so.
+  bool run_at_once(const Call& call, const Plan& plan, AtOnce& done);
+  uint64_t trace_at_once(const Call& call, int64_t begin);
+  /// Numbers the node, and fails what it writes.
+  void fail_at_once(run::Node& node, AtOnce& done);
   void append(run::Node& node, bool for_reader);
   /// Whether what was recorded before is pushed first: always, or only what the node must follow.
   enum class Before : uint8_t { all, needed };

@@ -18,19 +18,21 @@ at::Tensor lazy_for(run::ValueRef value, Made& made) {
   return tensor;
 }
 
-/// The var of the storage under a real tensor: that of an argument if it is the same storage.
-run::StorageVarRef var_under(const run::Node& node, const at::Tensor& real) {
+/// The var of the argument that has the storage of a real tensor, or null.
+run::StorageVarRef var_of_argument(const run::Node& node, const at::Tensor& real) {
   for (const run::TensorArg& arg : node.tensors) {
     if (!arg.value) continue;
     if (arg.value->var().engine_face().is_alias_of(real.storage())) return arg.value->var_ref();
     if (arg.raw.defined() && arg.raw.storage().is_alias_of(real.storage()))
       return arg.value->var_ref();
   }
-  return make_ref<run::StorageVar>(real.storage(), real.storage().nbytes());
+  return nullptr;
 }
 
 run::ValueRef value_of(const run::Node& node, const at::Tensor& real) {
-  return make_ref<run::Value>(var_under(node, real), run::geometry_of(real));
+  run::StorageVarRef var = var_of_argument(node, real);
+  if (!var) var = make_ref<run::StorageVar>(real.storage(), real.storage().nbytes());
+  return make_ref<run::Value>(std::move(var), run::geometry_of(real));
 }
 
 at::Tensor found_tensor(const run::Node& node, const at::Tensor& real, Made& made) {
@@ -52,6 +54,27 @@ void push_found_value(const run::Node& node, const c10::IValue& result, Made& ma
   }
 }
 
+/// The storage that set_ gave a lazy tensor may be one of plain tensors, which no argument stood
+/// for.
+run::ValueRef value_after_set(const run::Node& node, const at::Tensor& real) {
+  run::StorageVarRef var = var_of_argument(node, real);
+  if (!var) var = run::plain_storages().var_of(real);
+  return make_ref<run::Value>(std::move(var), run::geometry_of(real));
+}
+
+/// A plain tensor that took the storage of another argument (set_) holds its user face, as all
+/// plain tensors do: the op saw the engine's, under which nobody would find the var.
+void hold_user_face(const at::Tensor& plain, const run::Node& node) {
+  if (!plain.has_storage()) return;
+  const auto* held = plain.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  for (const run::TensorArg& arg : node.tensors) {
+    if (!arg.value || arg.value->var().engine_face().unsafeGetStorageImpl() != held) continue;
+    plain.unsafeGetTensorImpl()->set_storage_keep_dtype(
+        run::plain_storages().user_face(arg.value->var()));
+    return;
+  }
+}
+
 /// A written argument as it is after the op: new metadata, or (set_) another storage.
 void update_written(const Call& call, const run::Node& node) {
   size_t next = 0;
@@ -59,10 +82,15 @@ void update_written(const Call& call, const run::Node& node) {
     if (!tensor.defined()) continue;
     const at::Tensor& real = node.found.written[next++].second;
     LazyImpl* lazy = lazy_impl(tensor);
-    if (!lazy) continue;  // a plain tensor was passed itself
+    if (!lazy) {  // a plain tensor was passed itself
+      hold_user_face(tensor, node);
+      continue;
+    }
     const bool same_storage = lazy->value()->var().engine_face().is_alias_of(real.storage());
     if (same_storage) lazy->value()->var().set_nbytes(real.storage().nbytes());
-    if (!same_storage || !run::matches(lazy->value()->geometry(), real))
+    if (!same_storage)
+      lazy->set_value(value_after_set(node, real));
+    else if (!run::matches(lazy->value()->geometry(), real))
       lazy->set_value(value_of(node, real));
   }
 }

@@ -16,6 +16,8 @@ bool install_slots();
 bool install_methods();
 /// Views that torch builds from other ops: x.reshape(-1), x.T, x.detach() ...
 bool install_view_methods();
+/// Numbers that are read: x.item(), bool(x), float(x), int(x), x as an index (read_methods.cpp).
+bool install_read_methods();
 /// What torch asks a subclass about overriding its functions (overrides.cpp).
 bool install_overrides();
 

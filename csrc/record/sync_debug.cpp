@@ -17,6 +17,8 @@ thread_local WaitScope* outermost = nullptr;
 
 bool reports_waits() { return reports; }
 
+bool waits_are_heard_of() { return reports || all_report.load(std::memory_order_relaxed); }
+
 bool set_reports_waits(bool now) { return std::exchange(reports, now); }
 
 void set_all_waits_reported(bool reported) {
@@ -24,7 +26,7 @@ void set_all_waits_reported(bool reported) {
 }
 
 WaitScope::WaitScope(const char* reason) : reason_(reason) {
-  if (!reports && !all_report.load(std::memory_order_relaxed)) return;
+  if (!waits_are_heard_of()) return;
   if (!outermost) outermost = this;
   current_ = outermost;
 }

@@ -10,6 +10,8 @@ namespace lazyeng::record {
 /// Whether waits of the calling thread are reported. set returns what was before.
 bool reports_waits();
 bool set_reports_waits(bool reports);
+/// Whether anybody wants to know of waits of the calling thread.
+bool waits_are_heard_of();
 /// Whether waits of all threads are reported, for a trace.
 void set_all_waits_reported(bool reported);
 

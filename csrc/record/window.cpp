@@ -3,9 +3,9 @@
 // In async mode a node waits in the window only while every worker is busy: an idle worker fetches
 // the window (hungry), and whoever records while a worker is idle wakes it. But a window of nothing
 // but nodes that can be fused is held while it grows, and so are a few small ops of a program that
-// often reads (read_habit.h). It goes when a node is recorded that is neither, when somebody reads,
-// when it is full, or when recording pauses, which an idle worker looks for every now and then
-// (watch). In deferred mode nodes stay until somebody reads,
+// often reads (read_habit.h). A held window goes when a node is recorded that is neither, when a
+// value is read, when it is full, or when recording pauses, which an idle worker looks for every
+// now and then (watch). In deferred mode nodes stay until a value is read, the program
 // synchronizes, or the run-ahead bound is reached.
 #include <ATen/record_function.h>
 

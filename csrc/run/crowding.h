@@ -4,8 +4,8 @@
 // it waits for, and each kernel lasts some slices: a step of 6 ms took 1.3 s beside two busy
 // processes. Helpers that sleep pass the core on at once.
 //
-// The program's own threads make a line too: who records is the third beside a kernel on two cores.
-// Helpers that slept for that made an LSTM three times as slow. So there must be others.
+// The program's own threads make a line too: on two cores the recording thread is the third beside
+// a kernel. Sleeping for that makes an LSTM three times as slow: other programs must be busy, too.
 //
 // Sleeping helpers cost wake-ups, so they spin again after a while, to see whether they can: a
 // while that doubles each time that they cannot.

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "csrc/run/arguments.h"
 #include "csrc/run/cpu_allocator.h"
 #include "csrc/run/kernel_warnings.h"
 #include "csrc/run/plain_storage.h"
@@ -36,6 +37,7 @@ class RealTensors {
     if (node_.discover && arg.written) return observed(index, arg);
     if (arg.raw.defined()) return arg.raw;
     if (!arg.value) return at::Tensor();
+    if (node_.discover && is_written_as_plain(*arg.value)) return arg.value->plain();
     for (const Node::Rewrite& rewrite : node_.rewrites)
       if (rewrite.tensor == index) return rewritten(rewrite, arg);
     return node_.discover && is_written_too(*arg.value) ? own_object(*arg.value)
@@ -61,6 +63,13 @@ class RealTensors {
     return tensor;
   }
 
+  /// Through a plain tensor over the same memory, which is passed itself (record/node_builder.cpp).
+  bool is_written_as_plain(const Value& value) const {
+    return std::any_of(node_.tensors.begin(), node_.tensors.end(), [&](const TensorArg& arg) {
+      return arg.written && arg.raw.defined() && arg.value && &arg.value->var() == &value.var();
+    });
+  }
+
   bool is_written_too(const Value& value) const {
     return std::any_of(node_.tensors.begin(), node_.tensors.end(), [&](const TensorArg& arg) {
       return arg.written && arg.value.get() == &value;
@@ -80,32 +89,8 @@ class RealTensors {
   c10::SmallVector<std::pair<const Value*, at::Tensor>, 2> objects_;
 };
 
-c10::IValue next_list(RealTensors& tensors, int64_t length) {
-  c10::List<at::Tensor> list;
-  list.reserve(length);
-  for (int64_t i = 0; i < length; ++i) list.push_back(tensors.next());
-  return list;
-}
-
-c10::IValue next_optional_list(RealTensors& tensors, int64_t length) {
-  c10::List<std::optional<at::Tensor>> list;
-  list.reserve(length);
-  for (int64_t i = 0; i < length; ++i) {
-    at::Tensor tensor = tensors.next();
-    list.push_back(tensor.defined() ? std::optional<at::Tensor>(std::move(tensor)) : std::nullopt);
-  }
-  return list;
-}
-
-c10::IValue next_lists(RealTensors& tensors, const c10::IValue& lengths) {
-  c10::List<c10::List<at::Tensor>> lists;
-  for (const int64_t length : lengths.toIntVector())
-    lists.push_back(next_list(tensors, length).toTensorList());
-  return lists;
-}
-
-bool aliases_an_input(const Node& node, const at::Tensor& tensor) {
-  for (const TensorArg& arg : node.tensors)
+bool aliases_an_input(c10::ArrayRef<TensorArg> inputs, const at::Tensor& tensor) {
+  for (const TensorArg& arg : inputs)
     if (arg.value && arg.value->var().engine_face().is_alias_of(tensor.storage())) return true;
   return false;
 }
@@ -120,32 +105,32 @@ at::Tensor with_layout(const Geometry& g, const at::Tensor& tensor) {
 }
 
 /// A tensor of a class of its own (a kernel in Python may return one) has no memory to share.
-void check_has_memory(const Node& node, const at::Tensor& tensor) {
+void check_has_memory(const OpInfo& op, const at::Tensor& tensor) {
   if (!tensor.defined() ||
       (tensor.has_storage() && !tensor.key_set().has(c10::DispatchKey::Python)))
     return;
-  node.info.distrust_plans = true;
-  TORCH_CHECK_TYPE(false, "[", node.info.name, "] returned a tensor subclass, recorded as ",
+  op.distrust_plans = true;
+  TORCH_CHECK_TYPE(false, "[", op.name, "] returned a tensor subclass, recorded as ",
                    "an ordinary tensor (the next call will be right)");
 }
 
-void check_is_as_recorded(const Node& node, const Geometry& g, const at::Tensor& tensor) {
+void check_is_as_recorded(const OpInfo& op, const Geometry& g, const at::Tensor& tensor) {
   if (tensor.defined() && tensor.sizes() == g.sizes() && tensor.scalar_type() == g.dtype()) return;
-  node.info.distrust_plans = true;
-  TORCH_CHECK(false, "[", node.info.name, "] returned ",
+  op.distrust_plans = true;
+  TORCH_CHECK(false, "[", op.name, "] returned ",
               tensor.defined() ? describe(*geometry_of(tensor)) : "nothing", ", recorded as ",
               describe(g), " (a wrong meta function; the next call will be right)");
 }
 
-void install(const Node& node, Value& value, const at::Tensor& result) {
-  check_has_memory(node, result);
+void install(const Ran& ran, Value& value, const at::Tensor& result) {
+  check_has_memory(ran.op, result);
   const Geometry& g = value.geometry();
   at::Tensor tensor = result;
   if (!same_layout(g, tensor)) {
-    check_is_as_recorded(node, g, tensor);
-    if (node.doubt) node.doubt->layouts.fetch_add(1, std::memory_order_relaxed);
+    check_is_as_recorded(ran.op, g, tensor);
+    if (ran.doubt) ran.doubt->layouts.fetch_add(1, std::memory_order_relaxed);
     tensor = with_layout(g, tensor);
-  } else if (aliases_an_input(node, tensor)) {
+  } else if (aliases_an_input(ran.inputs, tensor)) {
     tensor = with_layout(g, tensor);
   }
   value.var().set_nbytes(tensor.storage().nbytes());
@@ -156,52 +141,31 @@ void install(const Node& node, Value& value, const at::Tensor& result) {
 }  // namespace
 
 torch::jit::Stack real_arguments(Node& node) {
-  torch::jit::Stack stack;
-  stack.reserve(node.args.size());
   RealTensors tensors(node);
-  for (size_t i = 0; i < node.args.size(); ++i) {
-    const c10::IValue& arg = node.args[i];
-    switch (node.info.args[i].kind) {
-      case ArgKind::tensor: {
-        at::Tensor tensor = tensors.next();
-        if (tensor.defined())
-          stack.emplace_back(std::move(tensor));
-        else
-          stack.push_back(arg);  // None, or an undefined tensor, as it came
-        break;
-      }
-      case ArgKind::tensor_list:
-        stack.push_back(arg.isNone() ? arg : next_list(tensors, arg.toInt()));
-        break;
-      case ArgKind::tensor_lists:
-        stack.push_back(arg.isNone() ? arg : next_lists(tensors, arg));
-        break;
-      case ArgKind::optional_tensor_list:
-        stack.push_back(arg.isNone() ? arg : next_optional_list(tensors, arg.toInt()));
-        break;
-      default:
-        stack.push_back(arg);
-    }
-  }
-  return stack;
+  return arguments_with(node.info, node.args, [&] { return tensors.next(); });
 }
 
-void install_results(Node& node, const torch::jit::Stack& results) {
+void install_results(const Ran& ran, c10::ArrayRef<ValueRef> outputs,
+                     const torch::jit::Stack& results) {
   size_t next = 0;
-  for (size_t r = 0; r < node.info.returns.size(); ++r) {
-    const ReturnInfo& info = node.info.returns[r];
+  for (size_t r = 0; r < ran.op.returns.size(); ++r) {
+    const ReturnInfo& info = ran.op.returns[r];
     if (!info.tensor || info.written_arg >= 0) continue;
     if (!info.list) {
-      const ValueRef& value = node.outputs[next++];
-      if (value) install(node, *value, results[r].toTensor());
+      const ValueRef& value = outputs[next++];
+      if (value) install(ran, *value, results[r].toTensor());
       continue;
     }
     const c10::List<at::Tensor> list = results[r].toTensorList();
-    for (size_t i = 0; i < list.size() && next < node.outputs.size(); ++i) {
-      const ValueRef& value = node.outputs[next++];
-      if (value) install(node, *value, list.get(i));
+    for (size_t i = 0; i < list.size() && next < outputs.size(); ++i) {
+      const ValueRef& value = outputs[next++];
+      if (value) install(ran, *value, list.get(i));
     }
   }
+}
+
+void install_results(Node& node, const torch::jit::Stack& results) {
+  install_results({node.info, node.doubt, node.tensors}, node.outputs, results);
   for (const Node::Rewrite& rewrite : node.rewrites) {
     at::Tensor tensor = rewrite.after->real();
     TORCH_CHECK(same_layout(rewrite.after->geometry(), tensor), "[", node.info.name, "] left ",

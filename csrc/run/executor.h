@@ -10,8 +10,18 @@ namespace lazyeng::run {
 /// The arguments of a node as a dispatcher stack of real tensors. The caller holds the grants.
 torch::jit::Stack real_arguments(Node& node);
 
-/// Installs the returned tensors in the node's outputs; repairs strides that differ from what was
-/// recorded; throws c10::Error if shape or dtype differ.
+/// An op that has run.
+struct Ran {
+  const OpInfo& op;
+  Doubt* doubt;  ///< is told if a result does not lie as was expected; may be null
+  c10::ArrayRef<TensorArg> inputs;
+};
+
+/// Installs the returned tensors in the values of the outputs; repairs strides that differ from
+/// what was recorded; throws c10::Error if shape or dtype differ.
+void install_results(const Ran& ran, c10::ArrayRef<ValueRef> outputs,
+                     const torch::jit::Stack& results);
+/// The same for a node, whose arguments may have new metadata besides.
 void install_results(Node& node, const torch::jit::Stack& results);
 
 /// Excludes autograd, and lazyeng itself, from dispatch on this thread for a scope.

@@ -30,16 +30,24 @@ Store& store() {
 }
 
 thread_local const Node* running = nullptr;
+thread_local std::vector<c10::Warning>* apart = nullptr;
 thread_local int held = 0;
+
+void keep(const c10::Warning& warning, stacks::StackRef stack) {
+  Store& to = store();
+  std::lock_guard lock(to.mutex);
+  if (to.kept.size() >= kMostKept) return;
+  to.kept.push_back({warning, std::move(stack)});
+  to.any.store(true, std::memory_order_release);
+}
 
 class Handler final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override {
-    Store& to = store();
-    std::lock_guard lock(to.mutex);
-    if (to.kept.size() >= kMostKept) return;
-    to.kept.push_back({warning, running ? running->stack : stacks::StackRef()});
-    to.any.store(true, std::memory_order_release);
+    if (apart)
+      apart->push_back(warning);
+    else
+      keep(warning, running ? running->stack : stacks::StackRef());
   }
 };
 
@@ -82,6 +90,14 @@ c10::WarningHandler& kernel_warning_handler() {
 
 WarningsOf::WarningsOf(const Node& node) : before_(running) { running = &node; }
 WarningsOf::~WarningsOf() { running = before_; }
+
+WarningsOfCall::WarningsOfCall(std::vector<c10::Warning>& warned)
+    : before_(std::exchange(apart, &warned)) {}
+WarningsOfCall::~WarningsOfCall() { apart = before_; }
+
+void keep_warnings(std::vector<c10::Warning> warned, const stacks::StackRef& stack) {
+  for (const c10::Warning& warning : warned) keep(warning, stack);
+}
 
 WarningsHeld::WarningsHeld() { ++held; }
 WarningsHeld::~WarningsHeld() { --held; }

@@ -24,6 +24,21 @@ class WarningsOf {
   const Node* const before_;
 };
 
+/// Keeps what the kernel that runs in this scope warns of apart, for who knows its stack later.
+class WarningsOfCall {
+ public:
+  explicit WarningsOfCall(std::vector<c10::Warning>& warned);
+  ~WarningsOfCall();
+  WarningsOfCall(const WarningsOfCall&) = delete;
+  WarningsOfCall& operator=(const WarningsOfCall&) = delete;
+
+ private:
+  std::vector<c10::Warning>* const before_;
+};
+
+/// Of a call with this stack.
+void keep_warnings(std::vector<c10::Warning> warned, const stacks::StackRef& stack);
+
 /// While one exists, deliver_warnings does nothing on its thread: waits that belong together are
 /// not to be cut short by a warning that a filter turns into an exception.
 class WarningsHeld {

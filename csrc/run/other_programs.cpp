@@ -18,7 +18,7 @@ constexpr std::chrono::milliseconds kLeast{200};
 /// What was before that is no news: a program that ran then may have ended.
 constexpr std::chrono::milliseconds kMost{400};
 
-/// Who has not been at work for so long has paused.
+/// This process has paused if it was not at work for longer than this.
 constexpr std::chrono::milliseconds kPause{80};
 
 /// Fields of a line of a core: user, nice, system, idle, iowait, irq, softirq, steal, and guests,

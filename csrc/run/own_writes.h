@@ -8,10 +8,18 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+
 namespace lazyeng::run {
 
 /// Counts a write of the tensor, which the calling thread is about to bump and then to record;
 /// note_own_write does not count it again.
 void announce_own_write(const at::Tensor& tensor);
+
+/// Of a tensor whose counter torch is about to bump once more for writes that were or will be
+/// recorded, as an autograd.Function's input that it marked as dirty. To be kept until then: so a
+/// var that comes to the counter in between knows of it.
+struct TrackedVersion;
+std::shared_ptr<TrackedVersion> expect_bump(const at::Tensor& tensor);
 
 }  // namespace lazyeng::run

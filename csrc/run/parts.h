@@ -4,7 +4,7 @@
 // of OpenMP would stand in line behind the program, be waited for, and spin on its core afterwards.
 // But while that program waits, its thread has a core and nothing to do. So such ops are done in
 // parts (csrc/engine/parts.h), some of them by the thread that waits; once it goes on recording,
-// nobody spins on its core.
+// no helper spins on its core.
 #pragma once
 
 #include <functional>
@@ -17,7 +17,7 @@ class Engine;
 
 namespace lazyeng::run {
 
-/// Whose threads help; null: nobody.
+/// The engine whose threads help; null: none does.
 void set_parts_engine(engine::Engine* engine);
 
 /// Microseconds on one core from which parts may pay.
@@ -27,7 +27,7 @@ inline constexpr double kWorthParts = 40;
 /// own.
 bool parts_pay(double microseconds, int threads);
 
-/// For tests: what may have parts has them, whoever is there.
+/// For tests: ops that may have parts always have them.
 void set_always_in_parts(bool always);
 bool always_in_parts();
 

@@ -65,6 +65,21 @@ bool is_python_error(const std::exception_ptr& error) noexcept {
   }
 }
 
+bool is_interrupt(const std::exception_ptr& error) noexcept {
+  try {
+    std::rethrow_exception(error);
+  } catch (python_error& thrown) {
+    const Gil gil;
+    thrown.persist();  // (it may still be the thread's pending Python error)
+    return PyErr_GivenExceptionMatches(thrown.type, PyExc_Exception) == 0;
+  } catch (const pybind11::error_already_set& thrown) {
+    const Gil gil;
+    return !thrown.matches(PyExc_Exception);
+  } catch (...) {
+    return false;
+  }
+}
+
 bool is_out_of_memory(const std::exception_ptr& error) noexcept {
   try {
     std::rethrow_exception(error);

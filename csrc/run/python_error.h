@@ -19,6 +19,9 @@ void translate_to_python(const std::exception_ptr& error);
 /// Python code raised it. Such an exception may still be the thread's current error as well.
 bool is_python_error(const std::exception_ptr& error) noexcept;
 
+/// Python code raised what is no Exception: KeyboardInterrupt, SystemExit.
+bool is_interrupt(const std::exception_ptr& error) noexcept;
+
 /// Whether it says that memory ran out, thrown by a kernel of torch or in Python.
 bool is_out_of_memory(const std::exception_ptr& error) noexcept;
 

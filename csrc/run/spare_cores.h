@@ -11,8 +11,8 @@
 // which needs no helper, and leaves none behind that spins.
 //
 // Both are measured, ten milliseconds at a time. R is the time in which the program does not wait,
-// or what its threads have had of the cores, if that is less: who sleeps needs none. A program that
-// has recorded for a while without large ops leaves none.
+// or what its threads have had of the cores, if that is less: a thread that sleeps needs none. A
+// program that has recorded for a while without large ops leaves no cores to large ops.
 //
 // Some ops have all cores in any case: those of which it is not known that one gives their bits.
 // For them the choice is only whether OpenMP's helpers sleep in between, at a wake-up for each op,
@@ -43,7 +43,7 @@ class SpareCores {
   static constexpr double kHelpersPay = 1.0;
   /// Without any in so long a time of recording, large ops are forgotten.
   static constexpr std::chrono::milliseconds kForgets{200};
-  /// Whoever has not been asked for so long was not recording.
+  /// A time without calls of look() that is longer counts as a pause, not as recording.
   static constexpr std::chrono::milliseconds kPause{50};
 
   /// What tells the microseconds that the program's threads have had of the cores since it was

@@ -137,6 +137,16 @@ void announce_own_write(const at::Tensor& tensor) {
     announced.push_back(identity(tensor.unsafeGetTensorImpl()->version_counter()));
 }
 
+std::shared_ptr<TrackedVersion> expect_bump(const at::Tensor& tensor) {
+  const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  if (!counter.enabled()) return nullptr;
+  std::shared_ptr<TrackedVersion> tracked = table().find_or_add(counter);
+  std::lock_guard lock(table().mutex);
+  most_foreign_writes(*tracked);
+  tracked->own_writes.fetch_add(1, std::memory_order_seq_cst);
+  return tracked;
+}
+
 std::mutex& SiblingGroup::mutex() {
   static auto* const instance = new std::mutex;  // outlives every group
   return *instance;

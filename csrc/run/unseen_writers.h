@@ -1,4 +1,4 @@
-// csrc/run/unseen_writers.h: who may write a tensor's memory without torch's knowing.
+// csrc/run/unseen_writers.h: what may write a tensor's memory without torch noticing.
 //
 // A write through an operator is recorded, or moves a version counter (storage_var.h). Others leave
 // no trace: numpy over memory that a tensor was made of, or over a tensor's own memory that it was

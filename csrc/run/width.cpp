@@ -13,6 +13,7 @@
 #include "csrc/run/ignored_warnings.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/parts.h"
+#include "csrc/run/python_error.h"
 #include "csrc/run/slices.h"
 #include "csrc/run/spare_cores.h"
 
@@ -123,6 +124,8 @@ bool give_the_same_bits(const OpInfo& info, const torch::jit::Stack& args, const
     }
     return false;  // too few to tell
   } catch (const std::exception&) {
+    // (Ctrl-C in a kernel in Python is the program's.)
+    if (is_interrupt(std::current_exception())) throw;
     return false;  // it does not like the numbers, or memory is short
   }
 }

@@ -39,14 +39,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """There is nothing more. Who takes it puts it back, so that each later taker finds it too."""
+    """There is nothing more. Its taker puts it back, so that each later taker finds it too."""
 
     state: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Nudge:
-    """Wakes who waits for an item, to see that the pass was closed."""
+    """Wakes threads that wait for an item, so that they see that the pass was closed."""
 
 
 Outcome = Item | Failure | End
@@ -61,11 +61,11 @@ def _nobody() -> None:
 
 
 class Channel:
-    """A source's items, in order, from the one who makes them to the one who takes them.
+    """A source's items, in order, from the thread that makes them to those that take them.
 
     Args:
         source: the iterator; `make` alone advances it.
-        convert: applied to each item by the one who makes it.
+        convert: applied to each item by the thread that makes it.
         state: called after each item; what it returns goes with the item.
         length: after how many items the end is expected, if that is known.
     """
@@ -105,7 +105,7 @@ class Channel:
     def wants(self, depth: int) -> bool:
         """Whether to make an item now, if at most `depth` finished ones are to wait.
 
-        After a failure only if somebody asks: a source that raised may not stand being asked again.
+        After a failure only on demand: a source that raised may not stand being asked again.
         The end, too: samplers draw once more there, and others may use their generator until then.
         """
         only_if_asked = self._failed or self._position == self._length
@@ -163,7 +163,7 @@ class Channel:
 
     def make_and_take(self) -> Outcome | Nudge:
         """For takers that make what they take, one after the other; as `take`."""
-        with self._turn:  # until it is taken: who makes the end must not find an item of another
+        with self._turn:  # until it is taken: the maker of the end must not find an item of another
             if self.made.empty():
                 self.make()
             return self.take(_nobody)
@@ -173,7 +173,7 @@ class Channel:
             self._asked += items
 
     def drop(self) -> None:
-        """Forgets the source and what nobody took. Who waits finds the end."""
+        """Forgets the source and items not taken. Threads that wait find the end."""
         self.ended = True
         self._source = iter(())
         try:

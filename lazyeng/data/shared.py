@@ -1,4 +1,4 @@
-"""Sources that several passes share: an iterator that goes on where it was, whoever asks for it.
+"""Sources that several passes share: an iterator that goes on where it was in each pass.
 
 What was made ahead of such a source and not taken belongs to the next pass; anything else starts
 anew, and what was made ahead is of no use.
@@ -20,7 +20,7 @@ from lazyeng.data.passes import Life
 def held_elsewhere(holder: object, name: str) -> bool:
     """Whether somebody refers to the iterator `holder.name` besides the holder.
 
-    Who gives out the same iterator again and again has to refer to it; one that was made for its
+    A source that returns the same iterator each time has to refer to it; one that was made for its
     caller alone has no other reference. Where it does have one (a loader that knows its iterator),
     items are kept until the next `iter()` returns another: nothing is lost but memory.
     """

@@ -20,7 +20,10 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from lazyeng.data.worker import Lost, Packed, WorkerCollate, WorkerFailure, WorkerInit
 
-_CHECK = _utils.MP_STATUS_CHECK_INTERVAL  # seconds until workers are looked after
+
+def _check_interval() -> float:
+    """Seconds after which somebody who waits for workers looks whether they are alive."""
+    return _utils.MP_STATUS_CHECK_INTERVAL
 
 
 # Set before workers are ended at exit, which would wake threads that then call into torch.
@@ -57,7 +60,7 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
     def _leave_deaths_to_the_reader(self) -> None:
         """Torch has a signal handler raise it in whatever line the main thread executes then.
 
-        Without that, who waits for the batch finds out, five seconds later at most.
+        Without that, the thread that waits for the batch finds out at its next look.
         """
         if self._worker_pids_set:
             torch._C._remove_worker_pids(id(self))
@@ -87,9 +90,10 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
 
     # ---- a worker that is killed
 
-    def _try_get_data(self, timeout: float = _CHECK) -> Any:
+    def _try_get_data(self, timeout: float | None = None) -> Any:
         try:
-            return True, self._data_queue.get(timeout=timeout)
+            wait = _check_interval() if timeout is None else timeout
+            return True, self._data_queue.get(timeout=wait)
         except queue.Empty:
             dead = [i for i, w in enumerate(self._workers) if self._is_dead(i, w)]
             if dead and not self._awaits_another(dead):
@@ -104,9 +108,9 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
         task = self._task_info.get(self._rcvd_idx)
         if not self._in_order or task is None or task[0] in dead:
             return False
-        # Who was killed while it wrote keeps this lock for ever, and nobody else can send.
+        # A worker killed while it wrote holds this lock for ever, and no other can send.
         lock: Any = getattr(self._worker_result_queue, "_wlock")  # noqa: B009 (not in the stubs)
-        free = lock.acquire(timeout=_CHECK)
+        free = lock.acquire(timeout=_check_interval())
         if free:
             lock.release()
         return free
@@ -150,5 +154,5 @@ def _receive(results: Any, workers: Sequence[Any], put: Callable[[Any], object])
             continue
         try:
             put(results.get())
-        except Exception:  # cut off by the death of the worker; who waits for it will find out
+        except Exception:  # cut off by the death of the worker; the waiting thread will find out
             return

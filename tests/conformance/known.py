@@ -17,8 +17,9 @@ KNOWN: dict[str, str] = {
 
 # The same for LAZYENG_FUSION=on, in one dtype: groups round otherwise than eager there.
 _ROUNDED_ONCE = (
-    "eager rounds twice, 1 / sqrt(x), where elements fill no vector of the CPU (20 elements here), and "
-    "once where they do, as groups do everywhere; its gradient takes the cube of that difference"
+    "eager (`rsqrt_kernel` of ATen's cpu/UnaryOpsKernel.cpp) rounds twice, 1 / sqrt(x), where elements "
+    "fill no vector of the CPU (20 elements here), and once where they do (`Vectorized::rsqrt` in "
+    "float32), as groups do everywhere; its gradient takes the cube of that difference"
 )
 
 WITH_FUSION_ON: dict[tuple[str, str], str] = {
@@ -30,7 +31,8 @@ WITH_FUSION_ON: dict[tuple[str, str], str] = {
         "float64, and six times as much from itself with one parameter changed in its last place"
     ),
     ("optim:LBFGS", "complex64"): (
-        "keeps numbers of Python, which are compared exactly: 1e-7 of their size apart, as float32 is"
+        "its state has numbers of Python (`t` and `prev_loss` of torch/optim/lbfgs.py), which are compared "
+        "exactly: 1e-7 of their size apart, as float32 is"
     ),
     ("optim:LBFGS", "float64"): "as in complex64; here 1e-16 of their size apart",
     ("optim:LBFGS", "default"): (

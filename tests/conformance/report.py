@@ -124,6 +124,11 @@ unless it depends on values (`DEPENDS_ON_VALUES` in known.py); equal dtype, shap
 | seconds | in one process, eager's share included, on a machine that others used too |
 """
 
+NOT_EQUAL = """\
+With fusion on a row above may count an entry less than another of the same suite and dtype: in mode
+deferred groups always form, in async only of what waits for the engine.
+"""
+
 RAISED_AT_THE_READ = """\
 What eager refuses at the call because of values, which nobody has computed by then, raises where a
 value is read (`lazy("sync")` raises it at the call): `DEPENDS_ON_VALUES` in known.py. All others
@@ -184,10 +189,12 @@ def rows(page: str) -> Iterator[tuple[str, ...]]:
 def docs_page(results: list[dict[str, Any]], earlier: str = "") -> str:
     """What was run, the totals, and every entry that is not equal with its reason."""
     lines = [INTRODUCTION, versions(results, earlier), "", *summary(results, earlier)]
-    lines += ["", HOW_TO_RUN, "## Not equal", ""]
-    lines += table(not_equal(results), "every entry is equal")
+    lines += ["", HOW_TO_RUN, "## Not equal", "", NOT_EQUAL]
+    differ = kept(earlier, "Not equal", results) | not_equal(results)
+    lines += table(differ, "every entry is equal")
     lines += ["", "## Raised at the read", "", RAISED_AT_THE_READ]
-    lines += table(late_errors(results), "all errors are raised at the call", "error")
+    late = kept(earlier, "Raised at the read", results) | late_errors(results)
+    lines += table(late, "all errors are raised at the call", "error")
     lines += ["", "## Metadata only", "", "Values are not compared.", ""]
     lines += table(METADATA_ONLY, "none")
     return "\n".join(lines) + "\n"
@@ -239,6 +246,15 @@ def not_equal(results: list[dict[str, Any]]) -> dict[str, str]:
             )
             found[f"{key(result)}{where}"] = reason(result) or f"unexplained: {result['detail']}"
     return found
+
+
+def kept(earlier: str, heading: str, results: list[dict[str, Any]]) -> dict[str, str]:
+    """What an earlier page says under a heading of the entries that were not run again."""
+    again = {key(r) for r in results}
+    again |= {f"{key(r)}, {r['dtype']}, fusion {r['fusion']}" for r in results}
+    section = earlier.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    found = re.findall(r"^\| `(.+?)` \| (.*) \|$", section, re.MULTILINE)
+    return {entry: text for entry, text in found if entry not in again}
 
 
 def late_errors(results: list[dict[str, Any]]) -> dict[str, str]:

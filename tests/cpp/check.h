@@ -1,7 +1,10 @@
 // tests/cpp/check.h: the few lines of test framework that the C++ tests need.
 //
 // Each test is a function; a failed check throws out of it. Checks run on the test's own thread.
-// A test that hangs is ended by an alarm, which fails the whole program.
+// A test that hangs is ended by an alarm, which fails the whole program. Tests run under sanitizers
+// and beside other programs: none may assume that one thread is faster than another, or that
+// something is done within some time. What must come is waited for without a limit (the alarm is
+// one); what must not come is held back by a Gate (ops.h).
 #pragma once
 
 #include <signal.h>
@@ -44,7 +47,18 @@ struct Test {
 inline const char* running_test = "";
 inline int scale_percent = 100;  // sanitizers run fewer rounds of the long tests
 
-inline int scaled(int count) { return count / 100 * scale_percent; }
+inline int scaled(int count) { return count * scale_percent / 100; }
+
+/// For tests that do the same many times in search of a race: a slow or busy machine does it less
+/// often instead of running into the alarm.
+class TimeBudget {
+ public:
+  bool is_left() const { return std::chrono::steady_clock::now() < end_; }
+
+ private:
+  const std::chrono::steady_clock::time_point end_ =
+      std::chrono::steady_clock::now() + std::chrono::seconds(5);
+};
 
 inline void on_alarm(int) {
   const char text[] = "  HANGS: ";

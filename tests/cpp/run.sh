@@ -19,27 +19,27 @@ export TSAN_OPTIONS="halt_on_error=1 die_after_fork=0 ${TSAN_OPTIONS:-}"
 # Rebuilt only when a source is newer: enough for a handful of files.
 newest_header=$(ls -t csrc/engine/*.h csrc/fuse/triton_launch.h csrc/record/read_habit.h csrc/run/crowding.h csrc/run/other_programs.h csrc/run/program_time.h csrc/run/spare_cores.h tests/cpp/*.h tests/cpp/run.sh |
   head -n 1)
-compile() {  # source, object
-  if [ ! "$2" -nt "$1" ] || [ ! "$2" -nt "$newest_header" ]; then
-    ${CXX:-g++} $flags -c "$1" -o "$2"
-  fi
+stale() {  # source file ...: "source object" of each that needs compiling
+  for source in "$@"; do
+    object=$out/$(basename "$source" .cpp).o
+    if [ ! "$object" -nt "$source" ] || [ ! "$object" -nt "$newest_header" ]; then
+      echo "$source $object"
+    fi
+  done
 }
-objects=""
-for source in csrc/engine/*.cpp csrc/fuse/triton_launch.cpp csrc/run/other_programs.cpp \
-  csrc/run/program_time.cpp csrc/run/spare_cores.cpp; do
-  object=$out/$(basename "$source" .cpp).o
-  compile "$source" "$object"
-  objects="$objects $object"
-done
+[ $# -gt 0 ] || set -- tests/cpp/test_*.cpp
+sources="csrc/engine/*.cpp csrc/fuse/triton_launch.cpp csrc/run/other_programs.cpp
+  csrc/run/program_time.cpp csrc/run/spare_cores.cpp"
+objects=$(for source in $sources; do echo "$out/$(basename "$source" .cpp).o"; done)
+stale $sources "$@" | xargs -r -n 2 -P "${MAX_JOBS:-1}" \
+  sh -c '"$1" $2 -c "$3" -o "$4"' compile "${CXX:-g++}" "$flags"
 # What stands in for CUDA's driver (test_triton_launch.cpp).
 export FAKE_CUDA=$out/libfake_cuda.so
 ${CXX:-g++} $flags -shared -fPIC tests/cpp/fake_cuda.cpp -o "$FAKE_CUDA"
 
 passed=0 failed=0
-[ $# -gt 0 ] || set -- tests/cpp/test_*.cpp
 for source in "$@"; do
   name=$(basename "$source" .cpp)
-  compile "$source" "$out/$name.o"
   ${CXX:-g++} $flags "$out/$name.o" $objects -o "$out/$name"
   echo "$name ($mode)"
   "$out/$name" "$percent" >"$out/$name.log" 2>&1 && status=0 || status=$?

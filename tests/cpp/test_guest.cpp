@@ -143,7 +143,8 @@ void guests_come_and_go() {
       for (int t = 0; t < kThreads; ++t)
         threads.emplace_back([&, t] {
           std::mt19937 random(t);
-          for (int i = 0; i < rounds; ++i) {
+          const TimeBudget time;
+          for (int i = 0; i < rounds && time.is_left(); ++i) {
             const auto push_some = [&] {
               std::vector<Ref<Op>> ops;
               for (unsigned n = random() % 8; n > 0; --n) {
@@ -190,7 +191,8 @@ void guests_and_stops() {
   });
   auto var = make_ref<IntVar>();
   const int rounds = scaled(10000);
-  for (int i = 0; i < rounds; ++i) {
+  const TimeBudget time;
+  for (int i = 0; i < rounds && time.is_left(); ++i) {
     const GuestScope guest(*engine);
     push(*engine, {brief(add(var)), brief(add(var)), add(var)});
     engine->wait_for_var(*var, {});

@@ -68,7 +68,8 @@ void stop_under_load() {
     }
   });
   engine->set_limits({1000, 1000});
-  for (int i = 0; i < 50; ++i) {
+  const TimeBudget time;
+  for (int i = 0; i < 50 && time.is_left(); ++i) {
     engine->stop();
     engine->start();
     engine->set_num_workers(1 + i % 4);
@@ -175,7 +176,8 @@ void hungry_workers() {
     std::mt19937 random(workers);
     std::atomic<int> count{0};
     const int rounds = scaled(20000);
-    for (int i = 0; i < rounds; ++i) {
+    const TimeBudget time;
+    for (int i = 0; i < rounds && time.is_left(); ++i) {
       window.record(op([&] { ++count; }));
       if (random() % 8 == 0) window.record(op([&, c = &count] { *c += 0; }));
       while (count != i + 1) std::this_thread::yield();
@@ -195,7 +197,8 @@ void hungry_workers_two_threads() {
     std::atomic<int> count{0};
     int recorded = 0;
     const int rounds = scaled(5000);
-    for (int i = 0; i < rounds; ++i) {
+    const TimeBudget time;
+    for (int i = 0; i < rounds && time.is_left(); ++i) {
       for (int burst = 1 + random() % 4; burst > 0; --burst, ++recorded) {
         auto one = op([&] { ++count; });
         one->queue = static_cast<QueueId>(random() % 3);
@@ -260,7 +263,8 @@ void held_ops_are_watched() {
     std::mt19937 random(workers);
     std::atomic<int> count{0};
     const int rounds = scaled(1000);
-    for (int i = 0, recorded = 0; i < rounds; ++i) {
+    const TimeBudget time;
+    for (int i = 0, recorded = 0; i < rounds && time.is_left(); ++i) {
       for (unsigned more = random() % 3 + 1; more > 0; --more, ++recorded)
         window.record(op([&] { ++count; }));
       if (random() % 4 == 0) push(*engine, op([] {}));
@@ -286,7 +290,8 @@ void sleepy_workers() {
     engine->start();
     std::mt19937 random(workers);
     const int rounds = scaled(20000);
-    for (int i = 0; i < rounds; ++i) {
+    const TimeBudget time;
+    for (int i = 0; i < rounds && time.is_left(); ++i) {
       auto var = make_ref<IntVar>();
       auto one = writes(op([=] { ++var->value; }), {var});
       one->queue = static_cast<QueueId>(random() % 8 == 0);
@@ -316,7 +321,7 @@ void idle_hints() {
   check(engine->has_idle_worker(), "an idle worker");
   check(!engine->has_idle_worker(QueueId::python), "no python thread yet");
   engine->nudge();
-  while (asked == before) sleep_ms(1);
+  while (asked == before || !engine->has_idle_worker()) sleep_ms(1);
   sleep_ms(20);
   const int then = asked;
   Gate gate;

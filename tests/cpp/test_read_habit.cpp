@@ -40,14 +40,19 @@ void reads_of_what_is_there_make_none() {
 
 void no_more_than_a_little_is_held() {
   ReadHabit habit = made_a_habit();
-  same(records(habit, 100), 32, "held of a hundred");
+  same(records(habit, 31), 31, "held of a few");
+  check(habit.expects_read(), "of 32");
+  same(records(habit, 69), 1, "held of a hundred");
+  check(!habit.expects_read(), "of more than 32");
   habit.reads();
   same(records(habit, 1), 0, "held after a long way to the read");
 }
 
 void what_follows_a_large_node_is_not_held() {
   ReadHabit habit = made_a_habit();
+  check(habit.expects_read(), "before");
   check(!habit.records(/*brief=*/false, /*fusable=*/false), "a large node is held");
+  check(!habit.expects_read(), "behind a large node");
   same(records(habit, 3), 0, "held behind a large node");
   habit.reads();
   same(records(habit, 3), 0, "held after a large node was read");

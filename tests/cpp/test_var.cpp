@@ -44,11 +44,11 @@ void duplicates_merge() {
         "two overwrites are one");
 }
 
-void many_claims() {  // 40,000 claims on 10,000 vars: each var once, in well under a second
+// 200,000 claims on 50,000 vars, each var once: comparing each with each would take minutes.
+void many_claims() {
   auto engine = started(2);
   std::vector<Ref<IntVar>> vars;
-  for (int i = 0; i < 10000; ++i) vars.push_back(make_ref<IntVar>());
-  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < 50000; ++i) vars.push_back(make_ref<IntVar>());
   for (int round = 0; round < 3; ++round) {
     auto all = op([&] {
       for (auto& var : vars) ++var->value;
@@ -58,9 +58,7 @@ void many_claims() {  // 40,000 claims on 10,000 vars: each var once, in well un
     push(*engine, all);
   }
   engine->wait_for_all({});
-  const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
   for (auto& var : vars) same(var->value, 3u, "value");
-  check(time.count() < 5, "took " + std::to_string(time.count()) + " s");
 }
 
 void merged_claims_keep_order() {  // the cause is the first failed input, also in a sorted merge

@@ -13,6 +13,7 @@ from lazyeng import _C
 from lazyeng.fuse.description import Planned, Plans, planned
 from lazyeng.fuse.source import Source, source_of
 from tests.fusion_programs import DEEPEST, FLOATS, Dag, widest
+from tests.fusion_steps import exact_of_integers
 
 
 @contextlib.contextmanager
@@ -39,11 +40,14 @@ def plans_of(function: Callable[..., object], *tensors: torch.Tensor) -> Plans:
 
 
 def random_plans(seed: int, depth: int, exact: bool, floats=FLOATS, rows: bool = False) -> Plans:
-    """Those of a random program, all of whose results are needed."""
+    """Those of a random program, all of whose results are needed. Those with functions take the
+    further steps of tests/fusion_steps.py; exact ones those of integers: a GPU's functions, and
+    its zeros, are not those of torch's loops."""
 
     def record() -> tuple[list[torch.Tensor], Plans]:
-        dag = Dag(seed, lazyeng.wrap, exact, floats, rows)
+        dag = Dag(seed, lazyeng.wrap, exact, floats, rows, more=not exact and not rows)
         dag.makers = [_widest if maker is widest else maker for maker in dag.makers]
+        dag.makers += [exact_of_integers] * (2 * exact)
         return dag.run(depth), planned()
 
     with recording():  # the first call of some ops runs what was recorded before

@@ -48,7 +48,7 @@ def test_forward_and_backward(weighted, reduction, dtype, device):
     assert_same_as_eager(*both(labels_for(11, 7, device), **options), x)
 
 
-@pytest.mark.parametrize("n", [1023, 1024, 2500])
+@pytest.mark.parametrize("n", [1024, 1025])
 def test_more_rows_than_a_block(n, device):
     x = torch.randn(n, 3, device=device)
     assert_same_as_eager(*both(labels_for(n, 3, device)), x)

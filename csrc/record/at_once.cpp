@@ -1,0 +1,233 @@
+// csrc/record/at_once.cpp: calls that run at the call, without a node.
+//
+// Held for its read, a small op of a program that reads all the time (read_habit.h) would run on
+// the program's thread anyway. If all that it needs is there it runs now: without a node and
+// without claims, and the engine never hears of it. Nobody can tell when it ran, as it makes
+// something new, on the CPU, of values that are complete; what is recorded later, and may write
+// these, finds it done.
+//
+// If its kernel throws, the call is recorded after all, as a node that has failed: like any other
+// op it fails what is computed from it, and raises where that is read.
+#include "csrc/record/at_once.h"
+
+#include "csrc/fuse/op_table.h"
+#include "csrc/record/factories.h"
+#include "csrc/record/forward_stacks.h"
+#include "csrc/record/lazy_tensor.h"
+#include "csrc/record/node_builder.h"
+#include "csrc/record/read_habit.h"
+#include "csrc/record/recorder.h"
+#include "csrc/record/sync_debug.h"
+#include "csrc/run/arguments.h"
+#include "csrc/run/as_engine_thread.h"
+#include "csrc/run/executor.h"
+#include "csrc/run/kernel_warnings.h"
+#include "csrc/run/plain_storage.h"
+#include "csrc/run/python_error.h"
+
+namespace lazyeng::record {
+namespace {
+
+bool are_complete(const Call& call) {
+  return std::none_of(call.tensors.begin(), call.tensors.end(), [](const run::TensorArg& arg) {
+    return arg.value && (arg.value->var().awaited() || arg.value->var().failure());
+  });
+}
+
+uint64_t bytes_of_results(const Plan& plan) {
+  uint64_t bytes = 0;
+  for (const OutputPlan& output : plan.outputs)
+    if (output.geometry) bytes += output.geometry->extent_bytes();
+  return bytes;
+}
+
+/// It makes something new of its arguments, and nobody can tell when. (More than a little would be
+/// made on all cores, which something large may have now.)
+bool is_free_of_order(const Call& call, const Plan& plan) {
+  const auto is_view = [](const OutputPlan& output) {
+    return output.kind == OutputPlan::Kind::view;
+  };
+  return call.info.aten && !call.info.writes && !call.info.random &&
+         call.info.collective == run::Collectivity::none && plan.rewrites.empty() &&
+         !plan.outputs.empty() && std::none_of(plan.outputs.begin(), plan.outputs.end(), is_view) &&
+         bytes_of_results(plan) < run::kWideBytes;
+}
+
+/// (Would it wait for a group?)
+bool is_fusable(const Call& call, const Plan& plan) {
+  return plan.outputs[0].geometry && fuse::usually_joins(call.info, *plan.outputs[0].geometry);
+}
+
+using Values = c10::SmallVector<run::ValueRef, 2>;
+
+Values make_values(const Call& call, const Plan& plan) {
+  Values values;
+  c10::SmallVector<run::StorageVar*, 2> vars;
+  for (const OutputPlan& output : plan.outputs) {
+    if (output.kind == OutputPlan::Kind::undefined) {
+      values.emplace_back();
+      continue;
+    }
+    values.push_back(make_ref<run::Value>(
+        make_ref<run::StorageVar>(output.geometry->extent_bytes()), output.geometry));
+    vars.push_back(&values.back()->var());
+  }
+  join_siblings(call.info, vars);
+  return values;
+}
+
+/// A tensor whose value is there, as kernels want it; undefined if it has to be waited for.
+at::Tensor complete_tensor(const at::Tensor& tensor) {
+  if (LazyImpl* lazy = lazy_impl(tensor)) {
+    const run::ValueRef& value = lazy->value();
+    // (On a device what is launched may not be there.)
+    if (lazy->resized_outside() || !value->geometry().device().is_cpu() || value->var().awaited() ||
+        value->var().failure())
+      return {};
+    return value->real();
+  }
+  if (!recordable(tensor) || !tensor.is_cpu()) return {};
+  const run::StorageVarRef var = run::plain_storages().find(tensor);
+  if (!var) return tensor;
+  if (var->awaited() || var->failure()) return {};
+  run::plain_storages().release(*var);
+  return tensor;
+}
+
+/// Replaces the tensors on the stack. False: some of them are not there.
+bool complete_tensors(const run::OpInfo& info, torch::jit::Stack& stack) {
+  const size_t count = info.args.size();
+  for (size_t i = 0; i < count; ++i) {
+    if (info.args[i].kind == run::ArgKind::tensor_list ||
+        info.args[i].kind == run::ArgKind::tensor_lists ||
+        info.args[i].kind == run::ArgKind::optional_tensor_list)
+      return false;
+    c10::IValue& input = torch::jit::peek(stack, i, count);
+    if (!input.isTensor() || !input.toTensor().defined()) continue;
+    at::Tensor tensor = complete_tensor(input.toTensor());
+    if (!tensor.defined()) return false;
+    if (!tensor.is_same(input.toTensor())) input = std::move(tensor);
+  }
+  return true;
+}
+
+void note_values_read(const run::OpInfo& info, const torch::jit::Stack& stack) {
+  const c10::IValue& input = torch::jit::peek(stack, 0, info.args.size());
+  if (info.args.size() != 1 || !input.isTensor()) return;
+  const LazyImpl* lazy = lazy_impl(input.toTensor());
+  const run::StorageVarRef var =
+      lazy ? lazy->value()->var_ref() : run::plain_storages().find(input.toTensor());
+  if (var) var->values_read.store(true, std::memory_order_relaxed);
+}
+
+torch::jit::Stack real_arguments(const Call& call) {
+  size_t next = 0;
+  return run::arguments_with(call.info, call.args, [&] {
+    const run::TensorArg& arg = call.tensors[next++];
+    return arg.value ? arg.value->real() : arg.raw;
+  });
+}
+
+void call_kernel(const Call& call, const Plan& plan, torch::jit::Stack& stack) {
+  const int threads = run::ThreadSettings::of_this_thread().num_threads;
+  if (plan.width && plan.width->is_one(call.info, stack, threads)) {
+    const run::OneCore one(threads);
+    return call.info.handle.callBoxed(stack);
+  }
+  call.info.handle.callBoxed(stack);
+}
+
+}  // namespace
+
+/// `x.item()` and the like, once x is there.
+bool Recorder::answer_at_once(const run::OpInfo& info, torch::jit::Stack* stack) {
+  if (!info.returns_plain || info.writes || info.random || !info.aten || run::tracing() ||
+      info.collective != run::Collectivity::none || thread_mode().mode != Mode::async)
+    return false;
+  note_values_read(info, *stack);
+  if (!complete_tensors(info, *stack)) return false;
+  count_fallback(info);
+  read_habit.reads();
+  note_backward_of_lazy();
+  const run::RealDispatch below;
+  info.handle.callBoxed(*stack);
+  return true;
+}
+
+bool Recorder::may_run_at_once(const Call& call, const Plan& plan) const {
+  if (!read_habit.expects_read() || thread_mode().mode != Mode::async || !watched()) return false;
+  if (!is_brief(plan) || !is_free_of_order(call, plan) || !are_complete(call)) return false;
+  const bool joins = fusion_.load(std::memory_order_relaxed) && is_fusable(call, plan);
+  return read_habit.runs_at_once(joins) && !reports_waits();
+}
+
+bool Recorder::run_at_once(const Call& call, const Plan& plan, AtOnce& done) {
+  if (!may_run_at_once(call, plan)) return false;
+  const int64_t begin = run::trace_time();
+  done.values = make_values(call, plan);
+  try {
+    const run::WarningsOfCall warnings(done.warned);
+    const run::AsEngineThread as_engine_thread;
+    torch::jit::Stack stack = real_arguments(call);
+    call_kernel(call, plan, stack);
+    run::install_results({call.info, plan.doubt, call.tensors}, done.values, stack);
+  } catch (...) {
+    // (What lacks memory goes the usual way, and waits until others have let go of theirs.)
+    if (!run::is_out_of_memory(std::current_exception())) done.thrown = std::current_exception();
+    done.values.clear();
+    return false;
+  }
+  read_habit.records(/*brief=*/true, is_fusable(call, plan));
+  counters_.at_once.fetch_add(1, std::memory_order_relaxed);
+  counters_.without_node.fetch_add(1, std::memory_order_relaxed);
+  if (begin != 0) [[unlikely]]
+    done.number = trace_at_once(call, begin);
+  return true;
+}
+
+/// Returns the number that stands for the call in the trace.
+uint64_t Recorder::trace_at_once(const Call& call, int64_t begin) {
+  uint64_t number = 0;
+  {
+    std::lock_guard lock(window_mutex_);
+    number = ++last_number_;
+  }
+  run::trace(
+      {.kind = run::TraceEvent::Kind::run, .op = &call.info, .number = number, .begin = begin});
+  return number;
+}
+
+void note_at_once(const Call& call, const Plan& plan, AtOnce& done, const at::Tensor& result) {
+  find_forward_node();
+  const bool noted = has_new_autograd_node();
+  if (!noted && done.number == 0 && done.warned.empty()) [[likely]]
+    return;
+  const stacks::StackRef stack = stacks::capture();
+  if (noted) {
+    const stacks::StackRef forward = forward_stack();
+    note_forward(forward ? forward : stack, result);
+  }
+  run::keep_warnings(std::move(done.warned), stack);
+  if (call.begin != 0)
+    run::trace({.kind = run::TraceEvent::Kind::record,
+                .op = &call.info,
+                .number = done.number,
+                .begin = call.begin,
+                .bytes = bytes_of_results(plan),
+                .stack = stack});
+}
+
+void Recorder::fail_at_once(run::Node& node, AtOnce& done) {
+  {
+    std::lock_guard lock(window_mutex_);
+    number_locked(node);
+  }
+  counters_.at_once.fetch_add(1, std::memory_order_relaxed);
+  run::keep_warnings(std::move(done.warned), node.stack);
+  const engine::FailurePtr failure = node.fail(done.thrown);
+  engine::Engine::fail_unpushed(node, failure);
+  node.finish(failure);
+  run::throw_if_interrupt(failure);
+}
+
+}  // namespace lazyeng::record

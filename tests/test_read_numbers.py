@@ -1,0 +1,219 @@
+"""Numbers that a program reads: item(), bool(), float(), int(), index; errors too, as in eager."""
+
+import math
+import operator
+import threading
+import warnings
+
+import pytest
+import torch
+
+import lazyeng
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
+    torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.uint16, torch.uint64,
+    torch.float8_e4m3fn,
+]  # fmt: skip
+READS = [torch.Tensor.item, bool, float, int, complex, operator.index, range(9).__getitem__]
+NUMBERS = [0, 1, 3, -2, 2.75, -0.0, math.inf, math.nan, 2**40, 200]
+
+
+def outcome(read, tensor):
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # (a complex number loses its imaginary part)
+            value = read(tensor)
+    except Exception as error:
+        return type(error).__name__.removeprefix("Lazy"), str(error)
+    return type(value), repr(value)
+
+
+def read_by(read, tensor):
+    return tensor.item() if read is torch.Tensor.item else read(tensor)
+
+
+@pytest.mark.parametrize("read", READS, ids=lambda read: getattr(read, "__name__", "range"))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_numbers_are_those_of_eager(dtype, read):
+    for number in NUMBERS:
+        plain = torch.tensor(number, dtype=torch.float64).to(dtype)
+        for plain_of_shape in (plain, plain.reshape(1, 1), torch.stack([plain, plain])[1]):
+            want = outcome(lambda x: read_by(read, x), plain_of_shape)
+            lazy = lazyeng.wrap(plain_of_shape)
+            assert outcome(lambda x: read_by(read, x), lazy) == want
+            computed = lazyeng.wrap(plain_of_shape).clone()  # (perhaps not there yet)
+            assert outcome(lambda x: read_by(read, x), computed) == want
+
+
+@pytest.mark.parametrize("read", READS, ids=lambda read: getattr(read, "__name__", "range"))
+@pytest.mark.parametrize("shape", [(0,), (2,), (3, 1)], ids=str)
+def test_what_is_no_number_is_refused_as_in_eager(shape, read):
+    plain = torch.ones(shape)
+    want = outcome(lambda x: read_by(read, x), plain)
+    assert outcome(lambda x: read_by(read, x), lazyeng.wrap(plain)) == want
+
+
+def test_conjugate_and_negative_numbers():
+    z = torch.tensor([1 + 2j])
+    lazy = lazyeng.wrap(z)
+    assert lazy.conj().item() == z.conj().item()
+    assert lazy.conj().imag.item() == z.conj().imag.item() == -2
+
+
+def test_arguments_of_item_are_refused():
+    x = lazyeng.wrap(torch.ones(()))
+    with pytest.raises(TypeError):
+        x.item(1)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError):
+        x.item(a=1)  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize("read", [torch.Tensor.item, bool, float], ids=["item", "bool", "float"])
+def test_failures_are_raised_by_each_way_to_read(read):
+    lines = lazyeng.wrap(torch.arange(3))
+    bad = lines[torch.tensor([7])].sum()
+    with pytest.raises(IndexError, match="out of bounds") as caught:
+        read_by(read, bad)
+    assert isinstance(caught.value, lazyeng.LazyError)
+    frames = [frame.name for frame in caught.traceback]
+    assert frames[-1] in ("read_by", "test_failures_are_raised_by_each_way_to_read")
+
+
+def test_modes_see_plain_reads_inside_a_block():
+    seen = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(getattr(function, "__name__", ""))
+            return function(*args, **(kwargs or {}))
+
+    x = lazyeng.wrap(torch.ones(()))
+    with Mode():
+        assert x.item() == 1
+    assert "item" in seen
+
+
+# ---- ops that run at the call, in a program that reads all the time (record/at_once.h)
+
+
+def reads_often(x):
+    for _ in range(6):
+        x.cumsum(0).sum().item()
+
+
+def test_plain_tensors_are_read_as_they_are():
+    x = torch.arange(4.0)
+    with lazyeng.lazy():
+        reads_often(x)
+        for i in range(5):
+            x += 1  # recorded
+            assert x.sum().item() == 6 + 4 * (i + 1)
+            assert x[1].item() == 2 + i
+            assert bool((x > 0).any())
+            assert torch.equal(x, torch.arange(4.0) + i + 1)
+
+
+def test_warnings_come_from_the_line_that_called():
+    x = torch.ones(3, dtype=torch.complex64)
+    with lazyeng.lazy():
+        reads_often(torch.ones(3))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            y = x.to(torch.float32)  # "Casting complex values to real discards the imaginary part"
+            y.sum().item()
+    for warning in caught:
+        assert warning.filename == __file__
+        assert (
+            warning.lineno
+            == test_warnings_come_from_the_line_that_called.__code__.co_firstlineno + 6
+        )
+
+
+def test_gradients_of_a_program_that_reads():
+    def program(w):
+        total = 0.0
+        for i in range(12):
+            y = ((w * i).tanh().cumsum(0) * 2).sum()
+            total += y.item()
+            y.backward()
+        return total
+
+    plain = torch.linspace(-1, 1, 7, requires_grad=True)
+    want = program(plain)
+    for wrap in (False, True):
+        w = plain.detach().clone().requires_grad_()
+        if wrap:
+            w = lazyeng.wrap(w.detach()).requires_grad_()
+        with lazyeng.lazy():
+            assert program(w) == want
+        assert plain.grad is not None and w.grad is not None
+        assert torch.equal(torch.as_tensor(w.grad), plain.grad)
+
+
+def test_failures_in_a_backward_written_in_python():
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient.cumsum(0)[torch.tensor([9, 1, 2])]
+
+    w = torch.ones(3, requires_grad=True)
+    with lazyeng.lazy():
+        reads_often(torch.ones(3))
+        y = Fails.apply(w)
+        assert y.sum().item() == 3
+        y.sum().backward()
+        assert w.grad is not None
+        with pytest.raises(IndexError, match="out of bounds") as caught:
+            w.grad.sum().item()
+        assert isinstance(caught.value, lazyeng.LazyError)
+        assert caught.value.op == "aten.index.Tensor"
+
+
+def test_results_are_of_the_class_and_have_no_shared_memory():
+    x = torch.ones(3)
+    with lazyeng.lazy():
+        reads_often(x)
+        y = x.clone()
+        assert type(y) is lazyeng.LazyTensor and y.is_ready()
+        z = y.cumsum(0)
+        y.zero_()
+        assert z.tolist() == [1, 2, 3] and x.tolist() == [1, 1, 1] and y.tolist() == [0, 0, 0]
+        m = torch.rand(4, 4).max(0)
+        assert type(m.values) is lazyeng.LazyTensor
+
+
+def test_a_profile_shows_ops_that_run_at_the_call(tmp_path):
+    import json
+
+    x = torch.ones(3)
+    with lazyeng.lazy():
+        reads_often(x)
+        with lazyeng.profile(str(tmp_path / "trace.json")):
+            for _ in range(3):
+                x.cumsum(0).sum().item()
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    for kind in ("record", "run"):
+        assert sum(e.get("cat") == kind and "cumsum" in e["name"] for e in events) == 3
+
+
+@pytest.mark.limit(60)
+def test_threads_that_read_share_tensors():
+    shared = lazyeng.wrap(torch.ones(16))
+    wrong = []
+
+    def reads():
+        for i in range(300):
+            if shared.cumsum(0).sum().item() != 136 or (shared * i).sum().item() != 16 * i:
+                wrong.append(i)
+
+    threads = [threading.Thread(target=reads) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    assert not wrong and not any(thread.is_alive() for thread in threads)
