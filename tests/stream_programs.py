@@ -118,6 +118,31 @@ def check_a_pinned_source_is_not_written_before_it_is_copied() -> None:
     assert (copied.unique().tolist(), source.unique().tolist()) == ([3.0], [4.0])
 
 
+def check_memory_of_a_copy_that_was_waited_for_is_not_reused_while_it_is_read() -> None:
+    """The first call that makes such a tensor waits, to find out what the op returns."""
+    warmed_up()
+    (lazyeng.wrap(torch.ones(70, device="cuda")) * 2).wait()
+    waited_for = lazyeng.engine_stats()["fallbacks"]
+    copied = lazyeng.wrap(torch.full((70, 1), 3.0)).to("cuda")
+    assert lazyeng.engine_stats()["fallbacks"] == waited_for + 1
+    with held(others=False):
+        y = copied.view(70) * 2
+        eventually(y.is_ready)
+        del copied
+        time.sleep(0.02)
+    assert y.unique().tolist() == [6.0]
+
+
+def check_what_is_asked_of_a_copy_waits_for_it() -> None:
+    x = warmed_up()
+    assert torch.equal(x, x)
+    with held(others=True):
+        copied = lazyeng.wrap(pinned(1.0)).to("cuda", non_blocking=True)
+        eventually(copied.is_ready)
+        threading.Timer(0.05, simulated.let_go).start()
+        assert torch.equal(copied, x)
+
+
 def check_both_sides_live_until_the_copy_is_done() -> None:
     warmed_up()
     with held(others=True):

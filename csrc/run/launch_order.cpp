@@ -89,6 +89,20 @@ EventRef note_launch(c10::ArrayRef<const Node*> nodes) {
   return done;
 }
 
+// (Also of a copy, which the host has waited for: its memory is of the stream of copies, and must
+// not go to the next one before kernels on the default stream have read it.)
+void note_found(const Node& node, StorageVar& var) {
+  const c10::Storage& memory = var.engine_face();
+  if (node.device.is_cpu() || !memory || memory.device() != node.device) return;
+  const c10::Stream stream = launch_stream(node);
+  if (stream == default_stream(stream.device())) return;
+  try {
+    var.streams.note(stream, /*writes=*/true, event_on(stream));
+  } catch (const c10::Error&) {
+    // The device is lost: who uses it tells.
+  }
+}
+
 void give_to_current_stream(const StorageVar& var) {
   const c10::Storage& memory = var.engine_face();
   if (!memory || memory.device_type() == c10::kCPU) return;
