@@ -7,7 +7,8 @@ import json
 import re
 from typing import Any
 
-COLORS = {"record": "#4c78a8", "run": "#54a24b", "group": "#b279a2", "wait": "#e45756"}
+COLORS = {"record": "#4c78a8", "run": "#54a24b", "group": "#b279a2", "wait": "#e45756",
+          "device": "#72b7b2"}  # fmt: skip
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>@TITLE@</title>

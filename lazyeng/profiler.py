@@ -39,7 +39,8 @@ class profile(contextlib.ContextDecorator):  # noqa: N801 (as torch.profiler.pro
     The file is Chrome's trace format, for ui.perfetto.dev or chrome://tracing. Each thread of the
     program and of the engine is a row, with ranges of the categories ``record`` (an operator was
     recorded; ``line`` is the program's), ``run`` (it ran), ``group`` (operators that ran fused,
-    ``members``) and ``wait`` (the program waited; ``line``, ``op``, ``reason``). Arrows lead from
+    ``members``) and ``wait`` (the program waited; ``line``, ``op``, ``reason``). Each stream of a
+    GPU is one too, with ranges ``device``: when it did what an operator launched. Arrows lead from
     record to run. The counters are the operators recorded and not run yet, and the bytes they will
     allocate. ``python -m lazyeng.report`` sums such a file up.
 
@@ -89,12 +90,14 @@ def _trace_events(
     pid = os.getpid()
     yield _metadata(pid, 0, "process_name", "lazyeng")
     names = {thread: name for thread, name, _ in logs}
+    events_of = {thread: events for thread, _, events in logs}
     names |= {wait.thread: "" for wait in waits if wait.thread not in names}
     ours = {thread.native_id: thread.name for thread in threading.enumerate()}
     for thread, name in names.items():
         engine = name.startswith("lazyeng-")
         yield _metadata(pid, thread, "thread_name", name if engine else ours.get(thread, name))
-        yield _metadata(pid, thread, "thread_sort_index", int(engine))
+        stream = any(event[0] == "device" for event in events_of.get(thread, ()))
+        yield _metadata(pid, thread, "thread_sort_index", 2 if stream else int(engine))
     runs: dict[int, tuple[int, _C.TraceEvent]] = {}
     for thread, _, events in logs:
         for event in events:

@@ -109,17 +109,19 @@ def table_of_waits(trace: Trace) -> list[list[str]]:
 
 
 def table_of_threads(trace: Trace) -> list[list[str]]:
-    """Per thread: what of the profile's time it ran, recorded, waited, and was idle."""
+    """Per thread, or stream: what of the profile's time it ran, recorded, waited, and was idle."""
     rows = []
     for thread, name in sorted(trace.threads.items(), key=lambda item: (item[1], item[0])):
         if thread == 0:
             continue
         mine = [
-            event for event in trace.of("record", "run", "group", "wait") if event["tid"] == thread
+            event
+            for event in trace.of("record", "run", "group", "wait", "device")
+            if event["tid"] == thread
         ]
         busy = _covered(mine)
         row = [name]
-        for categories in (("run", "group"), ("record",), ("wait",)):
+        for categories in (("run", "group", "device"), ("record",), ("wait",)):
             time = _covered([event for event in mine if event["cat"] in categories])
             row.append(f"{time / 1000:.3f}")
         idle = max(trace.duration - busy, 0.0)
@@ -183,7 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
     page = options.html or os.path.splitext(options.trace)[0] + ".html"
     with open(page, "w") as file:
         file.write(timeline_html(os.path.basename(options.trace), trace.threads, trace.of(
-            "record", "run", "group", "wait"), trace.duration))  # fmt: skip
+            "record", "run", "group", "wait", "device"), trace.duration))  # fmt: skip
     print(f"\ntimeline: {page}")
     return 0
 

@@ -155,7 +155,7 @@ def check_copies_have_threads() -> None:
     copied = lazyeng.wrap(torch.ones(5)).to("cuda:1")
     assert copied.cpu().tolist() == [1] * 5
     names = {(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
-    assert {"lazyeng-dev-2", "lazyeng-dev-3"} <= names, names
+    assert {"lazyeng-dev-4", "lazyeng-dev-5", "lazyeng-dev-6"} <= names, names
 
 
 def check_a_copy_waits_for_kernels_that_read_what_it_overwrites() -> None:
@@ -253,7 +253,7 @@ def check_many_threads_copy() -> None:
     assert not wrong
 
 
-def _outcome(program: random_programs.Program, mode: str) -> dict[str, Any]:
+def outcome_on_device(program: random_programs.Program, mode: str) -> dict[str, Any]:
     def moved(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         copies = [tensor.to("cuda") for tensor in tensors]
         return copies if mode == "eager" else lazyeng.wrap(copies)
@@ -266,7 +266,7 @@ def _outcome(program: random_programs.Program, mode: str) -> dict[str, Any]:
 
 
 # The simulated device has no generators.
-_DRAWS = frozenset(
+DRAWS = frozenset(
     name
     for name, op in random_programs.OPS.items()
     if op.default_generator or name in ("rand", "randint", "reseed")
@@ -276,12 +276,15 @@ _DRAWS = frozenset(
 def check_random_programs_equal_eager() -> None:
     warnings.simplefilter("ignore")
     for seed in (0, 1, 4):
-        program = random_programs.generate(seed, 300, default_generator=False, without=_DRAWS)
+        program = random_programs.generate(seed, 300, default_generator=False, without=DRAWS)
         slow(0)
-        expected = _outcome(program, "eager")
+        expected = outcome_on_device(program, "eager")
         slow(20)
         for mode in MODES:
-            assert not random_programs.differences(expected, _outcome(program, mode)), (seed, mode)
+            assert not random_programs.differences(expected, outcome_on_device(program, mode)), (
+                seed,
+                mode,
+            )
 
 
 # ---- failures of the device
@@ -291,7 +294,7 @@ def _fails(x: torch.Tensor, i: int = 7) -> torch.Tensor:
     return x[torch.tensor([i], device=x.device)]
 
 
-def _raised(function: Any) -> Exception:
+def raised(function: Any) -> Exception:
     try:
         function()
     except Exception as error:
@@ -312,7 +315,7 @@ def _program(mode: str) -> Exception:
     slow(200)
     with lazyeng.lazy(mode):
         x = torch.ones(3, device="cuda") * 2
-        return _raised(lambda: (_fails(x) + 1).cpu().tolist())
+        return raised(lambda: (_fails(x) + 1).cpu().tolist())
 
 
 def check_a_device_failure_names_its_op_async() -> None:
@@ -345,7 +348,7 @@ def _check_named(error: Exception) -> None:
     assert len(lost) == 1, error.__notes__
     # Every later use of the device tells of the same failure, without calling a kernel.
     other = lazyeng.wrap(torch.ones(2)).to("cuda")
-    again = _raised(other.wait)
+    again = raised(other.wait)
     assert isinstance(again, torch.AcceleratorError)
     assert again.root_id == error.root_id  # type: ignore[attr-defined]
     lazyeng.synchronize()  # nothing is left to report
@@ -364,7 +367,7 @@ def check_candidates_are_listed() -> None:
         eventually(lambda: all(d.is_ready() for d in doubled))
     finally:
         simulated.let_go()
-    error = _raised(lazyeng.synchronize)
+    error = raised(lazyeng.synchronize)
     assert isinstance(error, torch.AcceleratorError)
     notes = error.__notes__
     assert "One of these operations failed there" in notes[0], notes
@@ -372,7 +375,7 @@ def check_candidates_are_listed() -> None:
     assert len(listed) == 1, notes
     assert listed[0].endswith("(3 times)"), notes
     assert any("more operation" in note for note in notes), notes
-    assert _raised(doubled[0].tolist).root_id == error.root_id  # type: ignore[attr-defined]
+    assert raised(doubled[0].tolist).root_id == error.root_id  # type: ignore[attr-defined]
 
 
 def check_the_list_of_candidates_is_short() -> None:
@@ -385,7 +388,7 @@ def check_the_list_of_candidates_is_short() -> None:
             simulated.synchronize()
             x.wait()
         bad = _fails(x)
-    error = _raised(bad.tolist)
+    error = raised(bad.tolist)
     assert isinstance(error, torch.AcceleratorError)
     listed = [note for note in error.__notes__ if note.startswith("  aten.index")]
     assert len(listed) == 0, error.__notes__
@@ -402,7 +405,7 @@ def check_marks_keep_the_list_short() -> None:
             eventually(x.is_ready)
             time.sleep(0.001)
         bad = _fails(x)
-    error = _raised(bad.wait)
+    error = raised(bad.wait)
     assert isinstance(error, torch.AcceleratorError)
     lost = next(i for i, note in enumerate(error.__notes__) if "is lost" in note)
     assert len(error.__notes__) <= lost + 4, error.__notes__
@@ -466,7 +469,7 @@ def _stats(name: str) -> int:
     return lazyeng.engine_stats()[name]
 
 
-def _chain(x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def chain(x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     y = torch.relu((x + bias) * 0.5).tanh()
     return y, (y * y).mean()
 
@@ -482,13 +485,13 @@ def check_groups_run_as_kernels() -> None:
     kernels.install()
     slow()
     x, bias = torch.randn(300, 40), torch.randn(40)
-    expected = list(_chain(x, bias))
-    torch.testing.assert_close(_on_device(_chain, x, bias), expected)
+    expected = list(chain(x, bias))
+    torch.testing.assert_close(_on_device(chain, x, bias), expected)
     assert _stats("groups") == 0
     kernels.wait()
     for mode in ("deferred", "async"):
         before = len(kernels.ran)
-        torch.testing.assert_close(_on_device(_chain, x, bias, mode=mode), expected)
+        torch.testing.assert_close(_on_device(chain, x, bias, mode=mode), expected)
         assert len(kernels.ran) == before + 2, (mode, kernels.ran)  # the group's and its fold's
     assert _stats("groups") == 2 and "aten::tanh" in kernels.ran[-1]
 
@@ -565,13 +568,13 @@ def check_training_as_kernels_equals_the_cpu() -> None:
 def check_threads_share_kernels() -> None:
     kernels.install()
     x, bias = torch.randn(64, 40), torch.randn(40)
-    expected = list(_chain(x, bias))
+    expected = list(chain(x, bias))
     wrong: list[BaseException] = []
 
     def work() -> None:
         try:
             for _ in range(6):
-                torch.testing.assert_close(_on_device(_chain, x, bias), expected)
+                torch.testing.assert_close(_on_device(chain, x, bias), expected)
         except BaseException as error:
             wrong.append(error)
 
@@ -583,7 +586,7 @@ def check_threads_share_kernels() -> None:
     assert not wrong, wrong
     for _ in range(2):  # (groups of several threads may have been one)
         kernels.wait()
-        torch.testing.assert_close(_on_device(_chain, x, bias), expected)
+        torch.testing.assert_close(_on_device(chain, x, bias), expected)
     assert _stats("groups") > 0
 
 
@@ -596,7 +599,7 @@ def check_what_cannot_be_compiled_runs_unfused() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for n in (300, 200, 100):
-            torch.testing.assert_close(_on_device(_chain, x[:n], bias), list(_chain(x[:n], bias)))
+            torch.testing.assert_close(_on_device(chain, x[:n], bias), list(chain(x[:n], bias)))
             kernels.wait()
     said = [w for w in caught if issubclass(w.category, CompileWarning)]
     assert len(said) == 1 and "no room for 1" in str(said[0].message), caught
@@ -609,14 +612,14 @@ def check_without_triton_ops_run_one_by_one() -> None:
     x, bias = torch.randn(300, 40), torch.randn(40)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        torch.testing.assert_close(_on_device(_chain, x, bias), list(_chain(x, bias)))
+        torch.testing.assert_close(_on_device(chain, x, bias), list(chain(x, bias)))
         kernels.wait()
         eventually(lambda: caught)
     assert "Triton is not installed" in str(caught[0].message)
-    unfused = _on_device(_chain, x, bias)
-    torch.testing.assert_close(unfused, list(_chain(x, bias)))
+    unfused = _on_device(chain, x, bias)
+    torch.testing.assert_close(unfused, list(chain(x, bias)))
     with lazyeng.lazy("deferred"):
-        results = _chain(x.cuda(), bias.cuda())
+        results = chain(x.cuda(), bias.cuda())
         assert all(op.program is None for op in planned().ops)
     del results
 
@@ -625,15 +628,15 @@ def check_a_failure_of_a_kernel_is_one_of_the_members() -> None:
     """The kernel of a group takes the device down: its members are the candidates."""
     kernels.install()
     x, bias = torch.randn(300, 40), torch.randn(40)
-    _on_device(_chain, x, bias)
+    _on_device(chain, x, bias)
     kernels.wait()
     kernels.fail_next()
     with lazyeng.lazy("deferred"):
-        y, _ = _chain(x.cuda(), bias.cuda())
-    error = _raised(lambda: y.cpu().numpy())
+        y, _ = chain(x.cuda(), bias.cuda())
+    error = raised(lambda: y.cpu().numpy())
     assert isinstance(error, RuntimeError) and isinstance(error, lazyeng.LazyError)
     text = "".join(traceback.format_exception(error))
-    assert "aten.tanh" in text and "_chain" in text and "context of cuda:0 is lost" in text, text
+    assert "aten.tanh" in text and "chain" in text and "context of cuda:0 is lost" in text, text
 
 
 def check_a_number_that_does_not_fit_is_the_ops_failure() -> None:
@@ -652,7 +655,7 @@ def check_a_number_that_does_not_fit_is_the_ops_failure() -> None:
             kernels.wait()
             continue
         ran = len(kernels.ran)
-        _raised(lambda y=y: y.cpu().numpy())  # (of the op's own kernel, which ran alone)
+        raised(lambda y=y: y.cpu().numpy())  # (of the op's own kernel, which ran alone)
         assert len(kernels.ran) == ran
 
 
@@ -662,7 +665,7 @@ def check_the_program_may_end_while_kernels_are_compiled() -> None:
 
     kernels.install(never)
     x, bias = torch.randn(300, 40), torch.randn(40)
-    torch.testing.assert_close(_on_device(_chain, x, bias), list(_chain(x, bias)))
+    torch.testing.assert_close(_on_device(chain, x, bias), list(chain(x, bias)))
     eventually(lambda: any(t.name == "lazyeng-compiler" for t in threading.enumerate()))
 
 

@@ -23,7 +23,7 @@ from torch import nn
 
 import lazyeng
 from lazyeng.fuse.compiler import CompileError
-from tests.cuda_programs import MODES, _raised, slow
+from tests.cuda_programs import MODES, raised, slow
 from tests.simulated_cuda import kernels
 
 aten = torch.ops.aten
@@ -489,7 +489,7 @@ def _label_out_of_range() -> Exception:
     labels[3] = 5
     with lazyeng.lazy("deferred"):
         y = loss(x.cuda(), labels.cuda())
-    return _raised(lambda: y.cpu().numpy())
+    return raised(lambda: y.cpu().numpy())
 
 
 def check_a_label_out_of_range_is_the_ops_failure() -> None:
@@ -507,7 +507,7 @@ def check_a_kernel_that_fails_names_its_op() -> None:
     kernels.fail_next()
     with lazyeng.lazy("deferred"):
         y = F.layer_norm(x.cuda(), [40])
-    error = _raised(lambda: y.cpu().numpy())
+    error = raised(lambda: y.cpu().numpy())
     assert isinstance(error, lazyeng.LazyError)
     assert any("  aten.native_layer_norm(" in note for note in error.__notes__), error.__notes__
 

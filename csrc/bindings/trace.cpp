@@ -18,6 +18,8 @@ const char* kind_name(TraceEvent::Kind kind) {
       return "record";
     case TraceEvent::Kind::run:
       return "run";
+    case TraceEvent::Kind::device:
+      return "device";
     default:
       return "group";
   }
@@ -57,7 +59,12 @@ PyObject* stop_trace(PyObject*, PyObject*) {
   record::set_all_waits_reported(false);
   PyRef threads(PyList_New(0));
   if (!threads) return nullptr;
-  for (const run::ThreadTrace& log : run::stop_trace()) {
+  std::vector<run::ThreadTrace> logs;
+  {
+    const run::NoGil released;  // (it waits for devices)
+    logs = run::stop_trace();
+  }
+  for (const run::ThreadTrace& log : logs) {
     PyRef events(PyList_New(0));
     for (const TraceEvent& event : log.events) {
       PyRef item(to_python(event));

@@ -93,13 +93,16 @@ FailurePtr TrackedEngine::run_alone(Op& op) noexcept {
 }
 
 void TrackedEngine::retire(Op* op) noexcept {
-  release(op->weight, op->cost_bytes);
-  // Dekker with wait_below_limits: we release, then look for waits; it announces itself, then looks
-  // at what is pending. One of us sees the other.
-  if (limit_waits_.load(std::memory_order_seq_cst) != 0 && within_half_limits()) news_.notify();
+  const uint32_t weight = op->weight;
+  const uint64_t bytes = op->cost_bytes;
   Epoch* const epoch = op->epoch_;
   op->accesses_.clear();  // somebody may hold the op for long; the vars need not wait for that
   op->release();
+  // Behind that: who lacks memory waits until the others are gone (run_alone), with what they held.
+  release(weight, bytes);
+  // Dekker with wait_below_limits: we release, then look for waits; it announces itself, then looks
+  // at what is pending. One of us sees the other.
+  if (limit_waits_.load(std::memory_order_seq_cst) != 0 && within_half_limits()) news_.notify();
   // Last, so that nothing of an op is left when wait_for_all returns.
   if (epoch->count_completion()) news_.notify();
 }

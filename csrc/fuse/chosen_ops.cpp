@@ -74,7 +74,8 @@ bool are_pair(const run::Node& first, const run::Node& second) {
   if (second.tensors.empty() || !second.tensors[0].value ||
       !same_elements(*second.tensors[0].value, *first.outputs[0]))
     return false;
-  if (!is_plain(second) || second.device != first.device || second.settings != first.settings)
+  if (!is_plain(second) || second.device != first.device || second.stream_id != first.stream_id ||
+      second.settings != first.settings)
     return false;
   const Names* const names = names_for(first);
   if (!names) return false;

@@ -20,6 +20,8 @@
 #include "csrc/fuse/kernel_run.h"
 #include "csrc/fuse/key.h"
 #include "csrc/run/launch_log.h"
+#include "csrc/run/launch_order.h"
+#include "csrc/run/stream_trace.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -349,8 +351,9 @@ Launched launch_calls(c10::ArrayRef<run::Node*> nodes,
     if (!kernels) return Launched::no;
     RECORD_FUNCTION("lazyeng::hand_written", c10::ArrayRef<const c10::IValue>());
     const c10::DeviceGuard here(nodes[0]->device);
+    const run::OnStream on_stream(*nodes[0]);
     run.make_memory(*kernels);
-    KernelRun launches(nodes[0]->device);
+    KernelRun launches(*nodes[0]);
     launches.make_partials(*kernels);
     const auto own = [&run](const KernelArgument& argument, LaunchArguments& arguments) {
       return run.bind(argument, arguments);
@@ -358,9 +361,14 @@ Launched launch_calls(c10::ArrayRef<run::Node*> nodes,
     if (!launches.bind(*kernels, own)) return Launched::no;
     std::deque<run::Launch> log;  // any of the calls may be the one that a failure is blamed on
     for (const run::Node* node : nodes) log.emplace_back(*node);
+    const c10::SmallVector<const run::Node*, 8> all(nodes.begin(), nodes.end());
+    run::wait_for_other_streams(all);
+    run::StreamRange range(*all[0]);
     for (; launched < kernels->kernels.size(); ++launched)
       launches.launch(kernels->kernels[launched], launched);
+    range.end(run::group_event(all));
     run.install();
+    run::note_launch(all);
     if (logging()) report(nodes, run, *kernels);
     stats().by_hand.fetch_add(nodes.size(), std::memory_order_relaxed);
     return Launched::yes;

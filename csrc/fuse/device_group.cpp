@@ -10,6 +10,8 @@
 #include "csrc/fuse/kernel_run.h"
 #include "csrc/fuse/numbers.h"
 #include "csrc/run/launch_log.h"
+#include "csrc/run/launch_order.h"
+#include "csrc/run/stream_trace.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -113,9 +115,11 @@ Launched launch_group(const Group& group, const PlanRef& plan, std::exception_pt
     if (!run.find_tensors()) return Launched::no;
     const auto kernels = kernels_for(group, plan, run.variant());
     if (!kernels) return Launched::no;
-    const c10::DeviceGuard here(group.members[0].node->device);
+    const run::Node& first = *group.members[0].node;
+    const c10::DeviceGuard here(first.device);
+    const run::OnStream on_stream(first);
     run.make_tensors();
-    KernelRun launches(group.members[0].node->device);
+    KernelRun launches(first);
     launches.make_partials(*kernels);
     const auto own = [&run](const KernelArgument& argument, LaunchArguments& arguments) {
       return run.bind(argument, arguments);
@@ -123,9 +127,17 @@ Launched launch_group(const Group& group, const PlanRef& plan, std::exception_pt
     if (!launches.bind(*kernels, own)) return Launched::no;
     // Any member may be the one that a failure of these kernels is blamed on.
     std::deque<run::Launch> log;
-    for (const Member& member : group.members) log.emplace_back(*member.node);
+    c10::SmallVector<const run::Node*, 8> nodes;
+    for (const Member& member : group.members) {
+      nodes.push_back(member.node.get());
+      log.emplace_back(*member.node);
+    }
+    run::wait_for_other_streams(nodes);
+    run::StreamRange range(first);
     for (const DeviceKernel& kernel : kernels->kernels) launches.launch(kernel, launched++);
+    range.end(run::group_event(nodes));
     run.install();
+    run::note_launch(nodes);
     return Launched::yes;
   } catch (...) {
     // No memory, a number that does not fit, a lost device: the member itself will tell.

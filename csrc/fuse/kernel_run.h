@@ -9,7 +9,9 @@ namespace lazyeng::fuse {
 
 class KernelRun {
  public:
-  explicit KernelRun(c10::Device device) : device_(device) {}
+  /// On the stream of the node's program.
+  explicit KernelRun(const run::Node& node)
+      : device_(node.device), stream_(node.stream().native_handle()) {}
 
   void make_partials(const GroupKernels& kernels) {
     for (const uint64_t bytes : kernels.partial_bytes)
@@ -29,7 +31,7 @@ class KernelRun {
   }
 
   void launch(const DeviceKernel& kernel, size_t index) {
-    kernel.kernel->launch(kernel.grid, /*stream=*/nullptr, bound_[index]);
+    kernel.kernel->launch(kernel.grid, stream_, bound_[index]);
   }
 
  private:
@@ -50,6 +52,7 @@ class KernelRun {
   }
 
   const c10::Device device_;
+  void* const stream_;
   std::vector<c10::Storage> partials_;
   std::vector<LaunchArguments> bound_;
 };

@@ -94,7 +94,8 @@ bool Partition::fits(size_t open, const Candidate& candidate) {
   if ((group.checked || candidate.checked) && !may_run_twice(open, candidate)) return false;
   if ((group.in_shares && candidate.row) || (candidate.in_shares && group.row)) return false;
   const run::Node& first = *group.members[0].node;
-  if (first.settings != candidate.node->settings || first.device != candidate.node->device)
+  if (first.settings != candidate.node->settings || first.device != candidate.node->device ||
+      first.stream_id != candidate.node->stream_id)
     return false;
   const bool by_row = is_done_by_row(open, candidate);
   if (!by_row) {
@@ -170,7 +171,8 @@ bool Partition::fits_lists(const run::Node& node, int64_t length) {
   const Group& group = *chain.group;
   const run::Node& first = *group.members[0].node;
   if (chain.length != length || group.members.size() >= kMaxMembers ||
-      first.settings != node.settings || first.device != node.device)
+      first.settings != node.settings || first.device != node.device ||
+      first.stream_id != node.stream_id)
     return false;
   for (size_t i = 0; i < node.tensors.size(); ++i) {
     const int slot = slot_in(kLists, node.tensors[i].value->var());

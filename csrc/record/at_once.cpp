@@ -80,7 +80,10 @@ Values make_values(const Call& call, const Plan& plan) {
 at::Tensor complete_tensor(const at::Tensor& tensor) {
   if (LazyImpl* lazy = lazy_impl(tensor)) {
     const run::ValueRef& value = lazy->value();
-    if (lazy->resized_outside() || value->var().awaited() || value->var().failure()) return {};
+    // (On a device what is launched may not be there.)
+    if (lazy->resized_outside() || !value->geometry().device().is_cpu() || value->var().awaited() ||
+        value->var().failure())
+      return {};
     return value->real();
   }
   if (!recordable(tensor) || !tensor.is_cpu()) return {};

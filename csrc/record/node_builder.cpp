@@ -89,6 +89,7 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   const run::StorageVarRef generator = call.info.random ? generator_var(call) : nullptr;
   node->host_copy = host_copy_of(call);
   node->device = device_of(call);
+  node->stream_id = run::current_stream_id(node->device);
   node->waits_for_device = thread_mode().mode == Mode::sync;
   if (discover) {
     node->found.caller = std::this_thread::get_id();

@@ -25,6 +25,7 @@
 #include "csrc/run/as_engine_thread.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/ignored_warnings.h"
+#include "csrc/run/launch_order.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/parts.h"
 #include "csrc/run/plain_storage.h"
@@ -173,8 +174,12 @@ void keep_failure(const run::Node& node) {
 /// Nobody sees old memory from now on: the node's writes count as pending.
 void guard_plain_memory(const run::Node& node) {
   if (node.discover) return;
-  for (run::StorageVar* var : node.written_vars)
-    if (var->exposed()) run::plain_storages().guard(*var);
+  for (run::StorageVar* var : node.written_vars) {
+    if (!var->exposed()) continue;
+    run::plain_storages().guard(*var);
+    // (It was launched meanwhile: there is no guard, and nobody waits at the end of the block.)
+    if (!var->awaited()) run::give_to_current_stream(*var);
+  }
 }
 
 }  // namespace
@@ -377,10 +382,14 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
   }
   WaitScope waits("its result is needed at the call");
   read_habit.reads();
-  if (reads_what_is_complete(call, *node)) {
+  bool ran = reads_what_is_complete(call, *node);
+  if (ran) {
     const run::NoGil released;
     node->run();
-  } else {
+    ran = !node->asks_again();  // or it lacks memory: once more, when nothing else runs
+    if (!ran) node->was_not_run();
+  }
+  if (!ran) {
     if (waits.wanted() && is_awaited(call)) waits.begin(call.info.torch_name);
     try {
       run_in_order(*node, Before::all);

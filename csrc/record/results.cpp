@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "csrc/record/lazy_tensor.h"
+#include "csrc/run/launch_order.h"
 #include "csrc/run/plain_storage.h"
 
 namespace lazyeng::record {
@@ -31,7 +32,10 @@ run::StorageVarRef var_of_argument(const run::Node& node, const at::Tensor& real
 
 run::ValueRef value_of(const run::Node& node, const at::Tensor& real) {
   run::StorageVarRef var = var_of_argument(node, real);
-  if (!var) var = make_ref<run::StorageVar>(real.storage(), real.storage().nbytes());
+  if (!var) {
+    var = make_ref<run::StorageVar>(real.storage(), real.storage().nbytes());
+    run::note_found(node, *var);
+  }
   return make_ref<run::Value>(std::move(var), run::geometry_of(real));
 }
 

@@ -4,6 +4,7 @@
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/recorder.h"
 #include "csrc/run/executor.h"
+#include "csrc/run/launch_order.h"
 #include "csrc/run/plain_storage.h"
 
 namespace lazyeng::record {
@@ -40,11 +41,22 @@ bool runs_at_once(const run::OpInfo& info, const torch::jit::Stack& stack) {
   return writes;
 }
 
+/// Copies and ops on other streams are settled when they are launched.
+void give_to_current_stream(const run::OpInfo& info, const torch::jit::Stack& stack) {
+  for (size_t i = 0; i < info.args.size(); ++i) {
+    const c10::IValue& input = torch::jit::peek(stack, i, info.args.size());
+    if (!input.isTensor() || !input.toTensor().defined() || input.toTensor().is_cpu()) continue;
+    if (const run::StorageVarRef var = run::plain_storages().find(input.toTensor()))
+      run::give_to_current_stream(*var);
+  }
+}
+
 }  // namespace
 
 bool write_temporary(const run::OpInfo& info, torch::jit::Stack* stack) {
   if (!info.writes || !runs_at_once(info, *stack)) return false;
   if (info.random) current_recorder()->wait_for_generators();
+  give_to_current_stream(info, *stack);
   const run::RealDispatch below;
   info.handle.callBoxed(*stack);
   return true;

@@ -7,6 +7,7 @@
 #include "csrc/record/sync_debug.h"
 #include "csrc/run/kernel_warnings.h"
 #include "csrc/run/launch_log.h"
+#include "csrc/run/launch_order.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/plain_values.h"
@@ -104,6 +105,7 @@ void Recorder::complete(run::StorageVar& var) {
       return engine_->wait_for_var(var, interrupt);
     });
   }
+  run::give_to_current_stream(var);
   run::plain_storages().release(var);
   run::deliver_warnings();
   waits.report();

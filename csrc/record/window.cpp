@@ -12,6 +12,7 @@
 #include "csrc/engine/reserve.h"
 #include "csrc/fuse/op_table.h"
 #include "csrc/fuse/trials.h"
+#include "csrc/record/device_bounds.h"
 #include "csrc/record/gate.h"
 #include "csrc/record/read_habit.h"
 #include "csrc/record/recorder.h"
@@ -242,6 +243,7 @@ void Recorder::throttle(const run::Node& node) {
   // What is pending stands in a cache line that the workers write: small ops look now and then.
   if (node.number % kLookEvery != 0 && node.cost_now() < kLookAtBytes) return;
   run_due_trials(node.number);
+  if (!node.device.is_cpu()) bound_by_memory_of(node.device, *engine_);
   if (!engine_->above_limits() || fits_when_fused()) return;
   WaitScope waits("more is recorded and not run than the bounds of run-ahead allow");
   if (waits.wanted()) waits.begin(node.info.torch_name);

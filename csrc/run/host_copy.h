@@ -2,16 +2,21 @@
 //
 // Each device has two engine queues for them, one in each direction, each with a stream of its own:
 // a copy overlaps the kernels that run meanwhile, and neither thread keeps a worker from its work.
-// Such an op is complete when the copy is: whoever waits for it finds the bytes, and a pinned
-// buffer that it read may be filled again. (Other ops of a device are complete when their kernels
-// are launched: the order of the device's default stream does the rest.)
+//
+// Such an op is launched, and gives up its claim on the device's memory: kernels that use that
+// memory may be launched at once, since they wait on the device (streams.h), and the queue goes on
+// to the next copy. The op moves to another queue, whose thread waits until the device has done the
+// copy. Only then is the op complete: until then it keeps the memory of both sides alive, the
+// engine keeps whoever writes or reads the host's side away, and its bytes count as pending.
+//
+// A copy to the host that does not ask for non_blocking goes to memory that the device cannot write
+// by itself: torch waits for it, and so does the thread of its queue.
 #pragma once
 
-#include <ATen/core/stack.h>
 #include <c10/core/Device.h>
 
 #include "csrc/engine/op.h"
-#include "csrc/run/op_info.h"
+#include "csrc/run/streams.h"
 
 namespace lazyeng::run {
 
@@ -24,10 +29,27 @@ struct HostCopy {
 
   explicit operator bool() const { return direction != Direction::none; }
   static HostCopy between(c10::Device from, c10::Device to);
-  engine::QueueId queue() const;
+  /// Where it is launched, and where it is waited for.
+  engine::QueueId queue() const { return queue_of(0); }
+  engine::QueueId queue_of_waits() const { return queue_of(2); }
+  /// The stream of such copies.
+  c10::Stream stream() const;
+
+ private:
+  engine::QueueId queue_of(unsigned which) const;
 };
 
-/// Runs the op on the stream of such copies, and waits until the device has done it.
-void run_host_copy(const HostCopy& copy, const OpInfo& info, torch::jit::Stack& stack);
+/// A copy that was launched.
+struct CopyInFlight {
+  CopyInFlight(EventRef done, uint64_t ticket, uint64_t launched)
+      : done(std::move(done)), ticket(ticket), launched(launched) {}
+
+  EventRef done;
+  uint64_t ticket;    ///< in the log of launches
+  uint64_t launched;  ///< what of the program's stream is done when it is; 0: it follows nothing
+};
+
+/// Waits, on the host, until the event has come. Throws if the device is lost.
+void wait_for_event(const c10::Event& event);
 
 }  // namespace lazyeng::run

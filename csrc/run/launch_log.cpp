@@ -2,9 +2,9 @@
 //
 // Invariants, kept under a log's mutex:
 //   L1  An op stands in the log from before its first kernel is launched.
-//   L2  It leaves the log only when the device is known to have done it: a mark (an event on the
-//       device's default stream, recorded when the ops before it were all launched) was reached, or
-//       somebody has waited for the device.
+//   L2  It leaves the log only when the device is known to have done it: a mark (an event on each
+//       stream in use, recorded when the ops before it were all launched) was reached, or somebody
+//       has waited for the device, or for the op's stream.
 // So when a call tells that the device is lost, the op that failed stands in the log: of the first
 // kernel that fails nothing can be known to be done. (Older launches than kMost are forgotten, and
 // counted: no GPU runs that far behind.)
@@ -20,10 +20,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string_view>
 #include <thread>
+#include <vector>
 
+#include "csrc/run/launch_order.h"
 #include "csrc/run/node.h"
 #include "csrc/run/python_error.h"
 
@@ -66,6 +67,7 @@ constexpr std::array<string_view, 25> kAsserting = {"index",
 /// What is known of a launched op without keeping its tensors alive.
 struct Entry {
   uint64_t ticket;
+  c10::Stream stream;
   const OpInfo* info;
   uint64_t number;
   uint64_t block;
@@ -107,10 +109,12 @@ class LaunchLog {
     look_at_mark();
     const uint64_t launched = launched_through_;
     if (entries_.size() >= kMost) {
+      leaves(entries_.front());
       entries_.pop_front();
       ++forgotten_;
     }
     entries_.push_back(entry_of(node));
+    enters(entries_.back());
     return {last_ticket_, launched};
   }
 
@@ -120,7 +124,7 @@ class LaunchLog {
     if (entry != entries_.end() && entry->ticket == ticket) entry->launched = true;
     advance();
     try {
-      if (!failure_ && !marked_ && entries_.size() >= kMarkEvery) set_mark();
+      if (!failure_ && marks_.empty() && entries_.size() >= kMarkEvery) set_mark();
     } catch (const std::exception&) {
       // The device is lost: the next call tells.
     }
@@ -137,12 +141,16 @@ class LaunchLog {
     drop_through(ticket);
   }
 
-  /// An op that began with `begun` has waited for the device: also for what was launched then.
-  void waited_for(Begun begun) {
+  /// An op that began with `begun` is done, and what had been launched on the stream by then.
+  void waited_for(Begun begun, const c10::Stream& stream) {
     std::lock_guard lock(mutex_);
-    drop_through(begun.launched);
+    const bool is_only_one = streams_.size() == 1 && streams_[0].stream == stream;
+    if (begun.launched) drop_through(begun.launched, is_only_one ? nullptr : &stream);
     const auto own = from(begun.ticket);
-    if (own != entries_.end() && own->ticket == begun.ticket) entries_.erase(own);
+    if (own != entries_.end() && own->ticket == begun.ticket) {
+      leaves(*own);
+      entries_.erase(own);
+    }
     advance();
   }
 
@@ -168,13 +176,20 @@ class LaunchLog {
     return failure_;
   }
 
-  c10::Stream stream() const { return guard_.getDefaultStream(device_); }
+  /// Those that may have something to do: the default stream is the program's as well.
+  std::vector<c10::Stream> streams() {
+    std::vector<c10::Stream> all{guard_.getDefaultStream(device_)};
+    std::lock_guard lock(mutex_);
+    for (const Used& used : streams_)
+      if (used.stream != all[0]) all.push_back(used.stream);
+    return all;
+  }
   const c10::impl::VirtualGuardImpl& guard() const { return guard_; }
 
  private:
   Entry entry_of(const Node& node) {
-    Entry entry{++last_ticket_, &node.info,         node.number, node.block,
-                node.stack,     node.forward_stack, {}};
+    Entry entry{++last_ticket_, launch_stream(node), &node.info,         node.number,
+                node.block,     node.stack,          node.forward_stack, {}};
     for (const TensorArg& arg : node.tensors)
       if (arg.value) entry.inputs.push_back(arg.value->geometry_ref());
     return entry;
@@ -192,25 +207,45 @@ class LaunchLog {
     launched_through_ = next == entries_.end() ? last_ticket_ : next->ticket - 1;
   }
 
-  void drop_through(uint64_t ticket) {
-    while (!entries_.empty() && entries_.front().ticket <= ticket) entries_.pop_front();
+  void enters(const Entry& entry) {
+    for (Used& used : streams_)
+      if (used.stream == entry.stream) return void(++used.entries);
+    streams_.push_back({entry.stream, 1});
+  }
+
+  void leaves(const Entry& entry) {
+    for (Used& used : streams_)
+      if (used.stream == entry.stream) --used.entries;
+    std::erase_if(streams_, [](const Used& used) { return used.entries == 0; });
+  }
+
+  /// All, or those of one stream.
+  void drop_through(uint64_t ticket, const c10::Stream* stream = nullptr) {
+    const auto end = from(ticket + 1);
+    const auto kept = std::remove_if(entries_.begin(), end, [&](const Entry& entry) {
+      const bool drops = !stream || entry.stream == *stream;
+      if (drops) leaves(entry);
+      return drops;
+    });
+    entries_.erase(kept, end);
+    if (stream) return;
     forgotten_ = 0;
-    if (marked_ && marked_ <= ticket) marked_ = 0;
+    if (marked_ <= ticket) marks_.clear();
   }
 
   void set_mark() {
     const uint64_t ticket = launched_through_;
     if (entries_.empty() || ticket < entries_.front().ticket) return;
     const c10::DeviceGuard here(device_);
-    if (!event_) event_.emplace(device_.type());
-    event_->record(stream());
+    for (const Used& used : streams_) marks_.push_back(event_on(used.stream));
     marked_ = ticket;
   }
 
   void look_at_mark() {
-    if (!marked_ || last_ticket_ < marked_ + kMarkEvery / 2) return;
+    if (marks_.empty() || last_ticket_ < marked_ + kMarkEvery / 2) return;
     const c10::DeviceGuard here(device_);
-    if (event_->query()) drop_through(marked_);
+    if (std::all_of(marks_.begin(), marks_.end(), [](const EventRef& m) { return m->query(); }))
+      drop_through(marked_);
   }
 
   std::shared_ptr<FailureRoot> blame(const std::exception_ptr& error, string_view message) {
@@ -244,6 +279,7 @@ class LaunchLog {
     root->label = label;
     failure_ = std::make_shared<OpFailure>(root, std::move(label));
     entries_.clear();
+    streams_.clear();
     return root;
   }
 
@@ -254,8 +290,13 @@ class LaunchLog {
   uint64_t last_ticket_ = 0;
   uint64_t launched_through_ = 0;  // all up to this ticket, and not the next
   size_t forgotten_ = 0;
-  std::optional<c10::Event> event_;
-  uint64_t marked_ = 0;  // the event was recorded after this ticket; 0: it is not in use
+  struct Used {
+    c10::Stream stream;
+    size_t entries;
+  };
+  std::vector<Used> streams_;  // of the entries
+  std::vector<EventRef> marks_;
+  uint64_t marked_ = 0;  // the marks were recorded after this ticket
   std::shared_ptr<const OpFailure> failure_;
 };
 
@@ -287,11 +328,14 @@ Launch::~Launch() {
 }
 
 void Launch::device_waited_for() {
-  if (ticket_) log_of(node_.device).waited_for({std::exchange(ticket_, 0), launched_});
+  if (!ticket_) return;
+  log_of(node_.device).waited_for({std::exchange(ticket_, 0), launched_}, node_.stream());
 }
 
 uint64_t launched_so_far(c10::Device device) { return log_of(device).launched_so_far(); }
-void well(c10::Device device, uint64_t launched) { log_of(device).well(launched); }
+void copied(const Node& node, const CopyInFlight& copy) {
+  log_of(node.device).waited_for({copy.ticket, copy.launched}, node.stream());
+}
 
 engine::FailurePtr device_failure(const Node& node, const std::exception_ptr& error) noexcept {
   if (node.device.is_cpu()) return nullptr;
@@ -322,11 +366,15 @@ engine::FailurePtr wait_for_device(c10::Device device, const engine::Interrupt& 
   const uint64_t launched = log.launched_so_far();
   try {
     const c10::DeviceGuard here(device);  // (another device may be lost)
-    c10::Event event(device.type());
-    event.record(log.stream());
+    std::vector<EventRef> events;
+    for (const c10::Stream& stream : log.streams()) events.push_back(event_on(stream));
+    const auto is_done = [&] {
+      return std::all_of(events.begin(), events.end(),
+                         [](const EventRef& e) { return e->query(); });
+    };
     const auto begin = std::chrono::steady_clock::now();
     auto next_ask = begin + kAskEvery;
-    while (!event.query()) {
+    while (!is_done()) {
       const auto now = std::chrono::steady_clock::now();
       if (now - begin > kSpin) std::this_thread::sleep_for(kLookEvery);
       if (now < next_ask) continue;
@@ -347,7 +395,9 @@ bool is_running(c10::Device device, engine::FailurePtr& failure) {
   if (failure || !log.is_busy()) return false;
   try {
     const c10::DeviceGuard here(device);
-    return !log.guard().queryStream(log.stream());
+    const std::vector<c10::Stream> streams = log.streams();
+    return std::any_of(streams.begin(), streams.end(),
+                       [&](const c10::Stream& s) { return !log.guard().queryStream(s); });
   } catch (const std::exception& thrown) {
     failure = log.lose(std::current_exception(), thrown.what());
     return false;

@@ -20,8 +20,9 @@
 namespace lazyeng::run {
 
 class Node;
+struct CopyInFlight;
 
-/// The launch of one op's kernels. Does nothing for ops of the CPU.
+/// The launch of one op's kernels, or of a copy, on its stream. Does nothing for ops of the CPU.
 class Launch {
  public:
   /// Throws LostDevice if the device is lost.
@@ -29,8 +30,10 @@ class Launch {
   Launch(const Launch&) = delete;
   ~Launch();
 
-  /// The device has been waited for since: these kernels and all before them are done.
+  /// The op's stream has been waited for since: these kernels and all before them are done.
   void device_waited_for();
+  /// Its number. It stays in the log until somebody tells that the device has done it.
+  uint64_t keep() const { return ticket_; }
 
  private:
   const Node& node_;
@@ -43,9 +46,10 @@ struct LostDevice : std::exception {
   const char* what() const noexcept override { return "lazyeng: the device is lost"; }
 };
 
-/// What has been launched on the device now; well() says that all of that is done.
+/// What has been launched on the device now.
 uint64_t launched_so_far(c10::Device device);
-void well(c10::Device device, uint64_t launched);
+/// The copy that the node has launched is done, and what it followed.
+void copied(const Node& node, const CopyInFlight& copy);
 
 /// The failure of the device if `error` says that it is lost, told by `node`; else null. (All who
 /// ask share one root.)

@@ -8,8 +8,10 @@
 
 #include "csrc/run/as_engine_thread.h"
 #include "csrc/run/executor.h"
+#include "csrc/run/free_memory.h"
 #include "csrc/run/kernel_warnings.h"
 #include "csrc/run/launch_log.h"
+#include "csrc/run/launch_order.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/own_kernels.h"
 #include "csrc/run/parts.h"
@@ -18,6 +20,7 @@
 #include "csrc/run/python_ref.h"
 #include "csrc/run/slices.h"
 #include "csrc/run/spare_cores.h"
+#include "csrc/run/stream_trace.h"
 #include "csrc/run/torch_profiler.h"
 #include "csrc/run/trace.h"
 
@@ -129,11 +132,9 @@ uint64_t Node::largest_bytes() const {
   return largest;
 }
 
-/// Until its default stream has nothing to do.
-void synchronize(c10::Device device) {
-  if (device.is_cpu()) return;
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  guard.synchronizeStream(guard.getDefaultStream(device));
+/// Until it has nothing to do.
+void synchronize(const c10::Stream& stream) {
+  c10::impl::VirtualGuardImpl(stream.device_type()).synchronizeStream(stream);
 }
 
 /// Large ops run on all cores, with torch's own width, so that results are eager's bit for bit.
@@ -152,15 +153,18 @@ void Node::follow_resizes() const {
 }
 
 void Node::call_kernel(torch::jit::Stack& stack) const {
+  if (device.is_cpu()) return call_kernel_here(stack);
   Launch launch(*this);
+  wait_for_other_streams(this);
+  StreamRange range(*this);
   call_kernel_here(stack);
-  if (waits_for_device) synchronize(device);
+  range.end({.op = &info, .number = number});
+  if (waits_for_device) synchronize(stream());
   // Kernels whose results the host sees have waited for the device themselves.
   if (waits_for_device || info.returns_plain || info.data_dependent) launch.device_waited_for();
 }
 
 void Node::call_kernel_here(torch::jit::Stack& stack) const {
-  if (host_copy) return run_host_copy(host_copy, info, stack);
   if (width && width->is_one(info, stack, settings.num_threads)) {
     if (call_in_parts(stack)) return;
     const OneCore one(settings.num_threads);
@@ -202,6 +206,8 @@ void Node::call_and_measure(torch::jit::Stack& stack, int cores) const {
 void Node::execute() {
   settings.apply();
   const WarningsOf warnings(*this);
+  if (in_flight) return end_copy(*in_flight);
+  const OnStream here(*this);
   if (collective && collective->has_begun()) return end(collective->end());
   begin();
 }
@@ -211,6 +217,7 @@ void Node::begin() {
   check_plain_reads();
   if (run_own_kernels(*this)) return check_plain_reads();
   torch::jit::Stack stack = real_arguments(*this);
+  if (host_copy) return begin_copy(std::move(stack));
   call_kernel(stack);
   if (!collective) return end(std::move(stack));
   collective->begin(std::move(stack));
@@ -224,22 +231,86 @@ void Node::end(torch::jit::Stack stack) {
     found.results = std::move(stack);
   else
     install_results(*this, stack);
+  if (!device.is_cpu() && !host_copy) note_launch(this);
+}
+
+/// Of a copy: the device's side. Null if it is not recorded.
+const Value* Node::on_device() const {
+  for (const TensorArg& arg : tensors)
+    if (arg.value && !arg.value->geometry().device().is_cpu()) return arg.value.get();
+  return outputs.empty() ? nullptr : outputs[0].get();
+}
+
+/// The claim on the memory of the device ends with the launch, that on the host's with the copy.
+void Node::begin_copy(torch::jit::Stack stack) {
+  const bool to_device = host_copy.direction == HostCopy::Direction::to_device;
+  const std::optional<int> flag = info.handle.schema().argumentIndexWithName("non_blocking");
+  c10::IValue& non_blocking = stack.at(flag.value());
+  const bool waited_for = (!to_device && !non_blocking.toBool()) || discover || waits_for_device;
+  const bool follows = !to_device || info.writes;
+  const uint64_t launched = follows ? launched_so_far(device) : 0;
+  Launch launch(*this);
+  wait_for_other_streams(this);
+  if (to_device) non_blocking = true;  // (who uses the result waits for it on the device)
+  StreamRange range(*this);
+  info.handle.callBoxed(stack);
+  range.end({.op = &info, .number = number});
+  end(std::move(stack));
+  auto copy = std::make_shared<CopyInFlight>(note_launch(this), launch.keep(), launched);
+  const Value* const there = waited_for ? nullptr : on_device();
+  if (!there) return end_copy(*copy);
+  in_flight = std::move(copy);
+  go_on(host_copy.queue_of_waits(), &there->var());
+}
+
+void Node::end_copy(const CopyInFlight& copy) const {
+  wait_for_event(*copy.done);
+  copied(*this, copy);
+  check_plain_reads();  // once more: it may have been changed while the device read it
 }
 
 /// An op that lacks memory runs again when the others have let go of theirs. Not one that writes
 /// its arguments: it may have begun to.
 bool Node::retry_for_memory() noexcept {
-  if (collective && collective->has_begun()) return false;
-  return std::none_of(tensors.begin(), tensors.end(),
-                      [](const TensorArg& arg) { return arg.written; }) &&
-         run_again_alone();
+  if (host_copy.direction == HostCopy::Direction::to_device) return false;
+  if (in_flight || (collective && collective->has_begun())) return false;
+  lacked_memory_ = std::none_of(tensors.begin(), tensors.end(),
+                                [](const TensorArg& arg) { return arg.written; }) &&
+                   run_again_alone();
+  return lacked_memory_;
+}
+
+/// Of a device: ops that are ready on other queues are about to free what this one lacks. So it
+/// goes on while somebody launches something. (A copy to a device never lets the next ones go
+/// first: they would take the memory, and be of no use to ops that wait for this one as well.)
+void Node::execute_patiently() {
+  constexpr auto kPatience = std::chrono::milliseconds(200);
+  constexpr auto kTryEvery = std::chrono::milliseconds(2);
+  constexpr auto kMost = std::chrono::seconds(10);
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  auto last_news = begin;
+  for (;;) {
+    const uint64_t launched = device.is_cpu() ? 0 : launched_so_far(device);
+    try {
+      return execute();
+    } catch (const c10::OutOfMemoryError&) {
+      if (device.is_cpu()) throw;
+      free_memory(device);
+      const auto now = Clock::now();
+      if (launched_so_far(device) > launched + 1) last_news = now;  // (one was its own)
+      if (now - last_news > kPatience || now - begin > kMost) throw;
+    }
+    std::this_thread::sleep_for(kTryEvery);
+  }
 }
 
 engine::FailurePtr Node::run() noexcept {
   const SeenByTorchProfiler seen(*this);
   const int64_t begin = trace_time();
   engine::FailurePtr failure = run_once();
-  if (begin != 0 && !asks_again())
+  const bool launched_now = in_flight && asks_again();  // (what follows is a wait)
+  if (begin != 0 && (launched_now || !(in_flight || asks_again())))
     trace({.kind = TraceEvent::Kind::run,
            .op = &info,
            .number = number,
@@ -252,12 +323,11 @@ engine::FailurePtr Node::run_once() noexcept {
   if (collective && !discover)
     if (const engine::FailurePtr why = collective->kept_back()) return skip(why);
   try {
-    if (discover) {
-      RealDispatch below;
-      execute();
-    } else {
-      execute();
-    }
+    std::optional<RealDispatch> below;
+    if (discover) below.emplace();
+    const bool patient = lacked_memory_ || host_copy.direction == HostCopy::Direction::to_device;
+    if (lacked_memory_) free_memory(device);
+    patient ? execute_patiently() : execute();
     return nullptr;
   } catch (...) {
     if (is_out_of_memory(std::current_exception()) && retry_for_memory()) return nullptr;
@@ -312,10 +382,12 @@ void Node::finish(const engine::FailurePtr& failure) noexcept {
   if (!failure || found.poisoned) return;
   const auto& root = static_cast<const OpFailure&>(*failure).root();
   using Holder = FailureLog::Holder;
+  // (The tensor on the device was given to others when the copy was launched.)
+  const bool given = in_flight && host_copy.direction == HostCopy::Direction::to_device;
   if (writes_plain)
     failure_log().add_of_block(root, block, plain_vars_written(*this));
   else
-    failure_log().add(root, nobody_holds(*this) ? Holder::log : Holder::tensor);
+    failure_log().add(root, given || nobody_holds(*this) ? Holder::log : Holder::tensor);
 }
 
 }  // namespace lazyeng::run

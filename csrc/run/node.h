@@ -110,10 +110,21 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   bool discover = false;
   Discovery found;
 
+  // Of an op of a device:
+  /// What the program had selected there. A copy's own stream is another (host_copy.h).
+  c10::StreamId stream_id = 0;
+  c10::Stream stream() const { return c10::Stream(c10::Stream::UNSAFE, device, stream_id); }
+  /// Of a copy between host and device that is launched; the device may not have done it.
+  std::shared_ptr<const CopyInFlight> in_flight;
+
  private:
   void execute();
+  void execute_patiently();
   void begin();
   void end(torch::jit::Stack stack);
+  void begin_copy(torch::jit::Stack stack);
+  void end_copy(const CopyInFlight& copy) const;
+  const Value* on_device() const;
   void call_kernel(torch::jit::Stack& stack) const;
   void call_kernel_here(torch::jit::Stack& stack) const;
   bool call_in_parts(torch::jit::Stack& stack) const;
@@ -124,6 +135,8 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   std::unique_lock<std::mutex> wait_for_cores() const;
   engine::FailurePtr run_once() noexcept;
   bool retry_for_memory() noexcept;
+
+  bool lacked_memory_ = false;
 };
 
 /// What writes this much may run on several threads (at::parallel_for splits from 32,768

@@ -200,6 +200,12 @@ void PlainStorages::forget(StorageVar& var) {
 
 c10::DeleterFnPtr alias_deleter() { return &drop_storage; }
 
+const at::DataPtr& owning_data(const c10::Storage& storage) {
+  const at::DataPtr& data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  if (data.get_deleter() != &drop_storage) return data;
+  return owning_data(*static_cast<const c10::Storage*>(data.get_context()));
+}
+
 PlainStorages& plain_storages() {
   static PlainStorages* const instance = new PlainStorages;  // outlives every var
   return *instance;

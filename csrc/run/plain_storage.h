@@ -66,4 +66,7 @@ class PlainStorages {
 
 PlainStorages& plain_storages();
 
+/// What the allocator has given: of the face that owns the memory, if `storage` is the other one.
+const at::DataPtr& owning_data(const c10::Storage& storage);
+
 }  // namespace lazyeng::run

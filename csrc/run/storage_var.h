@@ -20,6 +20,7 @@
 #include "csrc/engine/block_pool.h"
 #include "csrc/engine/spin_lock.h"
 #include "csrc/engine/var.h"
+#include "csrc/run/streams.h"
 #include "csrc/stacks/stack_table.h"
 
 namespace lazyeng::run {
@@ -128,6 +129,10 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
   c10::StorageImpl* user_face_ = nullptr;
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> user_face_ref_;
   bool guarded_ = false;
+
+ public:
+  /// On a device: where the memory is in use.
+  StreamUses streams;
 };
 using StorageVarRef = Ref<StorageVar>;
 

@@ -8,6 +8,8 @@
 #include <memory>
 #include <mutex>
 
+#include "csrc/run/stream_trace.h"
+
 namespace lazyeng::run {
 namespace {
 
@@ -76,6 +78,7 @@ bool start_trace() {
   std::lock_guard lock(logs_mutex);
   if (tracing()) return false;
   logs().clear();
+  drop_stream_ranges();
   current_trace.fetch_add(1, std::memory_order_release);
   detail::tracing.store(true, std::memory_order_release);
   return true;
@@ -88,6 +91,7 @@ std::vector<ThreadTrace> stop_trace() {
   for (const std::shared_ptr<Log>& log : logs())
     all.push_back({log->thread, log->name, log->take()});
   logs().clear();
+  for (ThreadTrace& stream : take_stream_ranges()) all.push_back(std::move(stream));
   return all;
 }
 

@@ -16,7 +16,7 @@
 namespace lazyeng::run {
 
 struct TraceEvent {
-  enum class Kind : uint8_t { record, run, group };
+  enum class Kind : uint8_t { record, run, group, device };
   struct Member {
     const OpInfo* op;
     uint64_t number;
@@ -58,7 +58,7 @@ void trace(TraceEvent event) noexcept;
 
 /// False if a trace is being made already.
 bool start_trace();
-/// All that was kept. Any thread; once.
+/// All that was kept, by threads and by streams of devices, which are waited for. Any thread; once.
 std::vector<ThreadTrace> stop_trace();
 
 }  // namespace lazyeng::run

@@ -11,6 +11,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
@@ -29,10 +30,11 @@ namespace {
 
 constexpr int kDevices = 2;
 constexpr int kStreams = 8;  // of each device; the first is the default stream
-constexpr int kDeviceAssert = 710;
+constexpr int kDeviceAssert = 710, kInvalidHandle = 400;
 
 std::atomic<int64_t> delay_us{0};
 std::atomic<int64_t> launches{0}, finished{0};  // kernels
+std::atomic<int64_t> host_waits{0};             // calls that waited for a stream or an event
 std::atomic<bool> held{false};
 
 // ---- streams
@@ -58,6 +60,8 @@ class StreamThread {
     return done_ == enqueued_;
   }
   int device() const { return device_; }
+
+  std::atomic<int64_t> kernels{0};
 
  private:
   void serve() {
@@ -120,6 +124,7 @@ void launch(StreamThread& stream, std::function<void()> kernel) {
   DeviceState& device = state_of(stream.device());
   check(stream.device());
   ++launches;
+  ++stream.kernels;
   stream.enqueue([&device, kernel = std::move(kernel)] {
     if (device.lost) return;
     if (const int64_t us = delay_us) std::this_thread::sleep_for(std::chrono::microseconds(us));
@@ -132,12 +137,18 @@ void launch(StreamThread& stream, std::function<void()> kernel) {
   });
 }
 
+void hold_streams(int device, int first, int end) {
+  held = true;
+  for (int s = first; s < end; ++s) state_of(device).streams[s]->enqueue([] { held.wait(true); });
+}
+
 // ---- events, guard
 
 struct Event {
   std::mutex mutex;
   std::condition_variable news;
   uint64_t recorded = 0, done = 0;
+  std::chrono::steady_clock::time_point came;
 
   void wait(uint64_t version) {
     std::unique_lock lock(mutex);
@@ -159,6 +170,7 @@ void record_event(const EventRef& event, StreamThread& stream) {
   stream.enqueue([event, version] {
     std::lock_guard lock(event->mutex);
     event->done = version;
+    event->came = std::chrono::steady_clock::now();
     event->news.notify_all();
   });
 }
@@ -214,6 +226,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return !event || (*static_cast<EventRef*>(event))->is_done();
   }
   void synchronizeEvent(void* event) const override {
+    ++host_waits;
     if (!event) return;
     Event& e = **static_cast<EventRef*>(event);
     e.wait(e.recorded);
@@ -224,6 +237,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return stream_of(stream).is_done();
   }
   void synchronizeStream(const c10::Stream& stream) const override {
+    ++host_waits;
     stream_of(stream).wait();
     check(stream.device_index());
   }
@@ -232,6 +246,13 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     check(device);
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override;
+  void* getStreamNativeHandle(const c10::Stream stream) const override {
+    return stream.id() == 0 ? nullptr : &stream_of(stream);
+  }
+  double elapsedTime(void* from, void* to, c10::DeviceIndex) const override {
+    const auto came = [](void* event) { return (*static_cast<EventRef*>(event))->came; };
+    return std::chrono::duration<double, std::milli>(came(to) - came(from)).count();
+  }
   c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
 };
 
@@ -246,7 +267,8 @@ struct Block {
 
 /// As CUDA's caching allocator: a freed block goes to the next that asks on the same stream, at
 /// once. What other streams do with it is waited for only if recordDataPtrOnStream told of it.
-class DeviceMemory final : public c10::Allocator {
+/// Unlike CUDA's, it gives nothing back by itself when a device is full: emptyCache() is asked to.
+class DeviceMemory final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(size_t size) override {
     const int device = current_device;
@@ -258,14 +280,53 @@ class DeviceMemory final : public c10::Allocator {
     std::memcpy(to, from, count);
   }
 
+  bool initialized() override { return true; }
+  /// What no stream is at work on.
+  void emptyCache(c10::MempoolId_t) override {
+    std::lock_guard lock(mutex());
+    collect();
+    for (auto& [key, blocks] : free_blocks()) {
+      for (Block* block : blocks) {
+        block->stream->wait();
+        used(block->stream->device()) -= block->size;
+        std::free(block->data);
+        delete block;
+      }
+      blocks.clear();
+    }
+  }
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
+    Block* block = static_cast<Block*>(data.get_context());
+    if (!block || data.get_deleter() != &give_back || block->stream == &stream_of(stream)) return;
+    std::lock_guard lock(mutex());
+    block->also_used_by.insert(&stream_of(stream));
+  }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override { return {}; }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex) override {}
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    std::lock_guard lock(mutex());
+    return {limit(device) - std::min(limit(device), used(device)), limit(device)};
+  }
+
+  void set_limit(int device, size_t bytes) {
+    std::lock_guard lock(mutex());
+    limit(device) = bytes;
+    peak(device) = used(device);
+  }
+  size_t most_used(int device) {
+    std::lock_guard lock(mutex());
+    return peak(device);
+  }
+
  private:
   struct Waiting {
     Block* block;
     std::vector<EventRef> events;
   };
 
-  Block* take(StreamThread& stream, size_t size) {
-    std::lock_guard lock(mutex());
+  /// Blocks that other streams are past.
+  static void collect() {
     for (size_t i = waiting().size(); i-- > 0;) {
       const auto& events = waiting()[i].events;
       if (!std::all_of(events.begin(), events.end(), [](auto& e) { return e->is_done(); }))
@@ -273,8 +334,20 @@ class DeviceMemory final : public c10::Allocator {
       keep(waiting()[i].block);
       waiting().erase(waiting().begin() + i);
     }
+  }
+
+  Block* take(StreamThread& stream, size_t size) {
+    std::lock_guard lock(mutex());
+    collect();
     auto& kept = free_blocks()[{&stream, size}];
     if (kept.empty()) {
+      const int device = stream.device();
+      if (used(device) + size > limit(device))
+        throw c10::OutOfMemoryError(
+            {__func__, __FILE__, __LINE__},
+            "CUDA out of memory. Tried to allocate " + std::to_string(size) + " bytes.");
+      used(device) += size;
+      peak(device) = std::max(peak(device), used(device));
       Block* block = new Block{std::malloc(size), size, &stream, {}};
       std::memset(block->data, 0xfb, size);
       return block;
@@ -302,6 +375,18 @@ class DeviceMemory final : public c10::Allocator {
     waiting().push_back(std::move(waits));
   }
 
+  static size_t& limit(int device) {
+    static std::array<size_t, kDevices> bytes{size_t(1) << 40, size_t(1) << 40};
+    return bytes[device];
+  }
+  static size_t& used(int device) {
+    static std::array<size_t, kDevices> bytes{};
+    return bytes[device];
+  }
+  static size_t& peak(int device) {
+    static std::array<size_t, kDevices> bytes{};
+    return bytes[device];
+  }
   static std::mutex& mutex() {
     static auto* const made = new std::mutex;
     return *made;
@@ -318,10 +403,13 @@ class DeviceMemory final : public c10::Allocator {
 
 DeviceMemory device_memory;
 C10_REGISTER_GUARD_IMPL(CUDA, Guard)
+const bool allocator_registered = [] {
+  c10::SetAllocator(c10::kCUDA, &device_memory, 1);
+  return true;
+}();
 
 void Guard::recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const {
-  Block* block = static_cast<Block*>(data.get_context());
-  if (block && block->stream != &stream_of(stream)) block->also_used_by.insert(&stream_of(stream));
+  device_memory.recordStream(data, stream);
 }
 
 /// Memory that a copy may read or write after the call that launched it.
@@ -357,7 +445,9 @@ PinnedMemory& pinned_memory() {
 void PinnedMemory::give_back(void* data) {
   {
     std::lock_guard lock(pinned_memory().mutex_);
-    pinned_memory().ranges_.erase(static_cast<char*>(data));
+    const auto range = pinned_memory().ranges_.find(static_cast<char*>(data));
+    std::memset(data, 0xfb, range->second);
+    pinned_memory().ranges_.erase(range);
   }
   std::free(data);
 }
@@ -537,6 +627,7 @@ void run_with_host(const c10::OperatorHandle& op, torch::jit::Stack args, int de
     stack->push_back(map_tensors(result, [&](const at::Tensor& tensor) {
       if (!tensor.defined() || tensor.is_cuda()) return tensor;
       at::Tensor made = new_device_tensor(tensor, device);
+      stream_of(device).wait();  // the memory may have been freed just now
       host_twin(made).copy_(tensor);
       return made;
     }));
@@ -666,9 +757,10 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   const auto is_pinned = [](const at::Tensor& t) { return pinned_memory().has(t.data_ptr()); };
   const at::Tensor to = queued_twin(self);
   at::Tensor from = queued_twin(source);
-  const bool later = non_blocking && (up && from_device ? true : is_pinned(up ? from : to));
+  // (What is not pinned is read before the call returns.)
+  const bool later = non_blocking && (up || is_pinned(to));
   const BelowEverything below;
-  if (up && !from_device && !later) from = from.clone();
+  if (up && !from_device && !is_pinned(from)) from = from.clone();
   launch(stream_of(device), [to, from] {
     const BelowEverything below;
     to.copy_(from);
@@ -692,10 +784,14 @@ const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef sizes,
 
 }  // namespace
 
-/// For driver.cpp: a kernel on the device's default stream. Returns the driver's error.
-extern "C" int simulated_cuda_launch(int device, void (*kernel)(void*), void* context) {
+/// For driver.cpp: a kernel on a stream (null: the device's default one). Returns the driver's
+/// error.
+extern "C" int simulated_cuda_launch(int device, void* stream, void (*kernel)(void*),
+                                     void* context) {
   if (state_of(device).lost) return kDeviceAssert;
-  launch(*state_of(device).streams[0], [kernel, context] { kernel(context); });
+  StreamThread& on = stream ? *static_cast<StreamThread*>(stream) : *state_of(device).streams[0];
+  if (on.device() != device) return kInvalidHandle;
+  launch(on, [kernel, context] { kernel(context); });
   return 0;
 }
 
@@ -711,15 +807,35 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 TORCH_LIBRARY(simulated_cuda, m) {
   // How long each kernel takes.
   m.def("set_delay(int us) -> ()", [](int64_t us) { delay_us = us; });
-  // Kernels of the device's default stream wait from hold() to let_go().
-  m.def("hold(int device) -> ()", [](int64_t device) {
-    held = true;
-    state_of(int(device)).streams[0]->enqueue([] { held.wait(true); });
-  });
+  // Kernels of the device's default stream wait from hold() to let_go(), or those of the others.
+  m.def("hold(int device) -> ()", [](int64_t device) { hold_streams(int(device), 0, 1); });
+  m.def("hold_others(int device) -> ()",
+        [](int64_t device) { hold_streams(int(device), 1, kStreams); });
   m.def("let_go() -> ()", [] {
     held = false;
     held.notify_all();
   });
+  // From then on allocations of the device fail beyond so many bytes; its most since then.
+  m.def("set_memory(int device, int bytes) -> ()",
+        [](int64_t device, int64_t bytes) { device_memory.set_limit(int(device), size_t(bytes)); });
+  m.def("most_memory(int device) -> int",
+        [](int64_t device) -> int64_t { return int64_t(device_memory.most_used(int(device))); });
+  m.def("host_waits() -> int", []() -> int64_t { return host_waits; });
+  // The stream that the calling thread has selected, and selecting one (torch.cuda has no build).
+  m.def("exchange_stream(int device, int stream) -> int", [](int64_t device, int64_t stream) {
+    return int64_t(std::exchange(current_stream[device], int(stream)));
+  });
+  m.def("stream_waits(int device, int stream, int for_stream) -> ()",
+        [](int64_t device, int64_t stream, int64_t for_stream) {
+          auto event = std::make_shared<Event>();
+          record_event(event, *state_of(int(device)).streams[for_stream]);
+          state_of(int(device)).streams[stream]->enqueue([event] { event->wait(1); });
+        });
+  // How many kernels a stream has been given.
+  m.def("launches_on(int device, int stream) -> int",
+        [](int64_t device, int64_t stream) -> int64_t {
+          return state_of(int(device)).streams[stream]->kernels;
+        });
   m.def("finished() -> int", []() -> int64_t { return finished; });
   m.def("launches() -> int", []() -> int64_t { return launches; });
   m.def("synchronize() -> ()", [] {

@@ -12,11 +12,12 @@
 #include <string>
 #include <vector>
 
-extern "C" int simulated_cuda_launch(int device, void (*kernel)(void*), void* context);
+extern "C" int simulated_cuda_launch(int device, void* stream, void (*kernel)(void*),
+                                     void* context);
 
 namespace {
 
-constexpr int kSuccess = 0, kLaunchFailed = 719;
+constexpr int kSuccess = 0;
 constexpr size_t kMagic = 4;
 
 struct Module {
@@ -95,7 +96,6 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
 int cuFuncSetAttribute(void*, int, int) { return kSuccess; }
 int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned, unsigned, unsigned,
                    unsigned, void* stream, void** arguments, void**) {
-  if (stream) return kLaunchFailed;  // (the default stream is all there is)
   auto call = std::make_unique<Call>();
   call->function = static_cast<Function*>(function);
   call->grid[0] = x, call->grid[1] = y, call->grid[2] = z;
@@ -104,7 +104,7 @@ int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned,
     std::memcpy(&bytes, arguments[i], sizeof bytes);
     call->arguments.push_back(bytes);
   }
-  const int result = simulated_cuda_launch(device_of(contexts.back()), &run, call.get());
+  const int result = simulated_cuda_launch(device_of(contexts.back()), stream, &run, call.get());
   if (result == kSuccess) call.release();
   return result;
 }
