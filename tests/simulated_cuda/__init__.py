@@ -59,7 +59,7 @@ def _definitions() -> list[str]:
     return [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
 
 
-def run(program: str, *, seconds: float = 60, **environment: str) -> str:
+def run(program: str, *, seconds: float = 150, **environment: str) -> str:
     """Runs the program in a new process that has the device; returns what it printed. Kernels of
     groups run in Triton's interpreter once it calls ``kernels.install()``.
 
