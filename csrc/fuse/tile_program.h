@@ -63,9 +63,9 @@ struct Step {
   Folding folding;
   RowsKernel rows = nullptr;  ///< in the place of `folding`: a fold in the order of torch's
                               ///< kernels, or one that makes new rows
-  int64_t ignored = 0;   ///< RowsArgs::ignored
-  bool by_row = false;   ///< the kernel is called for each row: an input has another rate
-  bool spreads = false;  ///< no kernel: each element gets that of its row, or its column
+  int64_t ignored = 0;        ///< RowsArgs::ignored
+  bool by_row = false;        ///< the kernel is called for each row: an input has another rate
+  bool spreads = false;       ///< no kernel: each element gets that of its row, or its column
   RegisterId out = 0;
   uint8_t inputs = 0;
   Opcode opcode = Opcode::copy;
