@@ -13,6 +13,7 @@
 #include "csrc/record/fork.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/Version.h>
 #include <pthread.h>
 
 #include <thread>
@@ -80,7 +81,14 @@ void leave_blocks_of_others(Recorder& recorder) {
 
 }  // namespace
 
-void install_fork_handlers() { pthread_atfork(&hold_leaves, &let_go_of_leaves, &in_child); }
+// Before other threads can call operators: torch asks once what the CPU can do, which takes a
+// millisecond, under the guard of a static variable. A child of a fork in that moment would wait
+// for it for ever, in its first operator (also without lazyeng). Each operator's own first call has
+// such a guard as well, for some microseconds; nothing can be done about those here.
+void install_fork_handlers() {
+  at::get_cpu_capability();
+  pthread_atfork(&hold_leaves, &let_go_of_leaves, &in_child);
+}
 
 // A kernel written in Python may wait for a lock of the program, held by a thread that stands
 // before the closed gate. So nobody is patient for ever: the gate opens for a moment, in which that
