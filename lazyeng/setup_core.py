@@ -13,6 +13,7 @@ from lazyeng import (
     custom_ops,
     device,
     dirty_inputs,
+    optimizers,
     plain_data,
     plain_reads,
     process,
@@ -48,6 +49,7 @@ def start(config: Config) -> None:
     dirty_inputs.install()
     sharing.install()
     subclasses.install()
+    optimizers.install()
     process_groups.install()
     process.install()
     _C.start_engine()

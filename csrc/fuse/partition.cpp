@@ -10,6 +10,8 @@ namespace {
 
 constexpr size_t kMaxMembers = 128;
 constexpr size_t kNowhere = ~size_t{0};
+/// From here on a group goes over tensors of one component only.
+constexpr int64_t kManyElements = 8192;
 
 run::StorageVar& var_of(const engine::Access& claim) {
   return static_cast<run::StorageVar&>(*claim.var);  // the recorder makes no other vars
@@ -41,9 +43,58 @@ bool are_apart(const run::Node& node, int64_t length) {
 Partition::VarState& Partition::state(run::StorageVar& var) {
   if (var.partition_index >= states_.size() || states_[var.partition_index].var != &var) {
     var.partition_index = static_cast<uint32_t>(states_.size());
-    states_.push_back({&var, {}});
+    states_.push_back({&var, var.partition_index, {}});
   }
   return states_[var.partition_index];
+}
+
+uint32_t Partition::representative(uint32_t state) {
+  while (states_[state].parent != state)
+    state = states_[state].parent = states_[states_[state].parent].parent;
+  return state;
+}
+
+uint32_t Partition::component_of(const Candidate& candidate) {
+  const auto of = [&](run::StorageVar& var) {
+    state(var);
+    return representative(var.partition_index);
+  };
+  for (size_t i = 0; i < candidate.mappings.size(); ++i) {
+    const run::ValueRef& value = candidate.node->tensors[i].value;
+    if (value && !candidate.mappings[i].parameter) return of(value->var());
+  }
+  for (run::Value* result : candidate.results)
+    if (result) return of(result->var());
+  return kNoComponent;
+}
+
+/// All vars that it goes over are of one component from now on.
+void Partition::connect(const Candidate& candidate) {
+  if (candidate.iteration.numel < kManyElements) return;
+  const uint32_t root = component_of(candidate);
+  const auto add = [&](run::StorageVar& var) {
+    state(var);
+    states_[representative(var.partition_index)].parent = root;
+  };
+  for (size_t i = 0; i < candidate.mappings.size(); ++i) {
+    const run::ValueRef& value = candidate.node->tensors[i].value;
+    if (value && !candidate.mappings[i].parameter) add(value->var());
+  }
+  for (run::Value* result : candidate.results)
+    if (result) add(result->var());
+}
+
+void Partition::describe_all(const Batch& nodes) {
+  states_.clear();
+  candidates_.clear();
+  candidates_.resize(nodes.size());
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    auto& node = static_cast<run::Node&>(*nodes[i]);
+    if (describe(node, candidates_[i]))
+      connect(candidates_[i]);
+    else
+      candidates_[i].node = nullptr;
+  }
 }
 
 int Partition::slot_in(size_t open, run::StorageVar& var) {
@@ -115,11 +166,16 @@ bool Partition::fits(size_t open, const Candidate& candidate) {
   return true;
 }
 
+bool Partition::belongs_to(size_t open, const Candidate& candidate) {
+  return candidate.iteration.numel < kManyElements ||
+         component_of(candidate) == open_[open].component;
+}
+
 /// The open group that the node joins; an empty one if none fits.
 size_t Partition::place_for(const Candidate& candidate) {
   size_t oldest = 0;
   for (size_t k = 0; k < kOpen; ++k) {
-    if (open_[k].serial && fits(k, candidate)) return k;
+    if (open_[k].serial && belongs_to(k, candidate) && fits(k, candidate)) return k;
     if (open_[k].used < open_[oldest].used) oldest = k;
   }
   for (size_t k = 0; k < kOpen; ++k)
@@ -159,6 +215,7 @@ int16_t Partition::add_value(size_t open, run::Value& value, const Mapping& mapp
 void Partition::open_group(size_t open) {
   Open& to = open_[open];
   to.serial = ++last_serial_;
+  to.component = kNoComponent;
   to.group = make_ref<Group>();
   to.uses.clear();
   to.previous_value.clear();
@@ -242,6 +299,7 @@ void Partition::join(size_t open, const Candidate& candidate, Ref<engine::Op> op
   }
   to.used = ++clock_;
   Group& group = *to.group;
+  if (candidate.iteration.numel >= kManyElements) to.component = component_of(candidate);
   const bool by_row = is_done_by_row(open, candidate);
   if (candidate.row) group.row = candidate.row;
   if (!by_row && candidate.needs_shape(group.row)) group.shape = candidate.iteration.shape;
@@ -293,15 +351,16 @@ Partition::Batch Partition::run(Batch nodes) {
   out_.clear();
   out_.reserve(nodes.size());
   spared_ = 0;
-  states_.clear();
-  for (Ref<engine::Op>& op : nodes) {
+  describe_all(nodes);
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    Ref<engine::Op>& op = nodes[i];
     auto& node = static_cast<run::Node&>(*op);
+    const Candidate& candidate = candidates_[i];
     const bool ends_pair =
         open_[kPair].serial && are_pair(*open_[kPair].group->members[0].node, node);
-    Candidate candidate;
     size_t place = special_place(node);
     const bool special = place != kNowhere;
-    if (!special && describe(node, candidate)) place = place_for(candidate);
+    if (!special && candidate.node) place = place_for(candidate);
     for (size_t k = 0; k < kSlots; ++k)
       if (k != place && open_[k].serial && conflicts(k, node)) close(k);
     if (special)

@@ -10,6 +10,12 @@
 // conflicting nodes stays. The work for a node is in proportion to its arguments: what an open
 // group does with a var stands in a table that the var has its place in.
 //
+// Nodes over many elements have to be of one component as well: a pass before that one unites the
+// vars that each of them goes over, so that what is independent (the parameters of an optimizer)
+// runs as groups of its own. A group goes over all of its tensors at the same time: of many large
+// ones the processor fetches none ahead, and they drive each other out of its caches. With few
+// elements what an op of the engine costs counts for more.
+//
 // Not thread safe: used under the window's lock.
 #pragma once
 
@@ -36,6 +42,7 @@ class Partition {
   /// Two more (csrc/fuse/chosen_ops.h): for a node that begins a pair, until the other one comes,
   /// and for a chain over lists.
   static constexpr size_t kPair = kOpen, kLists = kOpen + 1, kSlots = kOpen + 2;
+  static constexpr uint32_t kNoComponent = ~uint32_t{0};
 
   /// What only the building of a group needs to know of a var.
   struct VarUse {
@@ -52,10 +59,12 @@ class Partition {
     std::vector<VarUse> uses;             ///< of each of the group's vars
     std::vector<int16_t> previous_value;  ///< of each value: the one before it on the same var
     int64_t length = 0;                   ///< of the lists of a chain
+    uint32_t component = kNoComponent;    ///< of its members over many elements
   };
 
   struct VarState {
     run::StorageVar* var;
+    uint32_t parent;  ///< index of a state, in the forest of components; its own: a root
     struct {
       uint32_t serial = 0;
       uint16_t slot = 0;
@@ -67,6 +76,11 @@ class Partition {
   bool conflicts(size_t open, const run::Node& node);
   bool is_done_by_row(size_t open, const Candidate& candidate);
   bool fits(size_t open, const Candidate& candidate);
+  bool belongs_to(size_t open, const Candidate& candidate);
+  void describe_all(const Batch& nodes);
+  void connect(const Candidate& candidate);
+  uint32_t component_of(const Candidate& candidate);
+  uint32_t representative(uint32_t state);
   bool may_run_twice(size_t open, const Candidate& candidate);
   bool fits(size_t open, run::StorageVar& var, const Mapping& mapping, bool writes);
   size_t place_for(const Candidate& candidate);
@@ -82,6 +96,7 @@ class Partition {
 
   std::array<Open, kSlots> open_;
   std::vector<VarState> states_;
+  std::vector<Candidate> candidates_;  // of each node of the window
   uint32_t last_serial_ = 0;
   uint64_t clock_ = 0;
   bool only_plans_ = false;

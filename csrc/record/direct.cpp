@@ -96,24 +96,42 @@ class Binder {
  public:
   Binder(const DirectOp& op, Call& call) : op_(op), call_(call) {}
 
-  bool bind(PyObject* const* args, size_t count) {
-    size_t next = 0;
+  bool bind(PyObject* const* args, size_t count, PyObject* names) {
+    const size_t named = names ? static_cast<size_t>(PyTuple_GET_SIZE(names)) : 0;
+    size_t next = 0, found = 0;
     for (size_t p = 0; p < op_.parameters.size(); ++p) {
       const Parameter& parameter = op_.parameters[p];
-      if (parameter.take == Take::nothing || next == count) {
-        if (parameter.required) return false;
-        absent(parameter, op_.info->args[p]);
-      } else if (parameter.rest && count - next > 1) {
-        if (!integers(args + next, count - next)) return false;
-        next = count;
-      } else if (!argument(parameter, op_.info->args[p], args[next++])) {
+      const run::ArgInfo& info = op_.info->args[p];
+      if (next < count && !parameter.keyword_only) {
+        if (parameter.rest && count - next > 1) {
+          if (!integers(args + next, count - next)) return false;
+          next = count;
+        } else if (!argument(parameter, info, args[next++])) {
+          return false;
+        }
+        continue;
+      }
+      const size_t k = named ? find(parameter, names, named) : named;
+      if (k < named) {
+        ++found;
+        if (!argument(parameter, info, args[count + k])) return false;
+      } else if (parameter.required) {
         return false;
+      } else {
+        absent(parameter, info);
       }
     }
-    return next == count;
+    return next == count && found == named;  // (other names, and a name twice, are torch's errors)
   }
 
  private:
+  /// Where the parameter's name stands; `named` if it is not there.
+  static size_t find(const Parameter& parameter, PyObject* names, size_t named) {
+    size_t k = 0;
+    while (k < named && PyTuple_GET_ITEM(names, k) != parameter.name) ++k;
+    return k;
+  }
+
   void absent(const Parameter& parameter, const run::ArgInfo& info) {
     call_.args.push_back(parameter.absent);
     if (info.kind != run::ArgKind::tensor) return;
@@ -205,7 +223,6 @@ class Binder {
 };
 
 Take take_of(const c10::Argument& argument, const run::ArgInfo& info, bool numbers) {
-  if (argument.kwarg_only()) return Take::nothing;
   if (info.kind == run::ArgKind::tensor)
     return numbers && !info.write ? Take::tensor_or_number : Take::tensor;
   c10::TypePtr type = argument.real_type();
@@ -263,12 +280,14 @@ DirectOp direct_op(const char* name, const char* overload, bool numbers) {
     const c10::Argument& argument = schema.arguments()[i];
     Parameter parameter;
     parameter.take = take_of(argument, info.args[i], numbers && i > 0);
+    parameter.name = PyUnicode_InternFromString(argument.name().c_str());
+    parameter.keyword_only = argument.kwarg_only();
     parameter.required = !argument.default_value();
     if (argument.default_value()) parameter.absent = *argument.default_value();
     op.parameters.push_back(std::move(parameter));
   }
   const auto positional = [](const Parameter& parameter) {
-    return parameter.take != Take::nothing;
+    return parameter.take != Take::nothing && !parameter.keyword_only;
   };
   if (std::count_if(op.parameters.begin(), op.parameters.end(), positional) == 2)
     op.parameters[1].rest = op.parameters[1].take == Take::integers;
@@ -278,13 +297,14 @@ DirectOp direct_op(const char* name, const char* overload, bool numbers) {
   return op;
 }
 
-PyObject* record_directly(const DirectOp& op, PyObject* const* args, size_t count) {
+PyObject* record_directly(const DirectOp& op, PyObject* const* args, size_t count,
+                          PyObject* names) {
   if (!op.info || !ordinary_thread() || !engine::fill_reserve()) return nullptr;
   const engine::Owing owing;
   if (op.view && c10::AutogradState::get_tls_state().get_view_replay_enabled()) return nullptr;
   try {
     Call call(*op.info);
-    if (!Binder(op, call).bind(args, count)) return nullptr;
+    if (!Binder(op, call).bind(args, count, names)) return nullptr;
     at::Tensor result;
     if (!current_recorder()->record_direct(call, op.view, result)) return nullptr;
     if (op.in_place) {

@@ -21,11 +21,13 @@ enum class Take : uint8_t {
   integers,  ///< int, or list or tuple of ints; if it is the only parameter also several: view(2,
              ///< 3)
   boolean,
-  nothing,  ///< keyword only, or of a kind that is not taken: its default
+  nothing,  ///< of a kind that is not taken: its default
 };
 
 struct Parameter {
   Take take = Take::nothing;
+  PyObject* name = nullptr;  ///< interned; never let go of
+  bool keyword_only = false;
   bool required = false;
   bool rest = false;   ///< takes all further arguments too
   c10::IValue absent;  ///< the schema's default
@@ -43,9 +45,12 @@ struct DirectOp {
 /// - * /.
 DirectOp direct_op(const char* name, const char* overload, bool numbers);
 
-/// Records op(*args) and returns the result: a new reference. Null without a Python error: take the
-/// ordinary way, nothing was recorded. Null with one: waiting for room was interrupted. GIL.
-PyObject* record_directly(const DirectOp& op, PyObject* const* args, size_t count);
+/// Records op(*args, **keywords) and returns the result: a new reference. `names` of the keywords,
+/// a tuple or null; their values stand behind the `count` arguments, as in a vectorcall. Null
+/// without a Python error: take the ordinary way, nothing was recorded. Null with one: waiting for
+/// room was interrupted. GIL.
+PyObject* record_directly(const DirectOp& op, PyObject* const* args, size_t count,
+                          PyObject* names = nullptr);
 
 /// No mode, transform, autocast, inference mode or profiler wants to see what this thread calls,
 /// nor is anybody about to fork.

@@ -17,6 +17,7 @@
 #include "csrc/record/composites.h"
 #include "csrc/record/factories.h"
 #include "csrc/record/gate.h"
+#include "csrc/record/tensor_lists.h"
 
 namespace lazyeng::record {
 namespace {
@@ -120,6 +121,7 @@ torch::Library& new_library(const std::string& name_space) {
 
 void add_kernel(torch::Library& library, const c10::OperatorHandle& op) {
   std::optional<torch::CppFunction> kernel = collective_kernel(op);
+  if (!kernel) kernel = tensor_list_kernel(op);
   if (!kernel)
     kernel = torch::CppFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(op));
   library.impl(without_namespace(op.operator_name()).c_str(), std::move(*kernel));

@@ -42,7 +42,8 @@ constexpr MethodName kMethods[] = {
     {"dot"},
     {"addmm"},
     {"addcmul"},
-    {"lerp", {"Tensor", "Scalar"}},
+    {"addcdiv"},
+    {"lerp", {"Scalar", "Tensor"}},
     {"maximum"},
     {"minimum"},
     {"clamp"},
@@ -73,6 +74,9 @@ constexpr MethodName kMethods[] = {
     {"sub_", {"Tensor"}, true},
     {"mul_", {"Tensor"}, true},
     {"div_", {"Tensor"}, true},
+    {"addcmul_"},
+    {"addcdiv_"},
+    {"lerp_", {"Scalar", "Tensor"}},
     {"copy_"},
     {"zero_"},
     {"fill_", {"Scalar", "Tensor"}},
@@ -102,13 +106,14 @@ constexpr Py_ssize_t kMaxArguments = 6;
 
 PyObject* call(const Method& method, PyObject* self, PyObject* const* args, Py_ssize_t count,
                PyObject* names) {
-  if (names || count > kMaxArguments || Py_TYPE(self) != python_class())
+  const Py_ssize_t values = count + (names ? PyTuple_GET_SIZE(names) : 0);
+  if (values > kMaxArguments || Py_TYPE(self) != python_class())
     return call_with_self(method.inherited, self, args, count, names);
   std::array<PyObject*, 1 + kMaxArguments> all{self};
-  std::copy(args, args + count, all.begin() + 1);
+  std::copy(args, args + values, all.begin() + 1);
   for (const DirectOp& op : method.ops) {
     if (!op.info) break;
-    PyObject* result = record_directly(op, all.data(), 1 + count);
+    PyObject* result = record_directly(op, all.data(), 1 + count, names);
     if (result || PyErr_Occurred()) return result;
   }
   return call_with_self(method.inherited, self, args, count, names);
