@@ -34,6 +34,17 @@ METHODS = (
     "x.div(2, rounding_mode='floor')", "x.pow(2)", "x.pow(y)", "x.eq(1)", "x.lt(y)", "x.mm(y)",
     "x.maximum(y)", "x.relu(1)", "x.exp(out=1)", "x.sum('a')", "x.sum(dtype=torch.float64)",
 )  # fmt: skip
+KEYWORDS = (
+    "x.sum(dim=0)", "x.sum(dim=(0, 1), keepdim=True)", "x.sum(0, keepdim=True)", "x.sum(axis=0)",
+    "x.sum(0, dim=1)", "x.sum(keepdim=True)", "x.sum(dim=0, dtype=torch.float64)", "x.sum(dim=None)",
+    "x.mean(dim=-1, keepdim=True)", "x.add(other=y)", "x.add(y, alpha=True)", "x.add(y, alpha='a')",
+    "x.add(alpha=2)", "x.add(y, beta=2)", "x.add(y, alpha=2, out=x)", "x.add(y, other=y)", "x.clamp(max=1)",
+    "x.clamp(min=0, max=None)", "x.clamp(0, min=1)", "x.clamp(min=y)", "x.addcmul(x, y, value=2)",
+    "x.addcmul(2, x, y)", "x.addcdiv(x, y + 1, value=0.5)", "x.lerp(y, weight=0.5)", "x.pow(exponent=2)",
+    "x.eq(other=1)", "x.transpose(dim0=0, dim1=1)", "x.unsqueeze(dim=0)", "x.argmax(dim=0, keepdim=True)",
+    "x.amax(dim=(0,))", "x.cumsum(dim=0, dtype=torch.float64)", "x.all(dim=0)", "x.prod(dim=0)",
+    "x.sum(**{'d' + 'im': 0})", "x.expand(size=(2, 2))", "x.permute(dims=(1, 0))", "x.select(dim=0, index=1)",
+)  # fmt: skip
 VIEWS = (
     "x.view(-1)", "x.view(4)", "x.view((2, 2))", "x.view([4])", "x.view(3)", "x.view(torch.int32)", "x.t()",
     "x.T", "x.mT", "x.transpose(0, 1)", "x.transpose(0, 5)", "x.unsqueeze(0)", "x.unsqueeze(-1)",
@@ -47,7 +58,8 @@ VIEWS = (
 IN_PLACE = (
     "x += y", "x -= y", "x *= y", "x /= y", "x += 1", "x -= 0.5", "x *= 2", "x /= 4", "x += x", "x += None",
     "x.add_(y)", "x.mul_(2)", "x.copy_(y)", "x.zero_()", "x.fill_(3)", "x.relu_()", "x[0] += 1",
-    "x.add_(y[0])", "x[0].add_(y)",
+    "x.add_(y[0])", "x[0].add_(y)", "x.add_(y, alpha=2)", "x.sub_(other=y)", "x.addcmul_(y, y, value=2)",
+    "x.addcdiv_(y, y + 1)", "x.lerp_(y, 0.5)", "x.lerp_(end=y, weight=y)", "x.clamp_(min=1)",
 )  # fmt: skip
 
 
@@ -105,14 +117,14 @@ def test_operators_equal_eager(dtype: torch.dtype) -> None:
         check(code, lambda: operands(dtype))
 
 
-@pytest.mark.parametrize("code", METHODS + VIEWS + IN_PLACE)
+@pytest.mark.parametrize("code", METHODS + KEYWORDS + VIEWS + IN_PLACE)
 def test_methods_equal_eager(code: str) -> None:
     check(code)
 
 
 @pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
 def test_in_every_mode(mode: str) -> None:
-    for code in OPERATORS + METHODS + VIEWS + IN_PLACE:
+    for code in OPERATORS + METHODS + KEYWORDS + VIEWS + IN_PLACE:
         for _ in range(3):
             expected = outcome(code, operands())
             lazy = {name: wrap(value) for name, value in operands().items()}
@@ -137,7 +149,7 @@ def test_type_promotion() -> None:
             check(code, lambda: {"x": torch.ones(2, dtype=a), "y": torch.ones(2, dtype=b)})
 
 
-@pytest.mark.parametrize("code", OPERATORS + METHODS + VIEWS + IN_PLACE)
+@pytest.mark.parametrize("code", OPERATORS + METHODS + KEYWORDS + VIEWS + IN_PLACE)
 def test_requires_grad(code: str) -> None:
     def leaves() -> dict[str, torch.Tensor]:
         return {name: value.requires_grad_() for name, value in operands().items()}

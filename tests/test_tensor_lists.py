@@ -1,0 +1,210 @@
+"""Ops over lists of tensors are recorded one by one; optimizers of few parameters use them."""
+
+from __future__ import annotations
+
+import collections
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import foreach_binary_op_db as BINARY
+from torch.testing._internal.common_methods_invocations import foreach_other_op_db as OTHER
+from torch.testing._internal.common_methods_invocations import foreach_pointwise_op_db as POINTWISE
+from torch.testing._internal.common_methods_invocations import foreach_reduce_op_db as REDUCE
+from torch.testing._internal.common_methods_invocations import foreach_unary_op_db as UNARY
+from torch.testing._internal.common_optimizers import optim_db
+
+import lazyeng
+from lazyeng import lazy, wrap
+
+LISTS = UNARY + BINARY + POINTWISE + REDUCE + OTHER
+MODES = ("async", "deferred", "sync")
+SIZES = ((5, 7), (33,), (64, 64), (1,), (), (300, 40))
+
+Step = Callable[[], Any]
+
+
+def changed(tensors: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same arguments, each tensor in them changed."""
+    if isinstance(tensors, torch.Tensor):
+        return change(tensors)
+    if isinstance(tensors, (list, tuple)):
+        return type(tensors)(changed(x, change) for x in tensors)
+    return tensors
+
+
+def outcome(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return call(*args, **kwargs)
+    except Exception as error:
+        return type(error), str(error).splitlines()[0]
+
+
+def same(got: Any, expected: Any) -> None:
+    if isinstance(expected, (list, tuple)) and not isinstance(expected[:1], torch.Size):
+        assert len(got) == len(expected)
+        for a, b in zip(got, expected, strict=True):
+            same(a, b)
+    elif isinstance(expected, torch.Tensor):
+        assert got.dtype == expected.dtype and got._version == expected._version
+        torch.testing.assert_close(lazyeng.unwrap(got), expected, rtol=0, atol=0, equal_nan=True)
+    else:
+        assert got == expected
+
+
+@pytest.mark.parametrize("info", LISTS, ids=lambda info: info.name)
+def test_every_op_over_lists_equals_eager(info: Any) -> None:
+    """Bit for bit, results and what is written, of wrapped lists and of plain ones in a block."""
+    functions = [(info.method_variant, False), (info.inplace_variant, True)]
+    for dtype in (torch.float32, torch.int64):
+        if dtype not in info.dtypes:
+            continue
+        for i, sample in enumerate(info.sample_inputs("cpu", dtype, num_input_tensors=[3])):
+            if i % 5:  # (there are thousands)
+                continue
+            for function, in_place in functions:
+                if function is None:
+                    continue
+                expect, plain, lazily = (
+                    changed((sample.input, *sample.args), torch.clone) for _ in range(3)
+                )
+                lazily = changed(lazily, wrap)
+                expected = outcome(function, *expect, **sample.kwargs)
+                got = outcome(function, *lazily, **sample.kwargs)
+                same(got, expected)
+                same(lazily[0], expect[0])
+                with lazy():
+                    got = outcome(function, *plain, **sample.kwargs)
+                same(got if not in_place else plain[0], expected if not in_place else expect[0])
+
+
+def recorded(step: Step) -> int:
+    before = lazyeng.engine_stats()["recorded"]
+    step()
+    return lazyeng.engine_stats()["recorded"] - before
+
+
+def test_each_tensor_of_a_list_is_an_op() -> None:
+    tensors = [wrap(torch.rand(n + 1)) for n in range(7)]
+    assert recorded(lambda: torch._foreach_add_(tensors, 1.0)) == 7
+    assert recorded(lambda: torch._foreach_addcmul_(tensors, tensors, tensors, [0.5] * 7)) == 7
+    # Their loop would read the numbers.
+    numbers = wrap(torch.arange(7.0))
+    torch._foreach_addcmul_(tensors, tensors, tensors, numbers)
+    assert recorded(lambda: torch._foreach_addcmul_(tensors, tensors, tensors, numbers)) == 1
+
+
+def test_the_failure_of_one_tensor_is_not_that_of_the_list() -> None:
+    good, bad = wrap(torch.ones(3)), wrap(torch.ones(3))[wrap(torch.tensor([7, 0, 1]))]
+    torch._foreach_mul_([good, bad], 2.0)
+    assert good.tolist() == [2.0] * 3
+    with pytest.raises(IndexError):
+        bad.tolist()
+
+
+def make(
+    cls: Any,
+    dtype: torch.dtype,
+    seen: list[bool] | None = None,
+    lazily: bool = False,
+    **kwargs: Any,
+) -> tuple[list[torch.Tensor], Step]:
+    torch.manual_seed(0)
+    params = [torch.randn(size, dtype=dtype) for size in SIZES]
+    params = [(wrap(p) if lazily else p).requires_grad_() for p in params]
+    optimizer = cls(params, **kwargs)
+
+    def step(i: int) -> None:
+        generator = torch.Generator().manual_seed(i)
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=generator, dtype=dtype)
+        optimizer.step()
+
+    def steps() -> list[Any]:
+        for i in range(3):
+            step(i)
+        return [[*params], *([optimizer.state[p][k] for k in optimizer.state[p]] for p in params)]
+
+    return params, steps
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "info",
+    [info for info in optim_db if info.optim_cls.__name__ in ("Adam", "AdamW", "Adamax", "Rprop")],
+    ids=lambda info: info.optim_cls.__name__,
+)
+def test_optimizers_that_take_lists_have_the_bits_of_the_loop(info: Any, mode: str) -> None:
+    """All configurations of PyTorch's optim_db: parameters and state after three steps."""
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.complex64):
+        for config in info.optim_inputs_func(device="cpu"):
+            if config.kwargs.get("capturable") or config.kwargs.get("differentiable"):
+                continue
+            expected = outcome(make(info.optim_cls, dtype, **config.kwargs)[1])
+            with lazy(mode):
+                got = outcome(make(info.optim_cls, dtype, **config.kwargs)[1])
+                lazyeng.synchronize()
+            for a, b in zip(got, expected, strict=True):
+                for x, y in zip(a, b, strict=True) if isinstance(b, list) else ():
+                    if isinstance(y, torch.Tensor):
+                        torch.testing.assert_close(
+                            lazyeng.unwrap(x).detach(), y.detach(), rtol=0, atol=0
+                        )
+
+
+def lists_are_used(monkeypatch: pytest.MonkeyPatch, steps: Step) -> bool:
+    used = []
+    original = torch._foreach_addcdiv_
+    monkeypatch.setattr(
+        torch, "_foreach_addcdiv_", lambda *a, **k: used.append(1) or original(*a, **k)
+    )
+    steps()
+    monkeypatch.undo()
+    return bool(used)
+
+
+def test_when_lists_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def adam(**kwargs: Any) -> Step:
+        return make(torch.optim.Adam, torch.float32, **kwargs)[1]
+
+    assert not lists_are_used(monkeypatch, adam())
+    assert lists_are_used(monkeypatch, adam(lazily=True))
+    with lazy():
+        assert lists_are_used(monkeypatch, adam())
+        assert not lists_are_used(monkeypatch, adam(foreach=False))
+        assert not lists_are_used(monkeypatch, make(torch.optim.Adam, torch.complex64)[1])
+
+
+def test_a_parameter_that_is_there_twice_has_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step() -> list[float]:
+        p = torch.tensor([0.3, -2.0], requires_grad=True)
+        with warnings.catch_warnings(action="ignore"):
+            optimizer = torch.optim.AdamW([p, p], lr=0.3)
+        p.grad = torch.tensor([0.7, 1.1])
+        optimizer.step()
+        return p.tolist()
+
+    with lazy():
+        assert not lists_are_used(monkeypatch, step)
+        assert step() == lazyeng.lazy("sync")(step)()
+    with lazy():
+        got = step()
+    assert got == step()
+
+
+def test_many_large_parameters_are_groups_of_their_own() -> None:
+    """What is independent goes over memory one after the other; what is small, in one group."""
+
+    def groups(elements: int) -> list[int]:
+        params = [torch.ones(elements) for _ in range(6)]
+        with lazy("deferred"):
+            for p in params:
+                p.mul_(0.5).add_(1.0).sub_(0.25)
+            graph = lazyeng.graph()
+        sizes = collections.Counter(op.group for op in graph.ops)
+        return sorted(sizes.values())
+
+    assert groups(1 << 16) == [3] * 6
+    assert groups(64) == [18]
