@@ -5,6 +5,7 @@
 
 #include "csrc/fuse/torch_functions.h"
 #include "csrc/generator_hooks.h"
+#include "csrc/legacy_types.h"
 #include "csrc/record/fork.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
@@ -33,7 +34,8 @@ PyObject* init(PyObject*, PyObject* args) {
     if (!record::install_slots() || !record::install_methods() || !record::install_view_methods() ||
         !record::install_read_methods() || !record::install_overrides())
       return static_cast<PyObject*>(nullptr);
-    return install_generator_hooks() ? PyLong_FromSize_t(kernels) : nullptr;
+    return install_generator_hooks() && install_legacy_types() ? PyLong_FromSize_t(kernels)
+                                                               : nullptr;
   });
 }
 

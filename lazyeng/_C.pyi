@@ -73,6 +73,9 @@ def is_lazy(obj: object, /) -> bool:
 def plain(tensor: torch.Tensor, /) -> torch.Tensor:
     """A plain tensor over the same memory, detached. Waits; raises what failed; TypeError if it is not lazy."""
 
+def plain_view(tensor: torch.Tensor, /) -> torch.Tensor:
+    """As `plain`, but a view in autograd's eyes: of the same history and version, also when written."""
+
 def values(tensor: torch.Tensor, /) -> torch.Tensor:
     """As `plain`, when a GPU has done what it was given too: for reading values."""
 

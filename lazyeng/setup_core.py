@@ -18,9 +18,11 @@ from lazyeng import (
     plain_reads,
     process,
     process_groups,
+    settings,
     sharing,
     subclasses,
     torch_profiler,
+    tracers,
 )
 from lazyeng import config as environment
 from lazyeng.config import MODES, STACKS, Config
@@ -52,6 +54,8 @@ def start(config: Config) -> None:
     optimizers.install()
     process_groups.install()
     process.install()
+    settings.install()
+    tracers.install()
     _C.start_engine()
 
 

@@ -1,7 +1,7 @@
 """`tensor.as_subclass(cls)`, which results of a user's tensor class go through.
 
 A LazyTensor has its class already, and torch gives no tensor a second one. So what becomes another
-class is plain, over the same memory and with its history: the call waits.
+class is plain, a view of the same memory, as in eager: the call waits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lazyeng import _C, errors
-from lazyeng.compiled import _inside, _to_plain
+from lazyeng.compiled import _inside
 
 
 def install() -> None:
@@ -25,6 +25,7 @@ def install() -> None:
         plain = not _C.is_lazy(self) and not _inside()
         if plain or not isinstance(cls, type) or isinstance(self, cls):
             return original(self, cls)
-        return _C.call_outside(original, (_to_plain([self])[0], cls), {})
+        view = _C.plain_view(self) if _C.is_lazy(self) else self
+        return _C.call_outside(original, (view, cls), {})
 
     torch.Tensor.as_subclass = as_subclass

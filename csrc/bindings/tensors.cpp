@@ -8,6 +8,7 @@
 #include "csrc/record/gate.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
+#include "csrc/record/plain_views.h"
 #include "csrc/record/recorder.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/launch_log.h"
@@ -87,6 +88,13 @@ PyObject* plain(PyObject*, PyObject* object) {
     const run::ValueRef value = value_of(object);
     current_recorder()->wait_and_check(*value);
     return THPVariable_Wrap(value->plain());
+  });
+}
+
+PyObject* plain_view(PyObject*, PyObject* object) {
+  return guarded([&] {
+    current_recorder()->wait_and_check(*value_of(object));
+    return THPVariable_Wrap(record::plain_view(THPVariable_Unpack(object)));
   });
 }
 
@@ -312,6 +320,7 @@ PyMethodDef tensor_methods[] = {
     {"unwrap_bare", unwrap_bare, METH_O, nullptr},
     {"is_lazy", is_lazy, METH_O, nullptr},
     {"plain", plain, METH_O, nullptr},
+    {"plain_view", plain_view, METH_O, nullptr},
     {"values", values, METH_O, nullptr},
     {"wait", wait, METH_O, nullptr},
     {"is_ready", is_ready, METH_O, nullptr},

@@ -116,6 +116,10 @@ c10::IValue read_other(Call& call, c10::IValue input) {
   return input;
 }
 
+bool is_inference(const c10::IValue& input) {
+  return input.isTensor() && input.toTensor().defined() && input.toTensor().is_inference();
+}
+
 }  // namespace
 
 Call read_call(const run::OpInfo& info, torch::jit::Stack* stack) {
@@ -123,6 +127,7 @@ Call read_call(const run::OpInfo& info, torch::jit::Stack* stack) {
   Call call(info);
   c10::IValue* const inputs = stack->data() + (stack->size() - count);
   if (keeps_inputs(info)) call.inputs.assign(inputs, inputs + count);
+  call.of_inference = count > 0 && is_inference(inputs[0]);
   Reader reader(call);
   for (size_t i = 0; i < count; ++i) {
     const run::ArgInfo& arg = info.args[i];

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/stack.h>
-#include <c10/core/InferenceMode.h>
 
 #include "csrc/run/node.h"
 #include "csrc/run/trace.h"
@@ -22,6 +21,7 @@ struct Call {
   bool run_now = false;       ///< an argument cannot be recorded (sparse, quantized, symbolic)
   bool writes_plain = false;  ///< a written argument is a plain tensor
   bool to_lazyeng = false;    ///< the device that it names is "lazyeng"
+  bool of_inference = false;  ///< the first argument is an inference tensor, so views of it are
   Ref<run::Collective> collective;  ///< of an op that returns a Work
   int64_t begin = run::trace_time();
 };
@@ -30,9 +30,7 @@ struct Call {
 bool recordable(const at::Tensor& tensor);
 
 /// The arguments themselves are returned, or passed on, by ops that write or look at metadata only.
-inline bool keeps_inputs(const run::OpInfo& info) {
-  return info.writes || info.metadata_only || c10::InferenceMode::is_enabled();
-}
+inline bool keeps_inputs(const run::OpInfo& info) { return info.writes || info.metadata_only; }
 
 /// Tells the trace that the call is recorded; null: without a node.
 void trace_record(const Call& call, const run::Node* node) noexcept;

@@ -409,7 +409,11 @@ PlanRef infer(const Call& call) {
   // (No stand-in can be made of it; the kernel knows what to say of it.)
   if (std::any_of(call.looks.begin(), call.looks.end(), beyond_all_memory)) return nullptr;
   PlanRef plan = infer_any(call);
-  return plan && may_refuse_dtype(call, *plan) ? nullptr : plan;
+  if (!plan || may_refuse_dtype(call, *plan)) return nullptr;
+  // (Which kernels have no deterministic form is nowhere written but in them.)
+  const bool may_be_refused = call.info.torchs && !may_be_nondeterministic() &&
+                              !plan->only_metadata && plan->rewrites.empty();
+  return may_be_refused ? nullptr : plan;
 }
 
 namespace {

@@ -53,6 +53,9 @@ class Plan final : public RefCounted {
 };
 using PlanRef = Ref<const Plan>;
 
+/// False: torch.use_deterministic_algorithms(True) has kernels refuse what they cannot do so.
+bool may_be_nondeterministic();
+
 /// The words that decide a plan.
 using PlanKey = c10::SmallVector<uint64_t, 24>;
 

@@ -3,7 +3,8 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/resize.h>
-#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <typeinfo>
@@ -20,6 +21,15 @@ PyTypeObject* lazy_class = nullptr;  // owned; set at import, before any lazy te
 c10::DispatchKeySet lazy_keys() {
   return c10::DispatchKeySet({c10::DispatchKey::PrivateUse1, c10::DispatchKey::ADInplaceOrView,
                               c10::DispatchKey::AutogradPrivateUse1});
+}
+
+/// As torch's own tensors: a dispatch mode is asked for the detached tensor. Null: there is none.
+c10::intrusive_ptr<c10::TensorImpl> detached_by_mode(const c10::TensorImpl& impl) {
+  using c10::impl::TorchDispatchModeTLS;
+  const int64_t modes = TorchDispatchModeTLS::stack_len();
+  if (modes == 0 || c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python))
+    return nullptr;
+  return TorchDispatchModeTLS::get_stack_at(modes - 1)->pyinterpreter()->detach(&impl);
 }
 
 }  // namespace
@@ -49,11 +59,15 @@ void ResultWatch::watch(LazyImpl& result) {
   result.watched_by_ = watched_;
 }
 
-void LazyImpl::make_normal() {
-  if (!is_inference()) return;
-  key_set_ =
-      key_set_.add(c10::DispatchKey::ADInplaceOrView).add(c10::DispatchKey::AutogradPrivateUse1);
-  set_version_counter(c10::VariableVersion(0));
+void LazyImpl::set_inference(bool inference, bool counted) {
+  if (is_inference() == inference) return;
+  constexpr c10::DispatchKeySet keys(
+      {c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutogradPrivateUse1});
+  key_set_ = inference ? key_set_ - keys : key_set_ | keys;
+  if (!inference)
+    set_version_counter(c10::VariableVersion(0));
+  else if (!counted)
+    set_version_counter(c10::VariableVersion(c10::VariableVersion::DISABLED));
 }
 
 void LazyImpl::mirror() {
@@ -88,6 +102,11 @@ void LazyImpl::undo_resize() {
 
 c10::intrusive_ptr<c10::TensorImpl> LazyImpl::shallow_copy_and_detach(
     const c10::VariableVersion& version, bool allow_change) const {
+  if (auto detached = detached_by_mode(*this)) {
+    if (!detached->is_inference()) detached->set_version_counter(version);
+    detached->set_allow_tensor_metadata_change(allow_change);
+    return detached;
+  }
   auto copy = c10::make_intrusive<LazyImpl>(value_);
   copy_tensor_metadata(this, copy.get(), version, allow_change);
   // (Saved tensors and `.data` come through here: without a Python object of our own they would

@@ -34,8 +34,9 @@ class LazyImpl final : public c10::TensorImpl {
   }
 
   const run::ValueRef& value() const { return value_; }
-  /// A view of a normal tensor taken in inference mode is a normal tensor.
-  void make_normal();
+  /// A view of a normal tensor taken in inference mode is a normal tensor, and one of an inference
+  /// tensor taken outside of it is an inference tensor, with a version only if it is `counted`.
+  void set_inference(bool inference, bool counted);
   /// For ops that change the tensor's metadata, and for `x.data = y`.
   void set_value(run::ValueRef value);
   /// True if C++ code changed the sizes without asking the dispatcher: composite ops resize their

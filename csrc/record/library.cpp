@@ -136,10 +136,17 @@ bool has_kernels(const c10::OperatorHandle& op) {
   return false;
 }
 
+struct OtherLayout {
+  c10::DispatchKey ours;
+  c10::DispatchKey cpu;
+};
+
 /// What tensors of other layouts get inside lazy(), where their dispatch key is that of ours.
-constexpr std::array<c10::DispatchKey, 4> kOtherLayouts = {
-    c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::SparseCsrPrivateUse1,
-    c10::DispatchKey::QuantizedPrivateUse1, c10::DispatchKey::NestedTensorPrivateUse1};
+constexpr std::array<OtherLayout, 4> kOtherLayouts = {
+    {{c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::SparseCPU},
+     {c10::DispatchKey::SparseCsrPrivateUse1, c10::DispatchKey::SparseCsrCPU},
+     {c10::DispatchKey::QuantizedPrivateUse1, c10::DispatchKey::QuantizedCPU},
+     {c10::DispatchKey::NestedTensorPrivateUse1, c10::DispatchKey::NestedTensorCPU}}};
 
 /// One of these outranks a fallback; the second is that of structured ops.
 bool has_kernel_for_all_backends(const c10::OperatorHandle& op) {
@@ -147,16 +154,23 @@ bool has_kernel_for_all_backends(const c10::OperatorHandle& op) {
          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
 }
 
+/// An op that is made of others, except in this layout (linear and matmul of nested tensors).
+bool is_whole_in(const OtherLayout& layout, const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         op.hasKernelForDispatchKey(layout.cpu);
+}
+
 /// An op with a kernel for all backends would be run by that, and not by the kernel of the layout.
 void register_other_layouts(const std::vector<c10::OperatorName>& names) {
-  for (c10::DispatchKey key : kOtherLayouts) {
+  for (const OtherLayout& layout : kOtherLayouts) {
+    const c10::DispatchKey key = layout.ours;
     registered().libraries.push_back(std::make_unique<torch::Library>(
         torch::Library::IMPL, "aten", std::make_optional(key), __FILE__, __LINE__));
     for (const c10::OperatorName& name : names) {
       const auto op = c10::Dispatcher::singleton().findOp(name);
       if (op && name.name.rfind("aten::", 0) == 0 && op->hasSchema() &&
-          handles_tensors(op->schema()) && has_kernel_for_all_backends(*op) &&
-          !op->hasKernelForDispatchKey(key))
+          handles_tensors(op->schema()) && !op->hasKernelForDispatchKey(key) &&
+          (has_kernel_for_all_backends(*op) || is_whole_in(layout, *op)))
         registered().libraries.back()->impl(
             without_namespace(name).c_str(),
             torch::CppFunction::makeFromBoxedFunction<&record_fallback>());
@@ -171,8 +185,8 @@ void register_fallbacks() {
     registered().libraries.back()->fallback(std::move(function));
   };
   add(c10::DispatchKey::PrivateUse1, torch::CppFunction::makeFromBoxedFunction<&record_fallback>());
-  for (c10::DispatchKey key : kOtherLayouts)
-    add(key, torch::CppFunction::makeFromBoxedFunction<&record_fallback>());
+  for (const OtherLayout& layout : kOtherLayouts)
+    add(layout.ours, torch::CppFunction::makeFromBoxedFunction<&record_fallback>());
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // csrc/record/plan_cache.cpp: what decides a plan, and the table of plans.
+#include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DefaultDtype.h>
 
@@ -141,10 +142,16 @@ bool make_kind_key(const Call& call, PlanKey& key) {
   return add_others(call, key);
 }
 
+bool may_be_nondeterministic() {
+  const at::Context& context = at::globalContext();
+  return !context.deterministicAlgorithms() || context.deterministicAlgorithmsWarnOnly();
+}
+
 bool make_key(const Call& call, PlanKey& key) {
   const run::OpInfo& info = call.info;
   key.push_back(reinterpret_cast<uint64_t>(&info));
-  key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 1 |
+  key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 2 |
+                static_cast<uint64_t>(may_be_nondeterministic()) << 1 |
                 static_cast<uint64_t>(info.distrust_plans.load(std::memory_order_relaxed)));
   for (size_t i = 0; i < call.tensors.size(); ++i) {
     const run::Geometry* look = call.looks[i].get();

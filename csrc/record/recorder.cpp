@@ -399,7 +399,10 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
     }
   }
   for (run::StorageVar* var : node->written_vars) run::plain_storages().release(*var);
-  if (node->found.thrown) std::rethrow_exception(node->found.thrown);
+  if (node->found.thrown) {
+    update_written(call, *node);
+    std::rethrow_exception(node->found.thrown);
+  }
   if (node->found.poisoned) run::throw_python_error(node->found.poisoned);
   if (learn_under) {
     note_kernel_accepted(call);

@@ -1,8 +1,6 @@
 // csrc/record/results.cpp: from values and real tensors to what the caller of an op gets back.
 #include "csrc/record/results.h"
 
-#include <c10/core/InferenceMode.h>
-
 #include <algorithm>
 
 #include "csrc/record/lazy_tensor.h"
@@ -79,11 +77,13 @@ void hold_user_face(const at::Tensor& plain, const run::Node& node) {
   }
 }
 
-/// A written argument as it is after the op: new metadata, or (set_) another storage.
+}  // namespace
+
 void update_written(const Call& call, const run::Node& node) {
   size_t next = 0;
   for (const at::Tensor& tensor : call.written) {
     if (!tensor.defined()) continue;
+    if (next == node.found.written.size()) return;  // it failed before it had its arguments
     const at::Tensor& real = node.found.written[next++].second;
     LazyImpl* lazy = lazy_impl(tensor);
     if (!lazy) {  // a plain tensor was passed itself
@@ -99,16 +99,13 @@ void update_written(const Call& call, const run::Node& node) {
   }
 }
 
-}  // namespace
-
 namespace {
 
-/// Views in inference mode follow what they are views of.
-void normalize_views(const Call& call, const Made& made) {
-  if (!c10::InferenceMode::is_enabled() || call.inputs.empty() || !call.inputs[0].isTensor())
-    return;
-  if (call.inputs[0].toTensor().is_inference()) return;
-  for (const at::Tensor& tensor : made) lazy_impl(tensor)->make_normal();
+/// Whether views are inference tensors depends on what they are views of, not on the mode.
+void follow_viewed(const Call& call, const Made& made) {
+  const bool counted = call.info.name == "aten::detach";  // (torch's own lets it be written)
+  for (const at::Tensor& tensor : made)
+    lazy_impl(tensor)->set_inference(call.of_inference, counted);
 }
 
 }  // namespace
@@ -129,7 +126,7 @@ void push_recorded(const Call& call, const Plan& plan, c10::SmallVectorImpl<run:
       results->emplace_back(std::move(list));
     }
   }
-  if (plan.only_metadata) normalize_views(call, made);
+  if (plan.only_metadata) follow_viewed(call, made);
 }
 
 void push_found(const Call& call, run::Node& node, Made& made, torch::jit::Stack* results) {
@@ -143,7 +140,7 @@ void push_found(const Call& call, run::Node& node, Made& made, torch::jit::Stack
   }
   const bool views = std::any_of(call.info.returns.begin(), call.info.returns.end(),
                                  [](const run::ReturnInfo& info) { return info.may_alias; });
-  if (views) normalize_views(call, made);
+  if (views) follow_viewed(call, made);
 }
 
 void apply_rewrites(const Call& call, c10::ArrayRef<run::TensorArg> tensors, const Plan& plan,

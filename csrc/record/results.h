@@ -13,6 +13,10 @@ using Made = c10::SmallVector<at::Tensor, 2>;
 void push_recorded(const Call& call, const Plan& plan, c10::SmallVectorImpl<run::ValueRef>& values,
                    Made& made, torch::jit::Stack* results);
 
+/// Written lazy arguments as they are after an op that has run: new metadata, or (set_) another
+/// storage. Also after one that has failed: it may have resized its out= before.
+void update_written(const Call& call, const run::Node& node);
+
 /// Pushes the results of a call that has run, as lazy tensors where they can be; updates the
 /// metadata of written arguments.
 void push_found(const Call& call, run::Node& node, Made& made, torch::jit::Stack* results);
