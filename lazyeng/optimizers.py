@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -34,7 +35,7 @@ _Choice = Callable[..., tuple[bool, bool]]
 def install() -> None:
     """Puts our choice in front of torch's. Once per process, at import."""
     for name in _SAME_BITS:
-        module = importlib.import_module(f"torch.optim.{name}")
+        module: Any = importlib.import_module(f"torch.optim.{name}")
         if hasattr(module, "_default_to_fused_or_foreach"):
             module._default_to_fused_or_foreach = _in_front_of(module._default_to_fused_or_foreach)
 
