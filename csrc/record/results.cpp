@@ -1,6 +1,8 @@
 // csrc/record/results.cpp: from values and real tensors to what the caller of an op gets back.
 #include "csrc/record/results.h"
 
+#include <ATen/EmptyTensor.h>
+
 #include <algorithm>
 
 #include "csrc/record/lazy_tensor.h"
@@ -77,6 +79,14 @@ void hold_user_face(const at::Tensor& plain, const run::Node& node) {
   }
 }
 
+/// What a resize_ that was refused leaves: sizes which would be read from beyond the storage. (Sparse
+/// and other tensors without strides do not get here.)
+bool is_beyond_its_storage(const at::Tensor& real) {
+  const size_t needed = at::detail::computeStorageNbytes(
+      real.sizes(), real.strides(), real.itemsize(), real.storage_offset());
+  return needed > real.storage().nbytes();
+}
+
 }  // namespace
 
 void update_written(const Call& call, const run::Node& node) {
@@ -90,6 +100,7 @@ void update_written(const Call& call, const run::Node& node) {
       hold_user_face(tensor, node);
       continue;
     }
+    if (is_beyond_its_storage(real)) continue;
     const bool same_storage = lazy->value()->var().engine_face().is_alias_of(real.storage());
     if (same_storage) lazy->value()->var().set_nbytes(real.storage().nbytes());
     if (!same_storage)
