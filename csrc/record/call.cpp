@@ -70,12 +70,7 @@ void read_list(Reader& reader, const List& list, const run::ArgInfo& info) {
 
 void read_tensors(Call& call, Reader& reader, const c10::IValue& input, const run::ArgInfo& info) {
   if (input.isTensor()) {
-    const at::Tensor& tensor = input.toTensor();
-    reader.tensor(tensor, info);
-    if (tensor.defined())
-      call.args.emplace_back();
-    else
-      call.args.push_back(input);
+    read_tensor(call, input.toTensor(), info);
   } else if (input.isNone()) {
     reader.tensor(at::Tensor(), {});
     call.args.emplace_back();
@@ -121,6 +116,14 @@ bool is_inference(const c10::IValue& input) {
 }
 
 }  // namespace
+
+void read_tensor(Call& call, const at::Tensor& tensor, const run::ArgInfo& info) {
+  Reader(call).tensor(tensor, info);
+  if (tensor.defined())
+    call.args.emplace_back();
+  else
+    call.args.emplace_back(tensor);
+}
 
 Call read_call(const run::OpInfo& info, torch::jit::Stack* stack) {
   const size_t count = info.args.size();

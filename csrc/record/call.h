@@ -35,6 +35,9 @@ inline bool keeps_inputs(const run::OpInfo& info) { return info.writes || info.m
 /// Tells the trace that the call is recorded; null: without a node.
 void trace_record(const Call& call, const run::Node* node) noexcept;
 
+/// Adds the next argument, a tensor.
+void read_tensor(Call& call, const at::Tensor& tensor, const run::ArgInfo& info);
+
 /// Takes the arguments off the stack.
 Call read_call(const run::OpInfo& info, torch::jit::Stack* stack);
 

@@ -256,14 +256,27 @@ at::Tensor as_view_of(const at::Tensor& base, const at::Tensor& view) {
 
 }  // namespace
 
-bool ordinary_thread() {
+namespace {
+
+/// The keys of a thread that nothing was done to.
+const c10::impl::LocalDispatchKeySet& usual_keys() {
   static const c10::impl::LocalDispatchKeySet usual(c10::impl::PODLocalDispatchKeySet{0, 0});
-  static const c10::DispatchKeySet lazy = usual.included_.add(c10::DispatchKey::PrivateUse1);
-  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
-  return Gate::is_open() && (keys.included_ == lazy || keys.included_ == usual.included_) &&
-         keys.excluded_ == usual.excluded_ && thread_mode().mode != Mode::sync &&
-         !at::impl::torch_function_mode_enabled() &&
+  return usual;
+}
+
+}  // namespace
+
+bool nobody_watches_calls() {
+  static const c10::DispatchKeySet lazy = usual_keys().included_.add(c10::DispatchKey::PrivateUse1);
+  const c10::DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
+  return Gate::is_open() && (included == lazy || included == usual_keys().included_) &&
+         thread_mode().mode != Mode::sync &&
          !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
+}
+
+bool ordinary_thread() {
+  return c10::impl::tls_local_dispatch_key_set().excluded_ == usual_keys().excluded_ &&
+         !at::impl::torch_function_mode_enabled() && nobody_watches_calls();
 }
 
 DirectOp direct_op(const char* name, const char* overload, bool numbers) {

@@ -56,6 +56,9 @@ PyObject* record_directly(const DirectOp& op, PyObject* const* args, size_t coun
 /// nor is anybody about to fork.
 bool ordinary_thread();
 
+/// The same below autograd, of calls that C++ makes.
+bool nobody_watches_calls();
+
 /// x.detach(); otherwise as record_directly.
 PyObject* detach_directly(PyObject* self);
 

@@ -79,11 +79,11 @@ void hold_user_face(const at::Tensor& plain, const run::Node& node) {
   }
 }
 
-/// What a resize_ that was refused leaves: sizes which would be read from beyond the storage. (Sparse
-/// and other tensors without strides do not get here.)
+/// What a resize_ that was refused leaves: sizes which would be read from beyond the storage.
+/// (Sparse and other tensors without strides do not get here.)
 bool is_beyond_its_storage(const at::Tensor& real) {
-  const size_t needed = at::detail::computeStorageNbytes(
-      real.sizes(), real.strides(), real.itemsize(), real.storage_offset());
+  const size_t needed = at::detail::computeStorageNbytes(real.sizes(), real.strides(),
+                                                         real.itemsize(), real.storage_offset());
   return needed > real.storage().nbytes();
 }
 
