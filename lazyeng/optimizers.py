@@ -5,15 +5,18 @@ ops over lists of them (``foreach=True``), its default on accelerators. The seco
 once for all parameters; what it calls is recorded tensor by tensor (csrc/record/tensor_lists.cpp)
 and runs as groups. So where neither ``foreach`` nor ``fused`` is given, it is the default here too:
 for optimizers whose two implementations give the same bits, and parameters that are small, where
-calls cost more than arithmetic. (The window of recorded ops does not hold all that is done to
-one of many parameters; memory is then gone over more often.)
+calls cost more than arithmetic. (With SGD the loop's few calls cost less than what goes before a
+call over lists; what lists keep between their calls, of large parameters, has to be written.)
+
+Lists are handed to it in portions: a window of recorded ops should hold all that is done to a
+parameter, which is then one group and goes over the parameter's memory once.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,35 +27,69 @@ from lazyeng.tensor import LazyTensor
 
 _SAME_BITS = ("adam", "adamw", "adamax", "rprop")  # modules of torch.optim
 
-_SMALL = 512  # elements of a parameter, on average
-_FEW, _SMALL_ALL = 16, 2**20  # parameters whose whole step the window holds; their elements
+_SMALL = 16384  # elements of a parameter, on average
+
+# A portion is full with so many parameters of so many elements. (A window may end in the middle of
+# one; of what it then holds of a large parameter, memory is gone over twice.)
+_FULL = ((4, 262144), (8, 65536), (16, 8192))
+_ONE = 16  # parameters that are always one portion
 
 _TYPES = (torch.Tensor, torch.nn.Parameter, LazyTensor)  # (of complex ones last bits would differ)
 
-_Choice = Callable[..., tuple[bool, bool]]
+_Function = Callable[..., Any]
 
 
 def install() -> None:
     """Puts our choice in front of torch's. Once per process, at import."""
     for name in _SAME_BITS:
-        module: Any = importlib.import_module(f"torch.optim.{name}")
-        if hasattr(module, "_default_to_fused_or_foreach"):
-            module._default_to_fused_or_foreach = _in_front_of(module._default_to_fused_or_foreach)
+        _replace(name, "_default_to_fused_or_foreach", _choice)
+        _replace(name, f"_multi_tensor_{name}", _in_portions)
 
 
-def _in_front_of(torchs_choice: _Choice) -> _Choice:
-    @functools.wraps(torchs_choice)
+def _replace(module_name: str, name: str, ours: Callable[[_Function], _Function]) -> None:
+    module: Any = importlib.import_module(f"torch.optim.{module_name}")
+    if hasattr(module, name):
+        setattr(module, name, functools.wraps(getattr(module, name))(ours(getattr(module, name))))
+
+
+def _choice(torchs: _Function) -> _Function:
     def choose(
         params: list[torch.Tensor], differentiable: bool, use_fused: bool = False
     ) -> tuple[bool, bool]:
         if torch.compiler.is_compiling() or differentiable or use_fused or not _pays(params):
-            return torchs_choice(params, differentiable, use_fused)
+            return torchs(params, differentiable, use_fused)
         return False, True
 
     return choose
 
 
+def _in_portions(torchs: _Function) -> _Function:
+    def step(*lists: Any, **options: Any) -> None:
+        params = lists[0]
+        if len(params) <= _ONE or torch.compiler.is_compiling() or not _pays(params):
+            return torchs(*lists, **options)
+        for portion in _portions(params):
+            parts = [x[portion] if isinstance(x, list) else x for x in lists]
+            torchs(*parts, **options)
+            for whole, part in zip(lists, parts, strict=True):
+                if isinstance(whole, list) and whole:
+                    whole[portion] = part  # (an implementation may put state there)
+
+    return step
+
+
+def _portions(params: list[torch.Tensor]) -> Iterator[slice]:
+    begin, elements = 0, 0
+    for i, p in enumerate(params):
+        if any(i - begin >= count and elements >= least for count, least in _FULL):
+            yield slice(begin, i)
+            begin, elements = i, 0
+        elements += p.numel()
+    yield slice(begin, len(params))
+
+
 def _pays(params: list[torch.Tensor]) -> bool:
+    """Whether their step is recorded, has the same bits by both implementations, and is small."""
     if not params or not (_inside() or all(_C.is_lazy(p) for p in params)):
         return False
     # One that is there twice has two steps, in this order.
@@ -63,4 +100,4 @@ def _pays(params: list[torch.Tensor]) -> bool:
         if type(p) not in _TYPES or not p.is_cpu or not p.is_floating_point():
             return False
         elements += p.numel()
-    return elements < _SMALL * len(params) or (len(params) <= _FEW and elements < _SMALL_ALL)
+    return elements < _SMALL * len(params)

@@ -174,6 +174,35 @@ def test_when_lists_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not lists_are_used(monkeypatch, make(torch.optim.Adam, torch.complex64)[1])
 
 
+@pytest.mark.parametrize("sizes", [[600] * 40, [5000, 30] * 20, [70000] * 9 + [3] * 30])
+def test_many_parameters_are_handed_over_in_portions(
+    sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is done once, and state that an implementation makes is the optimizer's."""
+    assert sum(sizes) < 16384 * len(sizes)
+
+    def steps() -> list[Any]:
+        torch.manual_seed(0)
+        params = [torch.randn(n).requires_grad_() for n in sizes]
+        optimizer = torch.optim.Adam(params, amsgrad=True, weight_decay=0.1, maximize=True)
+        for _ in range(3):
+            for p in params:
+                p.grad = torch.randn(p.shape)
+            optimizer.step()
+        return [[p.detach(), *optimizer.state[p].values()] for p in params]
+
+    expected = steps()
+    used: list[int] = []
+    original = torch._foreach_addcdiv_
+    monkeypatch.setattr(
+        torch, "_foreach_addcdiv_", lambda *a, **k: used.append(len(a[0])) or original(*a, **k)
+    )
+    with lazy():
+        got = steps()
+    same(got, expected)
+    assert sum(used) == 3 * len(sizes) and len(used) > 3 and max(used) < len(sizes)
+
+
 def test_a_parameter_that_is_there_twice_has_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     def step() -> list[float]:
         p = torch.tensor([0.3, -2.0], requires_grad=True)

@@ -336,11 +336,32 @@ void Recorder::schedule(run::Node& node) {
     return waits.report();
   }
   const bool async = thread_mode().mode == Mode::async;
-  if (async && is_counter(node)) return run_in_order(node, Before::needed);
+  if (async && is_counter(node)) {
+    if (!run_unpushed(node)) run_in_order(node, Before::needed);
+    return;
+  }
   const bool fusable = fusion_.load(std::memory_order_relaxed) && fuse::may_join(node);
   const bool for_reader = async && read_habit.records(node.brief, fusable) && watched();
   append(node, for_reader);
   guard_plain_memory(node);
+}
+
+/// Runs a counter on this thread without the engine. False: somebody has to wait for somebody.
+bool Recorder::run_unpushed(run::Node& node) {
+  if (!has_arguments(node)) return false;
+  {
+    std::lock_guard lock(window_mutex_);
+    if (meets_unpushed_locked(node)) return false;
+    number_locked(node);
+  }
+  const run::AsEngineThread as_engine_thread;
+  const engine::FailurePtr failure = node.run();
+  counters_.at_once.fetch_add(1, std::memory_order_relaxed);
+  if (!failure) return true;
+  engine::Engine::fail_unpushed(node, failure);
+  node.finish(failure);
+  run::throw_if_interrupt(failure);
+  return true;
 }
 
 /// Pushes the node and runs it on this thread when its turn comes.
@@ -355,7 +376,7 @@ void Recorder::run_in_order(run::Node& node, Before before) {
   {
     std::lock_guard lock(window_mutex_);
     before_node = last_number_;
-    if (!window_.empty() && (before == Before::all || meets_window_locked(node)))
+    if (!window_.empty() && (before == Before::all || meets_unpushed_locked(node)))
       window = take_window_locked();
     // The engine counts its writes as pending from now on: they never stand in the window.
     number_locked(node);

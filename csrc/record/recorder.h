@@ -112,10 +112,11 @@ class Recorder {
   /// Whether what was recorded before is pushed first: always, or only what the node must follow.
   enum class Before : uint8_t { all, needed };
   void run_in_order(run::Node& node, Before before);
+  bool run_unpushed(run::Node& node);
   void wake_worker();
   void number_locked(run::Node& node);
   void enter_window_locked(run::Node& node);
-  bool meets_window_locked(const run::Node& node) const;
+  bool meets_unpushed_locked(const run::Node& node) const;
   Batch take_window_locked();
   enum class Which : uint8_t { any, ready, held };  ///< ready: async, and not held
   /// Pushes the window. The caller drops what it gets after it has let go of the lock.

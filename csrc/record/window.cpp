@@ -46,9 +46,8 @@ void Recorder::enter_window_locked(run::Node& node) {
   window_.emplace_back(Ref<engine::Op>(&node));
 }
 
-/// Whether a node in the window reads or writes what the node does.
-bool Recorder::meets_window_locked(const run::Node& node) const {
-  if (window_.empty()) return false;
+/// Whether a node in the window, or on its way from there, reads or writes what the node does.
+bool Recorder::meets_unpushed_locked(const run::Node& node) const {
   const uint64_t pushed = run::StorageVar::pushed_up_to.load(std::memory_order_relaxed);
   const auto waits = [&](const run::StorageVar& var) { return var.last_access > pushed; };
   return std::any_of(
