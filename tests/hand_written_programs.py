@@ -96,6 +96,28 @@ def check_layer_norm_and_its_backward() -> None:
         _agree(gradients, dy, x, mean, rstd, weight, bias, names=names)
 
 
+def check_rms_norm_and_its_backward() -> None:
+    kernels.install()
+    slow()
+    x, dy, weight = torch.randn(70, 40), torch.randn(70, 40), torch.randn(40)
+
+    for eps in (None, 0.1):
+        names = ["rms_norm_kernel"] * 2
+
+        def forward(x: torch.Tensor, w: torch.Tensor, eps: float | None = eps) -> Any:
+            return [F.rms_norm(x, [40], w, eps), F.rms_norm(x, [40], None, eps)]
+
+        _agree(forward, x, weight, ops=2, names=names, modes=MODES[:2])
+
+    def gradients(x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor) -> Any:
+        x, weight = x.requires_grad_(), weight.requires_grad_()
+        return torch.autograd.grad(F.rms_norm(x, [40], weight), (x, weight), dy)
+
+    sums = ["rms_norm_partials_kernel", "column_sums_kernel"]
+    _agree(gradients, x, weight, dy, ops=2,
+           names=["rms_norm_kernel", "rms_norm_dx_kernel", *sums])  # fmt: skip
+
+
 def check_softmax_of_any_length() -> None:
     """Generated code has rows of 32 to 32,768 elements, in groups of two or more ops."""
     kernels.install()
@@ -554,7 +576,7 @@ def _check_training(optimizer: Any, used: set[str], **options: Any) -> None:
     assert used <= {*kernels.names}, {*kernels.names}
 
 
-NORMS = {"layer_norm_dx_kernel", "nll_loss_kernel", "column_sums_kernel"}
+NORMS = {"layer_norm_dx_kernel", "rms_norm_dx_kernel", "nll_loss_kernel", "column_sums_kernel"}
 
 
 def check_training_with_adamw() -> None:

@@ -53,6 +53,9 @@ constexpr std::array<const char*, 1> kRefuseGradInKernel = {"unbind_copy.int_out
 /// is asked for: the op is then recorded whole.
 constexpr std::array<const char*, 1> kReadMemoryWithoutGrad = {"max_pool1d"};
 
+/// On CUDA devices a kernel of torch's, with a derivative of its own; elsewhere a decomposition.
+constexpr std::array<const char*, 1> kWholeOnCuda = {"_fused_rms_norm"};
+
 /// Their decomposition starts from a factory, is differentiable: what the factory makes is lazy.
 /// (Norms of empty matrices are zeros.)
 constexpr std::array<const char*, 3> kFillFactory = {"pad_sequence", "linalg_matrix_norm",
@@ -188,6 +191,21 @@ void record_whole(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   current_recorder()->record(*info, stack);
 }
 
+bool is_on_cuda(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  return torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensor().device().is_cuda();
+}
+
+void differentiate_whole_on_cuda(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  op.callBoxedForDispatchKey(is_on_cuda(op, *stack) ? c10::DispatchKey::Autograd
+                                                    : c10::DispatchKey::CompositeImplicitAutograd,
+                             *stack);
+}
+
+void record_whole_on_cuda(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (is_on_cuda(op, *stack)) return record_whole(op, stack);
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+}
+
 /// A copy that shares memory until one of the two is written: the engine has writes in order, and
 /// so may copy at once.
 at::Tensor lazy_clone(const at::Tensor& self) { return self.clone(); }
@@ -231,6 +249,10 @@ void register_opaque_composites() {
   add(backend, kReadMemoryWithoutGrad, whole);
   add(autograd, kReadMemoryWithoutGrad,
       [] { return torch::CppFunction::makeFromBoxedFunction<&decompose_for_grad>(); });
+  add(backend, kWholeOnCuda,
+      [] { return torch::CppFunction::makeFromBoxedFunction<&record_whole_on_cuda>(); });
+  add(autograd, kWholeOnCuda,
+      [] { return torch::CppFunction::makeFromBoxedFunction<&differentiate_whole_on_cuda>(); });
   const auto fills = [] {
     return torch::CppFunction::makeFromBoxedFunction<&with_lazy_factories>();
   };

@@ -76,6 +76,22 @@ def layer_norm_backward(rows, columns, dtype):
     return calls([x, x, s, s, w, w, *results], (name, arguments, (6, 7, 8)))
 
 
+def rms_norm(rows, columns, dtype, weight=True, eps=...):
+    x, w = tensor(rows, columns, dtype=dtype), tensor(columns, dtype=dtype)
+    rstd = made(rows, 1, dtype=F64 if dtype == F64 else F32)
+    arguments = (0, [columns], 1 if weight else None, eps)
+    results = [made(rows, columns, dtype=dtype), rstd]
+    return calls([x, w, *results], ("aten::_fused_rms_norm", arguments, (2, 3)))
+
+
+def rms_norm_backward(rows, columns, dtype):
+    x, w = tensor(rows, columns, dtype=dtype), tensor(columns, dtype=dtype)
+    rstd = tensor(rows, 1, dtype=F64 if dtype == F64 else F32)
+    results = [made(rows, columns, dtype=dtype), made(columns, dtype=dtype)]
+    arguments = (0, 1, [columns], 2, 3, [True, True])
+    return calls([x, x, rstd, w, *results], ("aten::_fused_rms_norm_backward", arguments, (4, 5)))
+
+
 def rows(op, columns, dtype):
     x, y = tensor(30, columns, dtype=dtype), made(30, columns, dtype=dtype)
     if "backward" in op:
@@ -131,6 +147,8 @@ def examples():
         yield layer_norm(70, 5000, dtype)
         yield layer_norm(70, 40, dtype, weight=False)
         yield layer_norm_backward(7000, 300, dtype)
+        yield rms_norm(70, 5000, dtype, eps=None)
+        yield rms_norm_backward(7000, 300, dtype)
         yield nll(dtype, weight=True, reduction=1)
         yield nll_backward(dtype, 0, pair=False)
         yield nll_backward(dtype, 1, pair=True)
@@ -142,6 +160,7 @@ def examples():
     for op in ("aten::_log_softmax", "aten::_log_softmax_backward_data"):
         yield rows(op, 40, F32)
         yield rows(op, 70000, BF16)
+    yield rms_norm(70, 40, F32, weight=False)
     yield nll(F32, weight=False, reduction=0)
     yield adam("aten::_fused_adam_", False, F32)
     yield sgd(False, F32)

@@ -10,6 +10,9 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/sub.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -782,6 +785,23 @@ const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef sizes,
   return self;
 }
 
+/// An op of CUDA that the CPU has not: of one trailing dim.
+std::tuple<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& dy, const at::Tensor& x,
+                                                     at::IntArrayRef /*shape*/,
+                                                     const at::Tensor& rstd,
+                                                     const std::optional<at::Tensor>& weight,
+                                                     std::array<bool, 2> wanted) {
+  const at::Tensor normal = at::mul(x, rstd);
+  const at::Tensor g = weight ? at::mul(dy, *weight) : dy;
+  at::Tensor dx, dweight;
+  if (wanted[0]) {
+    const at::Tensor mean = at::mean(at::mul(g, normal), {-1}, /*keepdim=*/true);
+    dx = at::mul(rstd, at::sub(g, at::mul(normal, mean)));
+  }
+  if (wanted[1]) dweight = at::mul(dy, normal).flatten(0, -2).sum(0);
+  return {dx, dweight};
+}
+
 }  // namespace
 
 /// For driver.cpp: a kernel on a stream (null: the device's default one). Returns the driver's
@@ -802,6 +822,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("empty_strided", &empty_strided);
   m.impl("copy_", &copy_);
   m.impl("resize_", &resize_);
+  m.impl("_fused_rms_norm_backward", &rms_norm_backward);
 }
 
 TORCH_LIBRARY(simulated_cuda, m) {

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 #: What a kernel runs by itself.
 ALONE = (
-    "aten::native_layer_norm", "aten::native_layer_norm_backward", "aten::_softmax",
-    "aten::_log_softmax", "aten::_softmax_backward_data", "aten::_log_softmax_backward_data",
+    "aten::native_layer_norm", "aten::native_layer_norm_backward", "aten::_fused_rms_norm",
+    "aten::_fused_rms_norm_backward", "aten::_softmax", "aten::_log_softmax",
+    "aten::_softmax_backward_data", "aten::_log_softmax_backward_data",
     "aten::nll_loss_forward", "aten::nll_loss_backward", "aten::_fused_adamw_",
     "aten::_fused_adam_", "aten::_fused_sgd_",
 )  # fmt: skip

@@ -1,8 +1,4 @@
-"""layer_norm, forward and backward (layer_norm.py).
-
-(rms_norm is recorded as what torch takes it apart into, which generated code runs, forward and
-backward; ``_fused_rms_norm_backward``, called by that name, is one op, and left to torch.)
-"""
+"""layer_norm and rms_norm, forward and backward (layer_norm.py, rms_norm.py)."""
 
 from __future__ import annotations
 
@@ -69,7 +65,52 @@ def layer_norm_backward(calls: Calls) -> Launches | None:
         )  # fmt: skip
     if dweight is not None or dbias is not None:
         read = (at["grad_out"], at["input"], at["mean"], at["rstd"])
-        _sums_over_rows(made, read, x.numel // n_cols, n_cols, compute, (dweight, dbias))
+        _sums_over_rows(made, "layer_norm", read, (x.numel // n_cols, n_cols), compute,
+                        (dweight, dbias))  # fmt: skip
+    return made if made.kernels else None
+
+
+def rms_norm(calls: Calls) -> Launches | None:
+    (call,), at = calls.calls, calls.tensors
+    x, weight = at[call["input"]], _of(calls, call["weight"])
+    if not fit(x, weight, *(at[r] for r in call.results if r is not None)):
+        return None
+    n_cols, compute = math.prod(call["normalized_shape"]), compute_type(x)
+    block = block_of(n_cols, LOOP_BLOCK)
+    made = Launches(calls)
+    # Torch's default is the step of the type that it computes in, not of x.
+    step = Operand("number", "fp64", number=torch.finfo(compute).eps)
+    made.add(
+        "rms_norm", "rms_norm_kernel", (x.numel // n_cols,),
+        *(made.tensor(call[name]) for name in ("input", "weight")),
+        *(made.tensor(r) for r in call.results), n_cols,
+        step if call["eps"] is None else made.argument(call, "eps"),
+        HAS_WEIGHT=weight is not None, COMPUTE=triton_type(compute), BLOCK_SIZE=block,
+        elements=block,
+    )  # fmt: skip
+    return made
+
+
+def rms_norm_backward(calls: Calls) -> Launches | None:
+    (call,) = calls.calls
+    dy, x, rstd = (calls.tensors[call[name]] for name in ("grad_out", "input", "rstd"))
+    weight = _of(calls, call["weight"])
+    if not fit(dy, x, rstd, weight, *(_of(calls, r) for r in call.results)):
+        return None
+    n_cols, compute = math.prod(call["normalized_shape"]), compute_type(x, dy)
+    made = Launches(calls)
+    dx, dweight = call.results
+    at = {name: made.tensor(call[name]) for name in ("grad_out", "input", "rstd", "weight")}
+    if dx is not None:
+        block = block_of(n_cols, LOOP_BLOCK)
+        made.add(
+            "rms_norm", "rms_norm_dx_kernel", (x.numel // n_cols,), at["grad_out"], at["input"],
+            at["weight"], at["rstd"], made.tensor(dx), n_cols, HAS_WEIGHT=weight is not None,
+            COMPUTE=triton_type(compute), BLOCK_SIZE=block, elements=block,
+        )  # fmt: skip
+    if dweight is not None:
+        read = (at["grad_out"], at["input"], at["rstd"])
+        _sums_over_rows(made, "rms_norm", read, (x.numel // n_cols, n_cols), compute, (dweight,))
     return made if made.kernels else None
 
 
@@ -77,15 +118,17 @@ def _of(calls: Calls, place: int | None):
     return None if place is None else calls.tensors[place]
 
 
-def _sums_over_rows(made: Launches, read: tuple[Operand | None, ...], n_rows: int, n_cols: int,
-                    compute: torch.dtype, results: tuple[int | None, ...]) -> None:  # fmt: skip
+def _sums_over_rows(made: Launches, norm: str, read: tuple[Operand | None, ...],
+                    shape: tuple[int, int], compute: torch.dtype,
+                    results: tuple[int | None, ...]) -> None:  # fmt: skip
     """A kernel sums groups of rows, as many whatever the GPU; then the groups are added up."""
+    n_rows, n_cols = shape
     blocks = cdiv(n_rows, GROUP_BLOCK)
     rows_each = cdiv(blocks, MOST_GROUPS) * GROUP_BLOCK
     groups = cdiv(n_rows, rows_each)
     block = block_of(n_cols, COLUMNS)
     partials = [made.partial(compute, groups * n_cols) for _ in results]
-    made.add("layer_norm", "layer_norm_partials_kernel", (cdiv(n_cols, block), groups), *read,
+    made.add(norm, f"{norm}_partials_kernel", (cdiv(n_cols, block), groups), *read,
              *partials, n_rows, n_cols, rows_each, COMPUTE=triton_type(compute),
              BLOCK_ROWS=GROUP_BLOCK, BLOCK_COLS=block, elements=GROUP_BLOCK * block)  # fmt: skip
     for partial, result in zip(partials, results, strict=True):

@@ -15,6 +15,8 @@ Choice = Callable[[Calls], Launches | None]
 CHOICES: dict[tuple[str, ...], Choice] = {
     ("aten::native_layer_norm",): norms.layer_norm,
     ("aten::native_layer_norm_backward",): norms.layer_norm_backward,
+    ("aten::_fused_rms_norm",): norms.rms_norm,
+    ("aten::_fused_rms_norm_backward",): norms.rms_norm_backward,
     ("aten::_softmax",): softmax.softmax,
     ("aten::_log_softmax",): softmax.log_softmax,
     ("aten::_softmax_backward_data",): softmax.softmax_backward,
