@@ -169,9 +169,11 @@ def call_eagerly(
     tensor: torch.Tensor,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    reads: bool,
     /,
 ) -> R:
-    """Waits for recorded writes to the plain tensor, then calls function(tensor, *args, **kwargs) as if outside lazy()."""
+    """Waits for recorded writes to the plain tensor, then calls function(tensor, *args, **kwargs) as if outside lazy().
+    A failed write is raised if its values are read."""
 
 # ---- creation stacks
 

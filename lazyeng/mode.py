@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -10,7 +9,7 @@ from typing import Any, TypeVar
 
 from lazyeng import _C, errors
 from lazyeng.config import MODES
-from lazyeng.errors import LazyError
+from lazyeng.decorated import in_blocks
 from lazyeng.sync_debug import SyncError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -76,18 +75,11 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
             exc.add_note(f"lazyeng: also failed in this block: {type(problem).__name__}: {problem}")
 
     def __call__(self, function: F) -> F:
-        """Decorates a function: each call runs in a block of this mode."""
+        """Decorates a function: each call runs in a block of this mode.
 
-        @functools.wraps(function)
-        def in_block(*args: Any, **kwargs: Any) -> Any:
-            try:
-                with lazy(self.mode):
-                    return function(*args, **kwargs)
-            except LazyError as error:
-                errors.hide_internal_frames(error)
-                raise
-
-        return in_block  # type: ignore[return-value]
+        Of a generator or coroutine each step does, and none is open while it is suspended.
+        """
+        return in_blocks(function, lambda: lazy(self.mode))  # type: ignore[return-value]
 
 
 @errors.boundary
