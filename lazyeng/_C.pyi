@@ -131,6 +131,9 @@ def enter_block(mode: int, /) -> int:
 def leave_block(block: int, /) -> None:
     """Leaves a block: what counts is the innermost of those that are still open."""
 
+def in_custom_kernel() -> bool:
+    """Whether the calling thread runs the kernel of a recorded custom op, which sees real tensors."""
+
 def thread_mode() -> tuple[int, int]:
     """The calling thread's mode and how many blocks are around it."""
 

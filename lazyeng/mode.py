@@ -48,7 +48,9 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
 
     def __enter__(self) -> lazy:
         blocks = self._entered.__dict__.setdefault("blocks", [])
-        blocks.append(_C.enter_block(MODES.index(self.mode)))
+        # A kernel of an op that the engine runs is eager code; a block in it could wait for that op.
+        kernel = _C.in_custom_kernel()
+        blocks.append(None if kernel else _C.enter_block(MODES.index(self.mode)))
         return self
 
     @errors.boundary
@@ -59,6 +61,8 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
         traceback: TracebackType | None,
     ) -> None:
         block = self._entered.blocks.pop()
+        if block is None:
+            return
         waited: list[BaseException] = []
         try:
             _C.wait_for_plain_writes()
@@ -89,7 +93,12 @@ def synchronize() -> None:
     Raises:
         LazyError: one failure is raised as itself (with its original type), several as an
             ``ExceptionGroup`` in the order of creation.
+        RuntimeError: the kernel of a recorded op called it.
     """
+    if _C.in_custom_kernel():
+        raise RuntimeError(
+            "synchronize: called by the kernel of an op, which would wait for itself"
+        )
     _C.wait_for_all()
     failed = _C.unreported()
     if failed:
