@@ -48,7 +48,7 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
 
     def __enter__(self) -> lazy:
         blocks = self._entered.__dict__.setdefault("blocks", [])
-        # A kernel of an op that the engine runs is eager code; a block in it could wait for that op.
+        # A kernel that the engine runs is eager code; a block in it could wait for its own op.
         kernel = _C.in_custom_kernel()
         blocks.append(None if kernel else _C.enter_block(MODES.index(self.mode)))
         return self

@@ -306,7 +306,7 @@ def test_wrong_meta_function_of_torchs_own():
 def test_kernel_that_waits_does_not_wait_for_itself(mode):
     """A block in it is no block; nothing recorded is waited for but what it reads."""
     seen = []
-    ready = wrap(torch.ones(2)) * 2
+    ready = (wrap(torch.ones(2)) * 2).wait()
 
     @torch.library.custom_op(fresh("waits"), mutates_args=())
     def waits(x: torch.Tensor) -> torch.Tensor:
@@ -330,3 +330,21 @@ def test_kernel_that_waits_does_not_wait_for_itself(mode):
         p.add_(waits(torch.ones(2)))
         adds(p)
     assert p.tolist() == [4.0] * 2 and seen == [torch.Tensor]
+
+
+def test_kernel_that_reads_what_was_recorded_before_it(lazy_mode):
+    """It is no argument, and may not join a group that waits for the kernel."""
+    pending = []
+
+    @torch.library.custom_op(fresh("reads"), mutates_args=())
+    def reads(x: torch.Tensor) -> torch.Tensor:
+        return x + unwrap(pending.pop())
+
+    reads.register_fake(torch.empty_like)
+    p = torch.zeros(2)
+    with lazy(lazy_mode):
+        for _ in range(20):
+            pending.append(torch.ones(2) * 2)
+            p.add_(reads(torch.ones(2)))
+            p.tolist()
+    assert p.tolist() == [60.0] * 2
