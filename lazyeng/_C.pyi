@@ -131,6 +131,9 @@ def enter_block(mode: int, /) -> int:
 def leave_block(block: int, /) -> None:
     """Leaves a block: what counts is the innermost of those that are still open."""
 
+def in_custom_kernel() -> bool:
+    """Whether the calling thread runs the kernel of a recorded custom op, which sees real tensors."""
+
 def thread_mode() -> tuple[int, int]:
     """The calling thread's mode and how many blocks are around it."""
 
@@ -169,9 +172,11 @@ def call_eagerly(
     tensor: torch.Tensor,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    reads: bool,
     /,
 ) -> R:
-    """Waits for recorded writes to the plain tensor, then calls function(tensor, *args, **kwargs) as if outside lazy()."""
+    """Waits for recorded writes to the plain tensor, then calls function(tensor, *args, **kwargs) as if outside lazy().
+    A failed write is raised if its values are read."""
 
 # ---- creation stacks
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -10,7 +9,7 @@ from typing import Any, TypeVar
 
 from lazyeng import _C, errors
 from lazyeng.config import MODES
-from lazyeng.errors import LazyError
+from lazyeng.decorated import in_blocks
 from lazyeng.sync_debug import SyncError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -49,7 +48,9 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
 
     def __enter__(self) -> lazy:
         blocks = self._entered.__dict__.setdefault("blocks", [])
-        blocks.append(_C.enter_block(MODES.index(self.mode)))
+        # A kernel that the engine runs is eager code; a block in it could wait for its own op.
+        kernel = _C.in_custom_kernel()
+        blocks.append(None if kernel else _C.enter_block(MODES.index(self.mode)))
         return self
 
     @errors.boundary
@@ -60,6 +61,8 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
         traceback: TracebackType | None,
     ) -> None:
         block = self._entered.blocks.pop()
+        if block is None:
+            return
         waited: list[BaseException] = []
         try:
             _C.wait_for_plain_writes()
@@ -76,18 +79,11 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
             exc.add_note(f"lazyeng: also failed in this block: {type(problem).__name__}: {problem}")
 
     def __call__(self, function: F) -> F:
-        """Decorates a function: each call runs in a block of this mode."""
+        """Decorates a function: each call runs in a block of this mode.
 
-        @functools.wraps(function)
-        def in_block(*args: Any, **kwargs: Any) -> Any:
-            try:
-                with lazy(self.mode):
-                    return function(*args, **kwargs)
-            except LazyError as error:
-                errors.hide_internal_frames(error)
-                raise
-
-        return in_block  # type: ignore[return-value]
+        Of a generator or coroutine each step does, and none is open while it is suspended.
+        """
+        return in_blocks(function, lambda: lazy(self.mode))  # type: ignore[return-value]
 
 
 @errors.boundary
@@ -97,7 +93,12 @@ def synchronize() -> None:
     Raises:
         LazyError: one failure is raised as itself (with its original type), several as an
             ``ExceptionGroup`` in the order of creation.
+        RuntimeError: the kernel of a recorded op called it.
     """
+    if _C.in_custom_kernel():
+        raise RuntimeError(
+            "synchronize: called by the kernel of an op, which would wait for itself"
+        )
     _C.wait_for_all()
     failed = _C.unreported()
     if failed:

@@ -24,6 +24,8 @@ _METHODS = (
 )  # fmt: skip
 # These give the memory to others, who may write it unseen.
 _LENDING = frozenset({"__dlpack__", "to_dlpack"})
+# These do not raise what failed. (The text of a plain tensor is that of the values it keeps.)
+_NO_READS = frozenset({"share_memory_", "is_shared", "__repr__"})
 _METHODS_OF_ELEMENTS = ("apply_", "map_", "map2_")
 
 
@@ -70,13 +72,14 @@ def _waiting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     # `torch.Tensor.tolist(x)` is `x.tolist()`, which is LazyTensor's own.
     of_lazy = vars(LazyTensor).get(name)
     look = _giving(name, original)
+    reads = name not in _NO_READS
 
     def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if of_lazy is not None and isinstance(self, LazyTensor):
             return of_lazy(self, *args, **kwargs)
         if _C.reads_directly(self):
             return look(self, *args, **kwargs)
-        return _C.call_eagerly(look, self, args, kwargs)
+        return _C.call_eagerly(look, self, args, kwargs, reads)
 
     # What sync_debug calls the frame that waits.
     read.__code__ = read.__code__.replace(co_qualname=f"Tensor.{name}")

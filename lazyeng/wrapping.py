@@ -156,6 +156,20 @@ def _in_place(
 
 
 def _swap(tensor: torch.Tensor, new: torch.Tensor) -> None:
+    """Makes the object `tensor` what `new` is; attributes and hooks of the object stay."""
+    attributes = {name: value for name, value in vars(tensor).items() if name != "_is_param"}
+    _exchange(tensor, new)
+    for name, value in attributes.items():
+        vars(tensor).setdefault(name, value)
+    if tensor.grad_fn is not None:
+        return
+    # The object has these, but autograd runs those that it was told of for the memory.
+    for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        if getattr(tensor, hooks) is not None:
+            setattr(tensor, hooks, getattr(tensor, hooks))
+
+
+def _exchange(tensor: torch.Tensor, new: torch.Tensor) -> None:
     """Exchanges what two tensor objects are, as torch.utils.swap_tensors does.
 
     That function refuses objects with weak references, such as the parameters of torch.nn.LSTM.

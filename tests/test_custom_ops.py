@@ -1,12 +1,13 @@
 """Operators that lazyeng has never seen: torch.library ops, mutating ones, Python kernels."""
 
+import contextlib
 import threading
 import uuid
 
 import pytest
 import torch
 
-from lazyeng import LazyError, LazyTensor, lazy, synchronize, wrap
+from lazyeng import LazyError, LazyTensor, lazy, synchronize, unwrap, wrap
 
 
 def fresh(name):
@@ -107,6 +108,31 @@ def test_custom_autograd(mode):
         x = wrap(torch.ones(3)).requires_grad_()
         scale(x, 4.0).sum().backward()
     assert x.grad.tolist() == [4.0] * 3
+
+
+@pytest.mark.parametrize("fake", [True, False])
+@pytest.mark.parametrize("set_mode", [
+    contextlib.nullcontext, torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16),
+    lambda: torch.autocast("cpu", torch.float16),
+])  # fmt: skip
+def test_kernel_sees_autocast_and_grad_mode_of_its_caller(set_mode, fake, mode):
+    seen = []
+
+    @torch.library.custom_op(fresh("square"), mutates_args=())
+    def square(x: torch.Tensor) -> torch.Tensor:
+        seen.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        return (x @ x).float()
+
+    if fake:
+        square.register_fake(lambda x: torch.empty_like(x))
+    x = torch.rand(5, 5)
+    with set_mode():
+        expected = square(x)
+        found = square(wrap(x))
+        with lazy(mode):
+            in_block = square(x)
+    assert torch.equal(unwrap(found), expected) and torch.equal(unwrap(in_block), expected)
+    assert len(set(seen)) == 1 and (wrap(x) @ x).dtype == torch.float32
 
 
 @pytest.mark.parametrize("fake", [True, False])
@@ -275,3 +301,50 @@ def test_wrong_meta_function_of_torchs_own():
         with lazy("deferred"):
             found = torch.ops.prims.signbit(wrap(x))
         assert found.dtype == expected.dtype and found.tolist() == expected.tolist()
+
+
+def test_kernel_that_waits_does_not_wait_for_itself(mode):
+    """A block in it is no block; nothing recorded is waited for but what it reads."""
+    seen = []
+    ready = (wrap(torch.ones(2)) * 2).wait()
+
+    @torch.library.custom_op(fresh("waits"), mutates_args=())
+    def waits(x: torch.Tensor) -> torch.Tensor:
+        with lazy():
+            y = x + unwrap(ready)
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(default)  # waits for all that is recorded
+        with pytest.raises(RuntimeError, match="would wait for itself"):
+            synchronize()
+        seen.append(type(y))
+        return unwrap(y)
+
+    @torch.library.custom_op(fresh("adds"), mutates_args=("x",))
+    def adds(x: torch.Tensor) -> None:
+        with lazy():
+            x.add_(1)
+
+    waits.register_fake(torch.empty_like)
+    p = torch.zeros(2)
+    with lazy(mode):
+        p.add_(waits(torch.ones(2)))
+        adds(p)
+    assert p.tolist() == [4.0] * 2 and seen == [torch.Tensor]
+
+
+def test_kernel_that_reads_what_was_recorded_before_it(lazy_mode):
+    """It is no argument, and may not join a group that waits for the kernel."""
+    pending = []
+
+    @torch.library.custom_op(fresh("reads"), mutates_args=())
+    def reads(x: torch.Tensor) -> torch.Tensor:
+        return x + unwrap(pending.pop())
+
+    reads.register_fake(torch.empty_like)
+    p = torch.zeros(2)
+    with lazy(lazy_mode):
+        for _ in range(20):
+            pending.append(torch.ones(2) * 2)
+            p.add_(reads(torch.ones(2)))
+            p.tolist()
+    assert p.tolist() == [60.0] * 2

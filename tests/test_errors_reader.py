@@ -259,6 +259,43 @@ def test_block_hides_its_frames():
     assert names(caught_from(decorated).__traceback__) == ["caught_from"]
 
 
+def test_decorated_generators_hide_their_frames():
+    def generator():
+        yield
+        torch.zeros(2).copy_(torch.zeros(2)[torch.tensor([7, 7])]).tolist()
+
+    async def asynchronous():
+        for _ in generator():
+            yield
+
+    async def coroutine():
+        async for _ in lazy("deferred")(asynchronous)():
+            pass
+
+    def run():
+        lazy("deferred")(coroutine)().send(None)
+
+    generated = caught_from(lambda: list(lazy("deferred")(generator)()))
+    assert names(generated.__traceback__) == ["caught_from", "<lambda>", "generator"]
+    assert names(caught_from(run).__traceback__) == [
+        "caught_from", "run", "coroutine", "asynchronous", "generator",
+    ]  # fmt: skip
+
+
+def test_next_of_prefetch_hides_its_frames():
+    def source():
+        yield 1
+        raise KeyError("source")
+
+    def read(items):
+        next(items)
+        next(items)
+
+    assert names(caught_from(read, lazyeng.prefetch(source())).__traceback__) == [
+        "caught_from", "read",
+    ]  # fmt: skip
+
+
 def test_decorator_leaves_the_users_own_exception_alone():
     @lazy("deferred")
     def decorated():

@@ -1,5 +1,9 @@
 """lazy(): what records, when it runs, and what plain tensors show in and after the block."""
 
+import asyncio
+import copy
+import inspect
+import pickle
 import signal
 import sys
 import threading
@@ -55,6 +59,109 @@ def test_decorated_recursion():
 
     assert power(torch.ones(1), 5).tolist() == [32.0]
     assert type(torch.ones(1) + 1) is torch.Tensor
+
+
+def recording():
+    return type(torch.ones(1) + 1) is LazyTensor
+
+
+def test_decorated_generator_records_in_its_steps_alone(mode):
+    seen = []
+
+    @lazy(mode)
+    def numbers(count):
+        """doc"""
+        try:
+            for i in range(count):
+                seen.append((recording(), (yield torch.ones(1) + i)))
+        finally:
+            seen.append(recording())
+        return "end"
+
+    def outer():
+        seen.append((yield from numbers(2)))
+
+    assert inspect.isgeneratorfunction(numbers) and numbers.__doc__ == "doc"
+    for i, y in enumerate(outer()):
+        assert not recording() and type(y) is LazyTensor and y.item() == 1 + i
+    assert seen == [(True, None), (True, None), True, "end"]
+    seen.clear()
+    running = numbers(3)
+    next(running)
+    running.send("sent")
+    running.close()
+    assert seen == [(True, "sent"), True] and not recording()
+    running = numbers(3)
+    next(running)
+    with pytest.raises(KeyError):
+        running.throw(KeyError())
+    assert not recording()
+
+
+def test_decorated_coroutines_record_in_their_steps_alone(mode):
+    seen = []
+
+    @lazy(mode)
+    async def coroutine():
+        try:
+            seen.append(recording())
+            await asyncio.sleep(0)
+            seen.append(recording())
+            await asyncio.sleep(60)
+        finally:
+            seen.append(recording())
+
+    @lazy(mode)
+    async def generator():
+        try:
+            for i in range(2):
+                await asyncio.sleep(0)
+                seen.append((recording(), (yield i)))
+        finally:
+            await asyncio.sleep(0)
+            seen.append(recording())
+
+    async def program():
+        task = asyncio.create_task(coroutine())
+        for _ in range(5):
+            assert not recording()
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async for _ in generator():
+            assert not recording()
+        running = generator()
+        await anext(running)
+        await running.asend("sent")
+        await running.aclose()
+        running = generator()
+        await anext(running)
+        with pytest.raises(KeyError):
+            await running.athrow(KeyError())
+        assert not recording()
+
+    assert inspect.iscoroutinefunction(coroutine) and inspect.isasyncgenfunction(generator)
+    asyncio.run(program())
+    assert seen == [True] * 3 + [(True, None)] * 2 + [True, (True, "sent"), True, True]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_decorated_generator_raises_failed_writes(before):
+    """Also those of its last step, which ends by an exception that nobody sees."""
+    p = torch.zeros(1)
+
+    @lazy()
+    def write():
+        if not before:
+            yield
+        p.copy_(torch.ones(1).take(torch.tensor([7])))
+        if before:
+            yield
+
+    with pytest.raises(IndexError):
+        list(write())
+    assert p.item() == 0
 
 
 def test_unknown_mode_is_refused():
@@ -559,6 +666,23 @@ def test_what_reads_after_a_failed_write_never_sees_old_memory(how, shape, lazy_
     with lazy(lazy_mode):  # a new block: nothing has failed
         y += x + 1
     assert torch.equal(y, torch.ones(shape))
+
+
+@pytest.mark.parametrize("read", [
+    lambda x: x.tolist(), lambda x: x.numpy(), lambda x: np.asarray(x), lambda x: x.data_ptr(),
+    lambda x: x.untyped_storage(), lambda x: copy.deepcopy(x), lambda x: pickle.dumps(x),
+    lambda x: torch.from_dlpack(x), lambda x: x.sum().item(), lambda x: x[0].tolist(),
+])  # fmt: skip
+def test_reading_a_plain_tensor_raises_its_failed_write(read, lazy_mode):
+    x = torch.zeros(3)
+    with pytest.raises(IndexError, match="out of bounds"), lazy(lazy_mode):
+        x += torch.ones(3)[torch.tensor([7, 0, 0])]
+        for _ in range(2):
+            with pytest.raises(IndexError, match="out of bounds"):
+                read(x)
+        assert repr(x) == "tensor([0., 0., 0.])" and not x.is_shared()  # they read nothing
+        raise IndexError("out of bounds")  # whatever the end of the block does
+    read(x)
 
 
 def test_a_plain_tensor_forgets_its_failure_at_the_end_of_the_block(lazy_mode):

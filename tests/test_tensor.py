@@ -614,6 +614,15 @@ def test_pad_sequence_is_lazy():
     assert x.grad.tolist() == [2.0, 1.0, 1.0]
 
 
+def test_vander_is_lazy():
+    """As above."""
+    x = wrap(torch.tensor([1.0, 2.0, 3.0])).requires_grad_()
+    powers = torch.vander(x, increasing=True)
+    assert type(powers) is LazyTensor
+    assert powers.tolist() == [[1.0, 1.0, 1.0], [1.0, 2.0, 4.0], [1.0, 3.0, 9.0]]
+    assert powers.requires_grad
+
+
 def test_isin_of_a_number_and_nothing():
     """The structured meta function says that it has no element; the kernel returns one."""
     for test in (torch.ones(0), torch.ones(3)):

@@ -404,6 +404,31 @@ def test_module_with_gradients_hooks_and_buffers():
     assert seen == [LazyTensor]
 
 
+def test_parameters_keep_attributes_and_hooks():
+    model = torch.nn.LSTM(2, 2)  # whose parameters have weak references
+    model.register_buffer("scale", torch.tensor(2.0))
+    weight, calls = model.weight_ih_l0, []
+    weight.tag, model.scale.tag = "w", "b"
+    weight.register_post_accumulate_grad_hook(lambda p: calls.append(p is weight))
+    handle = weight.register_hook(lambda grad: calls.append("hook"))
+
+    def called():
+        calls.clear()
+        model(torch.ones(1, 2))[0].sum().backward()
+        return list(calls)
+
+    for convert, kind in ((wrap, LazyTensor), (unwrap, torch.nn.Parameter), (wrap, LazyTensor)):
+        convert(model)
+        assert type(weight) is kind and (weight.tag, model.scale.tag) == ("w", "b")
+        assert called() == ["hook", True]
+    assert "_is_param" not in vars(unwrap(model).weight_ih_l0)
+    handle.remove()
+    wrap(model)
+    assert called() == [True]
+    weight.register_hook(lambda grad: calls.append("later"))
+    assert called() == ["later", True]
+
+
 def test_module_inside_a_container():
     model = torch.nn.Linear(2, 2)
     assert wrap([model, torch.ones(1)])[0] is model

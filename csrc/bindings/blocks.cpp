@@ -6,6 +6,7 @@
 #include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/sync_debug.h"
+#include "csrc/run/caller_modes.h"
 #include "csrc/run/kernel_warnings.h"
 #include "csrc/run/plain_values.h"
 #include "csrc/run/python_ref.h"
@@ -25,6 +26,10 @@ PyObject* enter_block(PyObject*, PyObject* mode) {
     run::failure_log().enter_block(block);
     return PyLong_FromUnsignedLongLong(block);
   });
+}
+
+PyObject* in_custom_kernel(PyObject*, PyObject*) {
+  return PyBool_FromLong(run::InCustomKernel::active());
 }
 
 PyObject* leave_block(PyObject*, PyObject* block) {
@@ -109,6 +114,7 @@ PyObject* set_reports_waits(PyObject*, PyObject* reports) {
 PyMethodDef block_methods[] = {
     {"enter_block", enter_block, METH_O, nullptr},
     {"leave_block", leave_block, METH_O, nullptr},
+    {"in_custom_kernel", in_custom_kernel, METH_NOARGS, nullptr},
     {"thread_mode", thread_mode, METH_NOARGS, nullptr},
     {"set_default_mode", set_default_mode, METH_O, nullptr},
     {"call_outside", call_outside, METH_VARARGS, nullptr},

@@ -160,16 +160,21 @@ PyObject* reads_directly(PyObject*, PyObject* object) {
   return PyBool_FromLong(!run::plain_storages().is_guarded(tensor));
 }
 
-/// call_eagerly(function, tensor, args, kwargs): waits for recorded writes to the plain tensor,
-/// then calls function(tensor, *args, **kwargs) as if outside lazy().
+/// call_eagerly(function, tensor, args, kwargs, reads): waits for recorded writes to the plain
+/// tensor, then calls function(tensor, *args, **kwargs) as if outside lazy(). A failed write is
+/// raised if its values are read.
 PyObject* call_eagerly(PyObject*, PyObject* arguments) {
   PyObject *function = nullptr, *tensor = nullptr, *rest = nullptr, *kwargs = nullptr;
-  if (!PyArg_ParseTuple(arguments, "OOO!O!", &function, &tensor, &PyTuple_Type, &rest, &PyDict_Type,
-                        &kwargs))
+  int reads = 0;
+  if (!PyArg_ParseTuple(arguments, "OOO!O!p", &function, &tensor, &PyTuple_Type, &rest,
+                        &PyDict_Type, &kwargs, &reads))
     return nullptr;
   return guarded([&]() -> PyObject* {
-    if (run::StorageVarRef var = run::plain_storages().find(THPVariable_Unpack(tensor)))
+    if (run::StorageVarRef var = run::plain_storages().find(THPVariable_Unpack(tensor))) {
       current_recorder()->wait_for(*var);
+      if (engine::FailurePtr failure = reads ? var->failure() : nullptr)
+        run::throw_python_error(failure);
+    }
     PyRef args(PyTuple_New(1 + PyTuple_GET_SIZE(rest)));
     if (!args) return nullptr;
     PyTuple_SET_ITEM(args.get(), 0, Py_NewRef(tensor));

@@ -361,8 +361,11 @@ Partition::Batch Partition::run(Batch nodes) {
     size_t place = special_place(node);
     const bool special = place != kNowhere;
     if (!special && candidate.node) place = place_for(candidate);
+    // A kernel of a custom op may read, unseen, what was recorded before it: that must not become a
+    // part of what waits for the kernel.
+    const bool custom = node.queue == engine::QueueId::python;
     for (size_t k = 0; k < kSlots; ++k)
-      if (k != place && open_[k].serial && conflicts(k, node)) close(k);
+      if (k != place && open_[k].serial && (custom || conflicts(k, node))) close(k);
     if (special)
       add_by_hand(place, std::move(op));
     else if (place != kNowhere)

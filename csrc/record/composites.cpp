@@ -58,8 +58,8 @@ constexpr std::array<const char*, 1> kWholeOnCuda = {"_fused_rms_norm"};
 
 /// Their decomposition starts from a factory, is differentiable: what the factory makes is lazy.
 /// (Norms of empty matrices are zeros.)
-constexpr std::array<const char*, 3> kFillFactory = {"pad_sequence", "linalg_matrix_norm",
-                                                     "linalg_matrix_norm.str_ord"};
+constexpr std::array<const char*, 4> kFillFactory = {"pad_sequence", "linalg_matrix_norm",
+                                                     "linalg_matrix_norm.str_ord", "vander"};
 
 bool integral(const at::Tensor& tensor) { return c10::isIntegralType(tensor.scalar_type(), false); }
 

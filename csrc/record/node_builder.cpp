@@ -7,6 +7,7 @@
 #include "csrc/record/generators.h"
 #include "csrc/record/kept_values.h"
 #include "csrc/record/thread_mode.h"
+#include "csrc/run/caller_modes.h"
 #include "csrc/run/plain_storage.h"
 
 namespace lazyeng::record {
@@ -85,6 +86,7 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   node->block = thread_mode().block;
   node->writes_plain = call.writes_plain;
   node->settings = run::ThreadSettings::of_this_thread();
+  if (!call.info.aten) run::keep_modes(node.get());
   // Before the arguments move into the node: a generator may be one of them.
   const run::StorageVarRef generator = call.info.random ? generator_var(call) : nullptr;
   node->host_copy = host_copy_of(call);

@@ -5,6 +5,7 @@
 #include "csrc/record/read_habit.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/sync_debug.h"
+#include "csrc/run/caller_modes.h"
 #include "csrc/run/kernel_warnings.h"
 #include "csrc/run/launch_log.h"
 #include "csrc/run/launch_order.h"
@@ -132,6 +133,7 @@ void Recorder::wait_for_device(c10::Device device) {
 }
 
 void Recorder::wait_for_all() {
+  if (run::InCustomKernel::active()) return;
   WaitScope waits("it waits for everything");
   if (waits.wanted() && engine_->counters().pending_ops != 0) waits.begin("");
   counters_.syncs.fetch_add(1, std::memory_order_relaxed);
@@ -147,6 +149,7 @@ void Recorder::wait_for_all() {
 }
 
 void Recorder::wait_for_plain_writes() {
+  if (run::InCustomKernel::active()) return;
   WaitScope waits("plain tensors that the block writes are complete at its end");
   {
     const run::WarningsHeld held;

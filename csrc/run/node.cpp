@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "csrc/run/as_engine_thread.h"
+#include "csrc/run/caller_modes.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/free_memory.h"
 #include "csrc/run/kernel_warnings.h"
@@ -218,7 +219,11 @@ void Node::begin() {
   if (run_own_kernels(*this)) return check_plain_reads();
   torch::jit::Stack stack = real_arguments(*this);
   if (host_copy) return begin_copy(std::move(stack));
-  call_kernel(stack);
+  {
+    std::optional<InCustomKernel> custom;
+    if (!info.aten) custom.emplace(kept_modes(this));
+    call_kernel(stack);
+  }
   if (!collective) return end(std::move(stack));
   collective->begin(std::move(stack));
   go_on(engine::QueueId::waits, collective->order().get());

@@ -105,6 +105,7 @@ class prefetch(Generic[T]):  # noqa: N801 (used like a function, as enumerate is
         new.life.run_ahead()
         return new
 
+    @errors.boundary
     def __next__(self) -> T:
         with self._starting:
             if self._own is None or self._own.closed:

@@ -1,0 +1,115 @@
+"""What `@lazyeng.lazy()` makes of a function: each call, or each step of it, runs in a block.
+
+Generators and coroutines are suspended between their steps. A block belongs to its thread, so it is
+closed meanwhile, or the code that runs in between would be inside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from lazyeng import errors
+
+Block = Callable[[], AbstractContextManager[Any]]
+Function = Callable[..., Any]
+
+
+def in_blocks(function: Function, block: Block) -> Function:
+    """`function` with each call in a block; of the kind (generator, coroutine) that it has."""
+    if inspect.isasyncgenfunction(function):
+        made = _async_generator(function, block)
+    elif inspect.iscoroutinefunction(function):
+        made = _coroutine(function, block)
+    elif inspect.isgeneratorfunction(function):
+        made = _generator(function, block)
+    else:
+        made = _in_block(function, block)
+    return functools.update_wrapper(made, function)
+
+
+class _hidden_frames:  # noqa: N801
+    """A failure leaves it without frames of ours."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _cls: Any, error: BaseException | None, _traceback: Any) -> None:
+        if error is not None:
+            errors.hide_in_deferred(error)
+
+
+def _in_block(function: Function, block: Block) -> Function:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _hidden_frames(), block():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _generator(function: Function, block: Block) -> Function:
+    def generator(*args: Any, **kwargs: Any) -> Any:
+        running = function(*args, **kwargs)
+        with _hidden_frames():
+            return (yield from _steps(running.send, None, running.throw, block))
+
+    return generator
+
+
+def _coroutine(function: Function, block: Block) -> Function:
+    async def coroutine(*args: Any, **kwargs: Any) -> Any:
+        running = function(*args, **kwargs)
+        with _hidden_frames():
+            return await _awaited_steps(running.send, None, running.throw, block)
+
+    return coroutine
+
+
+def _async_generator(function: Function, block: Block) -> Function:
+    async def generator(*args: Any, **kwargs: Any) -> Any:
+        running = function(*args, **kwargs)
+        step, value = running.asend, None
+        while True:
+            item = step(value)
+            try:
+                with _hidden_frames():
+                    made = await _awaited_steps(item.send, None, item.throw, block)
+            except StopAsyncIteration:
+                return
+            try:
+                step, value = running.asend, (yield made)
+            except BaseException as error:  # for the function, which may go on
+                step, value = running.athrow, error
+
+    return generator
+
+
+def _steps(send: Function, value: Any, throw: Function, block: Block) -> Generator[Any, Any, Any]:
+    """Steps of a generator or coroutine to its end, each in a block; outside while suspended."""
+    advance = _in_block(_advance, block)
+    step = send
+    while True:
+        made, end = advance(step, value)
+        if isinstance(end, StopIteration):
+            return end.value
+        if end is not None:
+            raise end
+        try:
+            step, value = send, (yield made)
+        except BaseException as error:  # for the function, which may go on
+            step, value = throw, error
+
+
+_awaited_steps: Callable[..., Awaitable[Any]] = types.coroutine(_steps)
+
+
+def _advance(step: Function, value: Any) -> tuple[Any, BaseException | None]:
+    """What a step yields, or its end: no exception, on which a failure would only be a note."""
+    try:
+        return step(value), None
+    except (StopIteration, StopAsyncIteration) as end:
+        return None, end
