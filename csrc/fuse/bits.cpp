@@ -52,8 +52,9 @@ bool has_rows_of_torch(const OpRule& rule, const run::Node& node, int64_t row) {
 constexpr int64_t kLongestRowOfVariance = (1 << 15) - 1;
 
 /// Whether torch's kernel and the steps were found to add in the same order.
-bool rows_were_tried(const OpRule& rule, const run::Node& node, int64_t row) {
-  if (!has_exact_rows(rule.form) || !rows_pay(rule.form, row)) return false;
+bool rows_were_tried(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
+                     int64_t row) {
+  if (!has_exact_rows(rule.form, dtype) || !rows_pay(rule.form, row)) return false;
   // (Where nothing is left to divide by torch warns.)
   if (is_variance(rule.form) &&
       (row > kLongestRowOfVariance || correction_of(node) >= static_cast<double>(row)))
@@ -62,9 +63,9 @@ bool rows_were_tried(const OpRule& rule, const run::Node& node, int64_t row) {
 }
 
 /// The same of all elements, in the order of memory, which several threads share.
-bool sum_was_tried(const OpRule& rule, const run::Node& node) {
+bool sum_was_tried(const OpRule& rule, const run::Node& node, c10::ScalarType dtype) {
   const run::Geometry& first = node.tensors[0].value->geometry();
-  return has_exact_sum(rule.form) &&
+  return has_exact_sum(rule.form, dtype) &&
          std::ranges::all_of(node.tensors, [&](const run::TensorArg& arg) {
            const run::Geometry& look = arg.value->geometry();
            return look.dense() && look.sizes() == first.sizes() &&
@@ -77,8 +78,8 @@ bool reduction_was_tried(const OpRule& rule, const run::Node& node, c10::ScalarT
   if (!node.device.is_cpu() || !gives_torchs_bits(rule.form, dtype)) return false;
   for (const run::TensorArg& arg : node.tensors)
     if (arg.value ? arg.value->geometry().dtype() != dtype : arg.raw.defined()) return false;
-  return extent.folds ? extent.places.totals == 1 && sum_was_tried(rule, node)
-                      : rows_were_tried(rule, node, extent.row);
+  return extent.folds ? extent.places.totals == 1 && sum_was_tried(rule, node, dtype)
+                      : rows_were_tried(rule, node, dtype, extent.row);
 }
 
 /// Whether each of torch's threads has whole vectors of the elements: it shares them out by grains,

@@ -120,7 +120,8 @@ class Worker {
     if (chain.reduction >= 0) {
       const auto reduction = static_cast<size_t>(chain.reduction);
       sum = program_.reductions[reduction].sum;
-      links_.push_back({chain.chain->sum(), {totals_[reduction].state()}, {}});
+      const Type type = program_.reductions[reduction].sum_of;
+      links_.push_back({chain.chain->sum(type), {totals_[reduction].state()}, {}});
     } else {
       links_.push_back({chain.chain->last(out), {place_[chain.out]}, {}});
     }
