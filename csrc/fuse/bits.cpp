@@ -164,19 +164,23 @@ bool rounds_otherwise(const OpRule& rule, const run::Node& node, c10::ScalarType
   if (rule.form == Form::mse_loss_backward || rule.form == Form::logit) return true;
   // Narrow dtypes are rounded after each of several operations, or only after the last.
   return is_narrow(result) &&
-         (rule.form == Form::power || rule.opcode == Opcode::rsqrt ||
-          rule.opcode == Opcode::sigmoid_backward || rule.opcode == Opcode::floor_divide ||
-          rule.form == Form::loss ||
+         (rule.opcode == Opcode::rsqrt || rule.opcode == Opcode::sigmoid_backward ||
+          rule.opcode == Opcode::floor_divide || rule.form == Form::loss ||
           (rule.form == Form::divide_rounded && rounding_of(node) == Rounding::down));
+}
+
+/// Powers that are products, quotients and roots (csrc/fuse/pointwise_forms.cpp). Of narrow dtypes
+/// those that are rounded once: all values of both were compared.
+bool is_exact_power(double exponent, c10::ScalarType result) {
+  constexpr double kOnce[] = {-1, 0, 1, 2}, kSeveral[] = {-2, -0.5, 0.5, 3};
+  return std::ranges::find(kOnce, exponent) != std::end(kOnce) ||
+         (!is_narrow(result) && std::ranges::find(kSeveral, exponent) != std::end(kSeveral));
 }
 
 bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType result) {
   if (rounds_otherwise(rule, node, result)) return false;
-  if (rule.form == Form::power && node.args[1].isScalar()) {
-    const double exponent = node.args[1].toScalar().toDouble();
-    constexpr double kProductsAndRoots[] = {-2, -1, -0.5, 0, 1, 2, 3};  // see pointwise_forms.cpp
-    return std::ranges::find(kProductsAndRoots, exponent) != std::end(kProductsAndRoots);
-  }
+  if (rule.form == Form::power && node.args[1].isScalar())
+    return is_exact_power(node.args[1].toScalar().toDouble(), result);
   if (rule.form == Form::binary_scaled || rule.form == Form::reversed) {
     const size_t alpha = node.args.size() - 1;  // rsub has one, too
     if (!node.args[alpha].isScalar()) return false;

@@ -167,8 +167,7 @@ class Rows {
       const bool of_row = is_row_result(form_, i);
       results.push_back(of_row ? at::empty({rows_}, in_[0].options()) : at::empty_like(in_[0]));
       builder.store(
-          made[i],
-          {.type = kMemory<T>, .strides = {}, .rate = of_row ? Rate::row : Rate::element});
+          made[i], {.type = kMemory<T>, .strides = {}, .rate = of_row ? Rate::row : Rate::element});
       bindings.tensors.push_back(static_cast<char*>(results.back().mutable_data_ptr()));
     }
     TORCH_CHECK(builder.ok(), "no kernel");

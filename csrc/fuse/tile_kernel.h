@@ -122,11 +122,11 @@ struct ColumnsKernel {
 
 enum class RowFold : uint8_t {
   none,
-  cascade_sum,        ///< as torch's sum
-  narrow_cascade_sum, ///< as that of float16 or bfloat16, which float32 holds here; not rounded
-  moments,            ///< as torch's layer_norm: mean and 1 / deviation; (rows, eps)
-  running_variance,   ///< as torch's var: variance, whose divisor is an argument, and mean
-  running_deviation,  ///< the same, the variance's root
+  cascade_sum,         ///< as torch's sum
+  narrow_cascade_sum,  ///< as that of float16 or bfloat16, which float32 holds here; not rounded
+  moments,             ///< as torch's layer_norm: mean and 1 / deviation; (rows, eps)
+  running_variance,    ///< as torch's var: variance, whose divisor is an argument, and mean
+  running_deviation,   ///< the same, the variance's root
   // no folds: these make rows
   softmax,
   log_softmax,
