@@ -188,6 +188,7 @@ struct Link {
   LinkFunction run;
   const char* in[kMaxInputs];  ///< of the last link: where the value goes
   int64_t step[kMaxInputs];    ///< as KernelArgs::step
+  size_t item[kMaxInputs];     ///< bytes of an element in memory
 };
 struct ChainArgs {
   const Link* links;  ///< the first loads the value, the last stores it or adds it to a sum
@@ -201,7 +202,8 @@ struct ChainKernels {
   void (*run)(const ChainArgs& args);
   /// Null: there is none for the type in memory, for the operation, for the value at that place.
   LinkFunction (*first)(Type memory);
-  LinkFunction (*link)(Opcode opcode, int place);
+  /// `memory`: the type of the other operand, which is widened as it is read.
+  LinkFunction (*link)(Opcode opcode, int place, Type memory);
   LinkFunction (*last)(Type memory);
   /// Adds the value to the state of the SumKernel of this type.
   LinkFunction (*sum)(Type memory);
