@@ -251,7 +251,8 @@ void lower_exact_rows(Registers& r, const OpRule& rule, int64_t row) {
 
 void lower_rows(Registers& r, const OpRule& rule, const Extent& extent) {
   const int64_t row = extent.row;
-  if (takes_exact_rows(rule, r.args().node(), r.args().result_look().dtype(), row))
+  if (!has_mask(rule.form) &&  // (else the first result may be left out)
+      takes_exact_rows(rule, r.args().node(), r.args().result_look().dtype(), row))
     return lower_exact_rows(r, rule, row);
   switch (rule.form) {
     case Form::sum:
