@@ -169,10 +169,10 @@ bool rounds_otherwise(const OpRule& rule, const run::Node& node, c10::ScalarType
           (rule.form == Form::divide_rounded && rounding_of(node) == Rounding::down));
 }
 
-/// Powers that are products, quotients and roots (csrc/fuse/pointwise_forms.cpp). Of narrow dtypes
+/// Powers that are products and quotients (csrc/fuse/pointwise_forms.cpp). Of narrow dtypes
 /// those that are rounded once: all values of both were compared.
 bool is_exact_power(double exponent, c10::ScalarType result) {
-  constexpr double kOnce[] = {-1, 0, 1, 2}, kSeveral[] = {-2, -0.5, 0.5, 3};
+  constexpr double kOnce[] = {-1, 0, 1, 2}, kSeveral[] = {-2, -0.5, 3};
   return std::ranges::find(kOnce, exponent) != std::end(kOnce) ||
          (!is_narrow(result) && std::ranges::find(kSeveral, exponent) != std::end(kSeveral));
 }
