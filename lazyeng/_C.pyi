@@ -227,8 +227,8 @@ def set_ops_before_trials(ops: int, /) -> None:
 def fused_ops() -> dict[str, bool]:
     """For tests: of each op that joins groups, by its name, whether it reduces a tensor. (A loss may, or may not.)"""
 
-def tried_ops() -> dict[str, tuple[str, str]]:
-    """By name the ops that are tried, and what was found for float32 and float64: "untried", "wanted", "running", "same", "same if dense" or "other"."""
+def tried_ops() -> dict[str, tuple[str, str, str, str]]:
+    """By name the ops that are tried, and what was found for float32, float64, float16 and bfloat16: "untried", "wanted", "running", "same", "same if dense" or "other"."""
 
 def set_inexact_device_fusion(on: bool, /) -> None:
     """The same for groups of other devices than the CPU."""

@@ -64,6 +64,39 @@ def test_equals_eager(name, dtype):
         assert groups_of(PROGRAMS[name], x, y) == 1
 
 
+def in_place(x, y):
+    x = x.clone()
+    return x.mul_(y).sub_(1)
+
+
+def read_after_a_write(x, y):
+    """What is read in place of a widened copy must not be written before."""
+    x, y = x.clone(), y.clone()
+    made = (x * 0.5).sub(y)
+    x.mul_(2)
+    return made + x.mul_(y)
+
+
+NARROW_PROGRAMS = {
+    "two": lambda x, y: (x - y).abs(),
+    "on the left": lambda x, y: y / (x + 1),
+    "three": lambda x, y: (x - y) * torch.cat([y[1:], y[:1]]).neg(),
+    "with gaps": lambda x, y: (x - torch.stack([y, x])[0]) * torch.stack([x, y], 1)[:, 1],
+    "of both dtypes": lambda x, y: (x * y.to(torch.float32)) - x,
+    "used twice": lambda x, y: (x * y - y).maximum(x),
+    "in place": in_place,
+    "read after a write": read_after_a_write,
+}
+
+
+@pytest.mark.parametrize("name", NARROW_PROGRAMS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_narrow_operands(name, dtype):
+    for n in SIZES:
+        x, y = numbers(n, dtype), numbers(n, dtype, seed=1)
+        assert groups_of(NARROW_PROGRAMS[name], x, y) >= 1
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_every_pair_of_steps(dtype):
     """Whatever stands before and after: each hands on the value as the next one takes it."""

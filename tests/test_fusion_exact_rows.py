@@ -2,6 +2,8 @@
 (csrc/fuse/row_trials.cpp)."""
 
 import contextlib
+import itertools
+import random
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 aten = torch.ops.aten
 DTYPES = (torch.float32, torch.float64)
+NARROW = (torch.float16, torch.bfloat16)
 # About multiples of vectors, of four of them, of the pieces of torch's kernels.
 LENGTHS = (*range(2, 71), 95, 96, 97, 127, 128, 129, 255, 257, 300, 511, 512, 513, 777, 1023, 1024)
 LONG = (1025, 2049, 4096, 4099, 8200, 16385, 32767, 32768)
@@ -64,6 +67,8 @@ SUMS = {
     "mse_loss, sum": lambda x, y: F.mse_loss(x * 2, y, reduction="sum"),
     "two": lambda x, y: ((x + y).sum(), (x - y).mean()),
 }
+# Of these, what has the order of torch's kernels for narrow dtypes.
+NARROW_ROWS = ("sum", "mean", "var", "std", "var_mean", "std_mean")
 
 
 def numbers(*shape, dtype, seed=0, special=0.0):
@@ -75,6 +80,30 @@ def numbers(*shape, dtype, seed=0, special=0.0):
         x[(which >= special * i / len(SPECIAL)) & (which < special * (i + 1) / len(SPECIAL))] = (
             number
         )
+    return x.to(dtype)
+
+
+def cancelling(*shape, dtype, seed=0):
+    """Of a narrow dtype, whose sums are as large as their errors: the order of additions shows in
+    the few bits that are left when they are rounded."""
+    generator = torch.Generator().manual_seed(seed)
+    small, large = (
+        torch.randn(shape, generator=generator).clamp(-3, 3) * size for size in (2**-8, 2**12)
+    )
+    pairs = torch.rand(shape, generator=generator) < 0.5
+    n = shape[-1]
+    large[..., (n + 1) // 2 :] = -large[..., : n // 2].flip(-1)
+    pairs[..., (n + 1) // 2 :] = pairs[..., : n // 2].flip(-1)
+    if n % 2:
+        pairs[..., n // 2] = False
+    return torch.where(pairs, large, small).to(dtype)
+
+
+def mirrored(*shape, dtype, seed=0):
+    """Numbers near 1; what cancels still does when it is multiplied by them."""
+    x = numbers(*shape, dtype=torch.float32, seed=seed).sigmoid() + 0.5
+    n = shape[-1]
+    x[..., (n + 1) // 2 :] = x[..., : n // 2].flip(-1)
     return x.to(dtype)
 
 
@@ -105,6 +134,15 @@ def tried():
     for dtype in DTYPES:
         for program in ROWS.values():
             fused(program, numbers(2, 40, dtype=dtype))
+        for program in SUMS.values():
+            fused(program, *(numbers(2, 40, dtype=dtype) for _ in range(2)))
+
+
+@pytest.fixture
+def narrow_tried():
+    for dtype in NARROW:
+        for name in NARROW_ROWS:
+            fused(ROWS[name], numbers(2, 40, dtype=dtype))
         for program in SUMS.values():
             fused(program, *(numbers(2, 40, dtype=dtype) for _ in range(2)))
 
@@ -191,6 +229,130 @@ def test_sums_of_all_elements(name, dtype, tried, groups):
     assert groups() >= 3 * len(counts)
 
 
+# torch has vectors of 16 such elements, four side by side, and sums of 16 of these at least.
+NARROW_LENGTHS = (
+    *range(2, 36),
+    47,
+    48,
+    49,
+    63,
+    64,
+    65,
+    79,
+    80,
+    81,
+    95,
+    127,
+    128,
+    129,
+    191,
+    192,
+    255,
+)
+NARROW_LENGTHS += (256, 257, 300, 511, 512, 1023, 1024, 1025, 1039, 1100, 2047, 2048, 2100)
+NARROW_LONG = (4096, 4099, 8200, 16384, 16385, 32768)
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("name", NARROW_ROWS)
+def test_narrow_rows_join_groups_and_have_eagers_bits(name, dtype, narrow_tried, groups):
+    program = ROWS[name]
+    groups()
+    expected = 0
+    for threads in (1, 2, 3):
+        with threads_of_torch(threads):
+            for rows, n in itertools.product((11, 2), NARROW_LENGTHS[threads - 1 :: threads]):
+                compare(program, cancelling(rows, n, dtype=dtype, seed=n))
+                expected += joins(name, n)
+    assert groups() >= expected
+    for n in NARROW_LONG:
+        compare(program, cancelling(5, n, dtype=dtype, seed=n))
+    assert groups() >= 3
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("name", SUMS)
+def test_narrow_sums_of_all_elements(name, dtype, narrow_tried, groups):
+    groups()
+    counts = (*NARROW_LENGTHS, *NARROW_LONG, 32767, 32769, 50_001, 65536, 65537, 98305, 200_003)
+    for threads in (1, 2, 3):
+        with threads_of_torch(threads):
+            for n in (*counts, 1 << 18):
+                made = [make(n, dtype=dtype, seed=n) for make in (cancelling, mirrored)]
+                compare(SUMS[name], *made)
+    assert groups() >= 3 * len(counts)
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_sums_of_many_threads_are_added_like_elements(dtype, narrow_tried):
+    """There is one more vector of them with 16."""
+    for threads in (15, 16, 17, 33):
+        with threads_of_torch(threads):
+            for n in (32768, 40_000, 700_001):
+                compare(SUMS["sum"], *(cancelling(n, dtype=dtype, seed=i) for i in range(2)))
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_narrow_rows_of_special_values(dtype, narrow_tried):
+    for name, share, n in itertools.product(
+        NARROW_ROWS, (0.01, 0.1, 0.7), (3, 10, 16, 17, 32, 39, 64, 77, 200)
+    ):
+        compare(ROWS[name], numbers(40, n, dtype=dtype, seed=n, special=share))
+    for share, n in itertools.product((0.001, 0.5, 1), (3, 17, 200, 5000)):
+        x, y = (numbers(n, dtype=dtype, seed=n + i, special=share) for i in range(2))
+        for program in SUMS.values():
+            compare(program, x, y)
+    zeros = torch.full((20, 40), -0.0, dtype=dtype)
+    compare(lambda x: ((x * 1).sum(-1), (x * 1).sum(), (x * 1).mean(-1), (x * 1).mean()), zeros)
+    large = torch.full((20, 1000), torch.finfo(dtype).max, dtype=dtype)
+    compare(lambda x: ((x * 1).sum(-1), (x * 1).sum(), (x * 1).mean(-1), (x * 1).mean()), large)
+
+
+# Of two tensors of one shape and the dims that are reduced.
+CHAINS = {
+    "sum of products": lambda x, y, dims: (x * y).sum(dims),
+    "mean of products": lambda x, y, dims: (x * y).mean(dims, keepdim=True),
+    "mean of squares": lambda x, y, dims: (x - y).square().mean(dims),
+    "variance": lambda x, y, dims: (x * y).var(dims),
+    "what is done with sums": lambda x, y, dims: (x * y).sum(dims, keepdim=True) * 0.5 + x,
+    "standardised": lambda x, y, dims: (x - (x * y).mean(dims, keepdim=True)) * y,
+    "two sums": lambda x, y, dims: ((x * y).sum(dims), (x * 0.5).sum(dims), x * y),
+    "in float32": lambda x, y, dims: (x * y).sum(dims, dtype=torch.float32),
+    "to the narrow dtype": lambda x, y, dims: (x.float() * y).sum(dims, dtype=x.dtype),
+}
+
+
+def any_shape(choice):
+    """Elements about vectors and blocks, in up to 5000 rows."""
+    near = choice.choice((8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096))
+    n = max(2, near + choice.randint(-2, 2)) if choice.random() < 0.7 else choice.randint(2, 5000)
+    rows = min(choice.choice((1, 2, 3, 7, 16, 64, 300, 5000)), max(1, 400_000 // n))
+    return (rows, n) if choice.random() < 0.6 else (choice.randint(1, 4), rows, n)
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("name", CHAINS)
+def test_narrow_reductions_of_any_size(name, dtype, narrow_tried):
+    choice = random.Random(name)
+    for seed in range(40):
+        shape = any_shape(choice)
+        x, y = (make(*shape, dtype=dtype, seed=seed) for make in (cancelling, mirrored))
+        dims = choice.choice([(-1,), (-1,), (0,), (-2, -1), tuple(range(len(shape)))])
+        if choice.random() < 0.3:  # rows are columns, or in any order
+            order = choice.sample(range(len(shape)), len(shape))
+            x, y = x.permute(order), y.permute(order)
+        with threads_of_torch(choice.choice((1, 2, 3))):
+            compare(lambda x, y, dims=dims: CHAINS[name](x, y, dims), x, y)
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("look", LOOKS)
+def test_narrow_rows_as_they_lie_in_memory(look, dtype, narrow_tried):
+    for name, columns in itertools.product(NARROW_ROWS, (80, 20)):
+        x = cancelling(80, columns, dtype=dtype)
+        compare(lambda x, name=name: ROWS[name](LOOKS[look](x)), x)
+
+
 def test_a_sum_and_rows(tried):
     """torch's threads share the elements of a sum, and not by rows."""
     x = numbers(301, 333, dtype=torch.float32)
@@ -198,7 +360,7 @@ def test_a_sum_and_rows(tried):
     compare(lambda x: ((x * 2).sum(), F.softmax(x * 2, -1), (x * 3).amax()), x)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("name", ROWS)
 def test_narrow_dtypes_have_eagers_bits(name, dtype, tried):
     for n in (10, 32, 45, 64, 100):

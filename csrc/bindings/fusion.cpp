@@ -141,7 +141,7 @@ PyObject* tried_ops(PyObject*, PyObject*) {
   return guarded([&]() -> PyObject* {
     py::dict ops;
     for (const fuse::TriedOp& op : fuse::tried_ops())
-      ops[op.name.c_str()] = py::make_tuple(op.in_float, op.in_double);
+      ops[op.name.c_str()] = py::make_tuple(op.in_float, op.in_double, op.in_half, op.in_bfloat16);
     return ops.release().ptr();
   });
 }

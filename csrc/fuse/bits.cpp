@@ -52,8 +52,9 @@ bool has_rows_of_torch(const OpRule& rule, const run::Node& node, int64_t row) {
 constexpr int64_t kLongestRowOfVariance = (1 << 15) - 1;
 
 /// Whether torch's kernel and the steps were found to add in the same order.
-bool rows_were_tried(const OpRule& rule, const run::Node& node, int64_t row) {
-  if (!has_exact_rows(rule.form) || !rows_pay(rule.form, row)) return false;
+bool rows_were_tried(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
+                     int64_t row) {
+  if (!has_exact_rows(rule.form, dtype) || !rows_pay(rule.form, row)) return false;
   // (Where nothing is left to divide by torch warns.)
   if (is_variance(rule.form) &&
       (row > kLongestRowOfVariance || correction_of(node) >= static_cast<double>(row)))
@@ -62,9 +63,9 @@ bool rows_were_tried(const OpRule& rule, const run::Node& node, int64_t row) {
 }
 
 /// The same of all elements, in the order of memory, which several threads share.
-bool sum_was_tried(const OpRule& rule, const run::Node& node) {
+bool sum_was_tried(const OpRule& rule, const run::Node& node, c10::ScalarType dtype) {
   const run::Geometry& first = node.tensors[0].value->geometry();
-  return has_exact_sum(rule.form) &&
+  return has_exact_sum(rule.form, dtype) &&
          std::ranges::all_of(node.tensors, [&](const run::TensorArg& arg) {
            const run::Geometry& look = arg.value->geometry();
            return look.dense() && look.sizes() == first.sizes() &&
@@ -77,8 +78,8 @@ bool reduction_was_tried(const OpRule& rule, const run::Node& node, c10::ScalarT
   if (!node.device.is_cpu() || !gives_torchs_bits(rule.form, dtype)) return false;
   for (const run::TensorArg& arg : node.tensors)
     if (arg.value ? arg.value->geometry().dtype() != dtype : arg.raw.defined()) return false;
-  return extent.folds ? extent.places.totals == 1 && sum_was_tried(rule, node)
-                      : rows_were_tried(rule, node, extent.row);
+  return extent.folds ? extent.places.totals == 1 && sum_was_tried(rule, node, dtype)
+                      : rows_were_tried(rule, node, dtype, extent.row);
 }
 
 /// Whether each of torch's threads has whole vectors of the elements: it shares them out by grains,
@@ -163,19 +164,23 @@ bool rounds_otherwise(const OpRule& rule, const run::Node& node, c10::ScalarType
   if (rule.form == Form::mse_loss_backward || rule.form == Form::logit) return true;
   // Narrow dtypes are rounded after each of several operations, or only after the last.
   return is_narrow(result) &&
-         (rule.form == Form::power || rule.opcode == Opcode::rsqrt ||
-          rule.opcode == Opcode::sigmoid_backward || rule.opcode == Opcode::floor_divide ||
-          rule.form == Form::loss ||
+         (rule.opcode == Opcode::rsqrt || rule.opcode == Opcode::sigmoid_backward ||
+          rule.opcode == Opcode::floor_divide || rule.form == Form::loss ||
           (rule.form == Form::divide_rounded && rounding_of(node) == Rounding::down));
+}
+
+/// Powers that are products and quotients (csrc/fuse/pointwise_forms.cpp). Of narrow dtypes
+/// those that are rounded once: all values of both were compared.
+bool is_exact_power(double exponent, c10::ScalarType result) {
+  constexpr double kOnce[] = {-1, 0, 1, 2}, kSeveral[] = {-2, -0.5, 3};
+  return std::ranges::find(kOnce, exponent) != std::end(kOnce) ||
+         (!is_narrow(result) && std::ranges::find(kSeveral, exponent) != std::end(kSeveral));
 }
 
 bool gives_same_bits(const OpRule& rule, const run::Node& node, c10::ScalarType result) {
   if (rounds_otherwise(rule, node, result)) return false;
-  if (rule.form == Form::power && node.args[1].isScalar()) {
-    const double exponent = node.args[1].toScalar().toDouble();
-    constexpr double kProductsAndRoots[] = {-2, -1, -0.5, 0, 1, 2, 3};  // see pointwise_forms.cpp
-    return std::ranges::find(kProductsAndRoots, exponent) != std::end(kProductsAndRoots);
-  }
+  if (rule.form == Form::power && node.args[1].isScalar())
+    return is_exact_power(node.args[1].toScalar().toDouble(), result);
   if (rule.form == Form::binary_scaled || rule.form == Form::reversed) {
     const size_t alpha = node.args.size() - 1;  // rsub has one, too
     if (!node.args[alpha].isScalar()) return false;

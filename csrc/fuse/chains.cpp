@@ -117,7 +117,7 @@ class Finder {
   bool find_link(Step& step, int place) const {
     if (!is_even(step) || !is_of_set(step)) return false;
     const ChainKernels* chain = kernels_.chains(reg(step.out).type);
-    step.link = chain ? chain->link(step.opcode, place) : nullptr;
+    step.link = chain ? chain->link(step.opcode, place, reg(step.out).type) : nullptr;
     step.place = place;
     if (step.link && step.opcode == Opcode::round_bf16 && short_nans_[step.in[0]])
       step.link = chain->rounds_short_nans();
@@ -169,6 +169,43 @@ class Finder {
                : static_cast<int>(found - program_.reductions.begin());
   }
 
+  /// The step among those before the chain that widens what only the link reads; none if memory is
+  /// written since, which it would then read later.
+  std::vector<Step>::iterator widening_of(RegisterId id, const Step& link,
+                                          std::vector<Step>& steps) const {
+    for (auto step = steps.end(); step != steps.begin();) {
+      --step;
+      if (step->out == id)
+        return widens(*step) && uses_[id] == count(link, id) ? step : steps.end();
+      if (reg(step->out).kind == Register::Kind::tensor) break;
+    }
+    return steps.end();
+  }
+
+  /// Operands that are widened before the chain are, in place of that, as it reads them.
+  void take_widenings(std::vector<Step>& steps) {
+    for (Step& link : links_) {
+      if (!link.link || link.inputs != 2 || link.place == kEveryPlace) continue;
+      const int other = 1 - link.place;
+      const auto widening = widening_of(link.in[other], link, steps);
+      if (widening == steps.end()) continue;
+      const ChainKernels* chain = kernels_.chains(reg(link.out).type);
+      const Type memory = reg(widening->in[0]).type;
+      const LinkFunction narrow = chain->link(link.opcode, link.place, memory);
+      if (!narrow) continue;
+      link.link = narrow;
+      link.in[other] = widening->in[0];
+      steps.erase(widening);
+    }
+    if (!links_[0].link || links_.size() + 2 >= kMaxLinks) return;
+    const RegisterId value = links_[0].in[std::max(links_[0].place, 0)];
+    const auto widening = widening_of(value, links_[0], steps);
+    if (widening == steps.end()) return;
+    Step first = std::move(*widening);
+    steps.erase(widening);
+    links_.insert(links_.begin(), std::move(first));
+  }
+
   void end_in_sum(Step& chain) {
     chain.reduction = sum_of(chain.out);
     if (chain.reduction < 0) return;
@@ -180,6 +217,7 @@ class Finder {
     if (links_.size() == 1 && (widens(links_[0]) || sum_of(links_[0].out) < 0)) {
       steps.push_back(std::move(links_[0]));
     } else {
+      take_widenings(steps);
       Step chain;
       const Step& last = links_.back();
       chain.chain = kernels_.chains(reg(narrows(last) ? last.in[0] : last.out).type);

@@ -63,19 +63,20 @@ RegisterId log_sum_exp(ProgramBuilder& builder, const Steps& steps, const RowArg
 
 }  // namespace
 
-bool has_exact_rows(Form form) {
+bool has_exact_rows(Form form, c10::ScalarType dtype) {
   switch (form) {
     case Form::sum:
     case Form::mean:
     case Form::variance:
     case Form::variance_and_mean:
+      return c10::isFloatingType(dtype);
     case Form::logsumexp:
     case Form::softmax:
     case Form::log_softmax:
     case Form::softmax_backward:
     case Form::log_softmax_backward:
     case Form::layer_norm:
-      return true;
+      return dtype == c10::kFloat || dtype == c10::kDouble;
     default:
       return false;
   }
@@ -91,15 +92,15 @@ bool rows_pay(Form form, int64_t row) {
 
 bool takes_exact_rows(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
                       int64_t row) {
-  if (!node.device.is_cpu() || !has_exact_rows(rule.form)) return false;
-  if (dtype != c10::kFloat && dtype != c10::kDouble) return false;
+  if (!node.device.is_cpu() || !has_exact_rows(rule.form, dtype)) return false;
   if (!allows_inexact(c10::kCPU)) return true;
   if (row < kLanes) return !is_variance(rule.form);
   return rule.form == Form::sum || rule.form == Form::mean;
 }
 
-bool has_exact_sum(Form form) {
-  return form == Form::sum || form == Form::mean || form == Form::mse_loss;
+bool has_exact_sum(Form form, c10::ScalarType dtype) {
+  return c10::isFloatingType(dtype) &&
+         (form == Form::sum || form == Form::mean || form == Form::mse_loss);
 }
 
 double correction_of(const run::Node& node) {
@@ -116,8 +117,8 @@ std::vector<RegisterId> exact_rows(ProgramBuilder& builder, const OpRule& rule,
   const RegisterId x = args.tensors[0];
   switch (rule.form) {
     case Form::sum:
-      return {steps.fold(RowFold::cascade_sum, x)};
-    case Form::mean:
+      return {steps.fold(args.narrow ? RowFold::narrow_cascade_sum : RowFold::cascade_sum, x)};
+    case Form::mean:  // (torch widens all elements first, and rounds only the mean)
       return {steps(Opcode::div, steps.fold(RowFold::cascade_sum, x),
                     args.number(static_cast<double>(args.row)))};
     case Form::variance:

@@ -14,13 +14,14 @@ namespace lazyeng::fuse {
 struct RowArguments {
   static constexpr RegisterId kNone = UINT16_MAX;  ///< a tensor that is not given
   std::vector<RegisterId> tensors;                 ///< all of one type
+  bool narrow = false;                             ///< that is float32, for a narrower dtype
   std::function<RegisterId(double)> number;        ///< a register that holds it, of that type
   RegisterId eps = kNone;                          ///< of layer_norm
   double divisor = 1;                              ///< of a variance
   int64_t row = 0;
 };
 
-bool has_exact_rows(Form form);
+bool has_exact_rows(Form form, c10::ScalarType dtype);
 /// Whether rows of that length take less time in a program than with torch's kernel, measured.
 /// (Others are log_softmax', 1.1 of it, its and softmax' backward's, 1.0 to 1.2, and logsumexp's,
 /// 1.1 to 2.)
@@ -34,9 +35,10 @@ bool takes_exact_rows(const OpRule& rule, const run::Node& node, c10::ScalarType
 /// none.
 constexpr bool is_whole(int64_t row) { return row % 16 == 0 || row < 8; }
 /// The same of all elements, which are folded to one.
-bool has_exact_sum(Form form);
+bool has_exact_sum(Form form, c10::ScalarType dtype);
 
-/// The results: of one element a row if is_row_result says so (csrc/fuse/extent.h).
+/// The results: of one element a row if is_row_result says so (csrc/fuse/extent.h). Those of
+/// narrow dtypes are to be rounded.
 std::vector<RegisterId> exact_rows(ProgramBuilder& builder, const OpRule& rule,
                                    const RowArguments& args);
 
@@ -45,7 +47,7 @@ double correction_of(const run::Node& node);
 /// Of a variance with such a correction: what the squares are divided by.
 double variance_divisor(int64_t row, double correction);
 
-/// Tries both (csrc/fuse/trials.h), of float or double.
+/// Tries both (csrc/fuse/trials.h), of floats.
 bool rows_give_torchs_bits(Form form, c10::ScalarType dtype);
 
 }  // namespace lazyeng::fuse

@@ -221,7 +221,7 @@ bool Registers::is_overwritten(int16_t value) const {
 }
 
 void Registers::set_fold(RegisterId reg, Fold fold, double divisor, const Places& places,
-                         size_t index, bool exact) {
+                         size_t index, std::optional<Type> sum_of) {
   if (is_overwritten(args_.value_of(0))) {
     // Folded at the end of a tile: not from memory that a step of the tile writes.
     const Type type = builder_.type_of(reg);
@@ -231,7 +231,7 @@ void Registers::set_fold(RegisterId reg, Fold fold, double divisor, const Places
   var.reg = reg;
   var.written = var.folded = true;
   var.value = args_.member().results[index];
-  var.exact = exact;
+  var.sum_of = sum_of;
   var.fold = fold;
   var.divisor = divisor;
   var.places = places;
@@ -241,7 +241,7 @@ void Registers::set_fold(RegisterId reg, Fold fold, double divisor, const Places
 void Registers::store(size_t v) {
   const Written& var = written_[v];
   if (var.folded)
-    builder_.reduce(var.reg, var.fold, var.divisor, var.access.type, var.places, var.exact);
+    builder_.reduce(var.reg, var.fold, var.divisor, var.access.type, var.places, var.sum_of);
   else
     builder_.store(var.reg, var.access);
   plan_.tensors.push_back({static_cast<uint16_t>(var.value), group_.vars[v].fresh});

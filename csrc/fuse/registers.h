@@ -55,9 +55,9 @@ class Registers {
   /// That of the member's elements: a member may do its work once for each row.
   Rate rate() const { return rate_; }
   /// The member's result is the register folded over all tiles; nobody in the group reads it.
-  /// `exact`: as ProgramBuilder::reduce.
+  /// `sum_of`: as ProgramBuilder::reduce.
   void set_fold(RegisterId reg, Fold fold, double divisor, const Places& places, size_t index = 0,
-                bool exact = false);
+                std::optional<Type> sum_of = {});
 
   /// The plan: what is needed goes to memory. `needed` has one flag a var.
   Plan finish(const std::vector<bool>& needed) &&;
@@ -74,7 +74,8 @@ class Registers {
     RegisterId reg = 0;
     int16_t value = 0;
     TensorAccess access;
-    bool folded = false, exact = false;
+    bool folded = false;
+    std::optional<Type> sum_of;
     Fold fold = Fold::sum;
     double divisor = 1;
     Places places;

@@ -190,13 +190,12 @@ namespace {
 /// Torch's shares of the elements are no whole rows. (Without other bits the partition keeps them
 /// apart.)
 bool takes_exact_sum(const Registers& r, const OpRule& rule, c10::ScalarType dtype) {
-  return r.args().node().device.is_cpu() && !r.has_rows() && has_exact_sum(rule.form) &&
-         (dtype == c10::kFloat || dtype == c10::kDouble);
+  return r.args().node().device.is_cpu() && !r.has_rows() && has_exact_sum(rule.form, dtype);
 }
 
-/// Torch divides by a number of the dtype.
+/// Torch divides by a number of the dtype that it adds in.
 double as_number(double value, c10::ScalarType dtype) {
-  return dtype == c10::kFloat ? static_cast<double>(static_cast<float>(value)) : value;
+  return dtype == c10::kDouble ? value : static_cast<double>(static_cast<float>(value));
 }
 
 /// To one element, of floats.
@@ -207,7 +206,9 @@ void lower_exact_sum(Registers& r, const OpRule& rule, const Extent& extent) {
   const bool mean = loss ? r.args().node().args[2].toInt() == 1 : rule.form == Form::mean;
   const Operand elements = loss ? lower_loss(r, rule) : Operand{r.as(0, dtype), dtype};
   if (elements.dtype != dtype) throw Unfit();
-  r.set_fold(elements.reg, Fold::sum, mean ? folded : 1, extent.places, 0, /*exact=*/true);
+  // (For a mean of a narrow dtype torch widens all elements first.)
+  const Type sum_of = mean ? register_type(dtype) : memory_type(dtype);
+  r.set_fold(elements.reg, Fold::sum, mean ? folded : 1, extent.places, 0, sum_of);
 }
 
 }  // namespace
@@ -232,22 +233,25 @@ void lower_exact_rows(Registers& r, const OpRule& rule, int64_t row) {
   const c10::ScalarType dtype = r.args().result_look().dtype();
   RowArguments args;
   args.row = row;
-  args.number = [&r, dtype](double value) { return r.constant(value, dtype); };
+  args.narrow = is_narrow(dtype);
+  const c10::ScalarType wide = args.narrow ? c10::kFloat : dtype;
+  args.number = [&r, wide](double value) { return r.constant(value, wide); };
   for (size_t arg = 0; arg < r.args().node().args.size(); ++arg)
     if (r.args().tensor_at(arg) >= 0)
       args.tensors.push_back(r.args().is_given(arg) ? r.as(arg, dtype) : RowArguments::kNone);
-  if (rule.form == Form::layer_norm) args.eps = r.number(4, dtype);
+  if (rule.form == Form::layer_norm) args.eps = r.number(4, wide);
   if (is_variance(rule.form)) args.divisor = variance_divisor(row, correction_of(r.args().node()));
   const std::vector<RegisterId> results = exact_rows(r.builder(), rule, args);
   for (size_t i = 0; i < results.size(); ++i)
-    r.set_result(results[i], is_row_result(rule.form, i) ? Rate::row : Rate::element, i);
+    r.set_result(r.convert({results[i], wide}, dtype),
+                 is_row_result(rule.form, i) ? Rate::row : Rate::element, i);
 }
 
 }  // namespace
 
 void lower_rows(Registers& r, const OpRule& rule, const Extent& extent) {
   const int64_t row = extent.row;
-  if (has_exact_rows(rule.form) &&
+  if (!has_mask(rule.form) &&  // (else the first result may be left out)
       takes_exact_rows(rule, r.args().node(), r.args().result_look().dtype(), row))
     return lower_exact_rows(r, rule, row);
   switch (rule.form) {

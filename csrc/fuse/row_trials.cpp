@@ -22,6 +22,38 @@ constexpr int64_t kRowLengths[] = {1,   2,   3,   5,   7,   8,    9,    13,   16
 constexpr int64_t kLongRows[] = {4096, 16389};
 constexpr double kEps = 1e-5;
 
+template <class T>
+inline constexpr bool is_narrow = std::is_same_v<T, c10::Half> || std::is_same_v<T, c10::BFloat16>;
+/// What registers hold of it.
+template <class T>
+using Wide = std::conditional_t<is_narrow<T>, float, T>;
+
+template <class T>
+constexpr Type type_in_memory() {
+  if (std::is_same_v<T, c10::Half>) return Type::f16;
+  if (std::is_same_v<T, c10::BFloat16>) return Type::bf16;
+  return std::is_same_v<T, float> ? Type::f32 : Type::f64;
+}
+template <class T>
+inline constexpr Type kMemory = type_in_memory<T>();
+template <class T>
+inline constexpr Type kRegister = kMemory<Wide<T>>;
+
+/// Of a narrow dtype a sum of such numbers is rounded to the same, whatever the order. So half of
+/// these are large and cancel out: what is left of a row is as large as its errors.
+template <class T>
+void let_cancel(T* row, int64_t n, uint64_t& state) {
+  constexpr double kSmall = 0x1p-8, kLarge = 0x1p12;
+  for (int64_t i = 0; i < n; ++i) row[i] = static_cast<T>(static_cast<float>(row[i]) * kSmall);
+  for (int64_t i = 0; i < n / 2; ++i) {
+    const uint64_t choice = next_random(state);
+    if (choice % 2) continue;
+    const auto large = static_cast<T>(static_cast<double>(choice >> 3) * 0x1p-61 * kLarge);
+    row[i] = large;
+    row[n - 1 - i] = -large;
+  }
+}
+
 /// Numbers of about one size, whose sums round: of others only the largest would be seen.
 template <class T>
 at::Tensor like_numbers(int64_t rows, int64_t row, uint64_t seed) {
@@ -32,7 +64,16 @@ at::Tensor like_numbers(int64_t rows, int64_t row, uint64_t seed) {
     const auto bits = static_cast<int64_t>(next_random(state));
     data[i] = static_cast<T>(static_cast<double>(bits) * 0x1p-61);  // of -4 to 4
   }
+  if constexpr (is_narrow<T>)
+    for (int64_t r = 0; r < rows; ++r) let_cancel(data + r * row, row, state);
   return made;
+}
+
+/// What a program loads of a tensor.
+template <class T>
+RegisterId load_wide(ProgramBuilder& builder, Rate rate = Rate::element) {
+  const RegisterId loaded = builder.load({.type = kMemory<T>, .strides = {}, .rate = rate});
+  return is_narrow<T> ? builder.cast(loaded, kRegister<T>) : loaded;
 }
 
 template <class T>
@@ -88,22 +129,22 @@ class Rows {
   }
 
   Tensors by_program(Opcode opcode, bool weight, bool bias) const {
-    constexpr Type type = std::is_same_v<T, float> ? Type::f32 : Type::f64;
     ProgramBuilder builder(best_kernels(), rows_ * row_, row_, {});
     Bindings bindings;
-    alignas(64) T splats[4][kSplatBytes / sizeof(T)];
+    alignas(64) Wide<T> splats[4][kSplatBytes / sizeof(Wide<T>)];
     bindings.splats = reinterpret_cast<char*>(splats);
     size_t parameters = 0;
     RowArguments args;
     args.row = row_;
+    args.narrow = is_narrow<T>;
     args.divisor = variance_divisor(row_, kCorrection);
     args.number = [&](double value) {
-      std::ranges::fill(splats[parameters++], static_cast<T>(value));
-      return builder.parameter(type);
+      std::ranges::fill(splats[parameters++], static_cast<Wide<T>>(value));
+      return builder.parameter(kRegister<T>);
     };
     const auto load = [&](const at::Tensor& tensor, Rate rate) {
       bindings.tensors.push_back(static_cast<char*>(tensor.mutable_data_ptr()));
-      args.tensors.push_back(builder.load({.type = type, .strides = {}, .rate = rate}));
+      args.tensors.push_back(load_wide<T>(builder, rate));
     };
     load(in_[0], Rate::element);
     if (form_ == Form::softmax_backward || form_ == Form::log_softmax_backward)
@@ -125,8 +166,8 @@ class Rows {
     for (size_t i = 0; i < made.size(); ++i) {
       const bool of_row = is_row_result(form_, i);
       results.push_back(of_row ? at::empty({rows_}, in_[0].options()) : at::empty_like(in_[0]));
-      builder.store(made[i],
-                    {.type = type, .strides = {}, .rate = of_row ? Rate::row : Rate::element});
+      builder.store(
+          made[i], {.type = kMemory<T>, .strides = {}, .rate = of_row ? Rate::row : Rate::element});
       bindings.tensors.push_back(static_cast<char*>(results.back().mutable_data_ptr()));
     }
     TORCH_CHECK(builder.ok(), "no kernel");
@@ -168,25 +209,34 @@ class Sum {
 
  private:
   at::Tensor by_program() const {
-    constexpr Type type = std::is_same_v<T, float> ? Type::f32 : Type::f64;
     ProgramBuilder builder(best_kernels(), x_.numel(), 0, {});
     Bindings bindings;
     const auto load = [&](const at::Tensor& tensor) {
       bindings.tensors.push_back(static_cast<char*>(tensor.mutable_data_ptr()));
-      return builder.load({.type = type, .strides = {}});
+      return load_wide<T>(builder);
     };
     RegisterId elements = load(x_);
     if (form_ == Form::mse_loss) {
-      elements = builder.step(Opcode::sub, type, type, {elements, load(y_)});
-      elements = builder.step(Opcode::square, type, type, {elements});
+      elements = rounded(builder, Opcode::sub, {elements, load(y_)});
+      elements = rounded(builder, Opcode::square, {elements});
     }
     const double divisor = form_ == Form::sum ? 1 : static_cast<double>(x_.numel());
-    builder.reduce(elements, Fold::sum, divisor, type, {}, /*exact=*/true);
+    const Type sum_of = form_ == Form::sum ? kMemory<T> : kRegister<T>;
+    builder.reduce(elements, Fold::sum, divisor, kMemory<T>, {}, sum_of);
     at::Tensor result = at::empty({1}, x_.options());
     bindings.tensors.push_back(static_cast<char*>(result.mutable_data_ptr()));
     TORCH_CHECK(builder.ok(), "no kernel");
     run_program(std::move(builder).finish(), bindings, Cores::one);
     return result;
+  }
+
+  static RegisterId rounded(ProgramBuilder& builder, Opcode opcode,
+                            std::initializer_list<RegisterId> in) {
+    constexpr Type type = kRegister<T>;
+    const RegisterId made = builder.step(opcode, type, type, in);
+    if (!is_narrow<T>) return made;
+    const bool half = std::is_same_v<T, c10::Half>;
+    return builder.step(half ? Opcode::round_f16 : Opcode::round_bf16, type, type, {made});
   }
 
   const Form form_;
@@ -202,8 +252,9 @@ bool sums_agree(Form form) {
 
 template <class T>
 bool agree(Form form) {
-  if (has_exact_sum(form) && !sums_agree<T>(form)) return false;
-  if (!has_exact_rows(form)) return true;
+  constexpr c10::ScalarType dtype = c10::CppTypeToScalarType<T>::value;
+  if (has_exact_sum(form, dtype) && !sums_agree<T>(form)) return false;
+  if (!has_exact_rows(form, dtype)) return true;
   const auto agree_on = [form](int64_t rows, int64_t row) {
     return agree<T>(
         form, rows, row,
@@ -221,7 +272,7 @@ bool agree(Form form) {
     if (!is_asked_for(row)) continue;
     const int64_t rows = kTrialNumbers / row;
     const auto cut = [&](uint64_t seed) {
-      return trial_numbers<T>(seed).narrow(0, 0, rows * row).view({rows, row});
+      return trial_numbers<Wide<T>>(seed).narrow(0, 0, rows * row).view({rows, row}).to(dtype);
     };
     if (!agree<T>(form, rows, row, {cut(1), cut(2)})) return false;
   }
@@ -231,7 +282,16 @@ bool agree(Form form) {
 }  // namespace
 
 bool rows_give_torchs_bits(Form form, c10::ScalarType dtype) {
-  return dtype == c10::kFloat ? agree<float>(form) : agree<double>(form);
+  switch (dtype) {
+    case c10::kFloat:
+      return agree<float>(form);
+    case c10::kDouble:
+      return agree<double>(form);
+    case c10::kHalf:
+      return agree<c10::Half>(form);
+    default:
+      return agree<c10::BFloat16>(form);
+  }
 }
 
 }  // namespace lazyeng::fuse

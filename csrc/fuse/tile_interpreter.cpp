@@ -112,7 +112,7 @@ class Worker {
     RegisterId value = first_value(chain);
     const Type in = type_of(value), out = type_of(chain.out);
     links_.clear();
-    links_.push_back({chain.chain->first(in), {place_[value]}, {1}});
+    links_.push_back({chain.chain->first(in), {place_[value]}, {1}, {size_of(in)}});
     for (const Step& step : chain.links) {
       if (step.link) links_.push_back(link_of(step));
     }
@@ -120,9 +120,10 @@ class Worker {
     if (chain.reduction >= 0) {
       const auto reduction = static_cast<size_t>(chain.reduction);
       sum = program_.reductions[reduction].sum;
-      links_.push_back({chain.chain->sum(), {totals_[reduction].state()}, {}});
+      const Type type = program_.reductions[reduction].sum_of;
+      links_.push_back({chain.chain->sum(type), {totals_[reduction].state()}, {}, {}});
     } else {
-      links_.push_back({chain.chain->last(out), {place_[chain.out]}, {}});
+      links_.push_back({chain.chain->last(out), {place_[chain.out]}, {}, {}});
     }
     chain.chain->run({links_.data(), links_.size(), in, out, n, sum});
   }
@@ -133,6 +134,7 @@ class Worker {
     for (int k = 0; k < step.inputs; ++k) {
       if (k == step.place || step.place == kEveryPlace) continue;
       link.in[k] = place_[step.in[k]];
+      link.item[k] = size_of(type_of(step.in[k]));
       link.step[k] = program_.registers[step.in[k]].kind != Register::Kind::parameter;
     }
     return link;

@@ -122,10 +122,11 @@ struct ColumnsKernel {
 
 enum class RowFold : uint8_t {
   none,
-  cascade_sum,        ///< as torch's sum
-  moments,            ///< as torch's layer_norm: mean and 1 / deviation; (rows, eps)
-  running_variance,   ///< as torch's var: variance, whose divisor is an argument, and mean
-  running_deviation,  ///< the same, the variance's root
+  cascade_sum,         ///< as torch's sum
+  narrow_cascade_sum,  ///< as that of float16 or bfloat16, which float32 holds here; not rounded
+  moments,             ///< as torch's layer_norm: mean and 1 / deviation; (rows, eps)
+  running_variance,    ///< as torch's var: variance, whose divisor is an argument, and mean
+  running_deviation,   ///< the same, the variance's root
   // no folds: these make rows
   softmax,
   log_softmax,
@@ -161,7 +162,8 @@ struct RowsArgs {
 /// Reads and writes elements of one type.
 using RowsKernel = void (*)(const RowsArgs& args);
 
-/// The sum of many elements of one type, which come in order, in as many parts as one likes.
+/// The sum of many elements of one type, which come in order, in as many parts as one likes. Those
+/// of float16 and bfloat16 come as float32, as does their sum, which is rounded.
 struct SumKernel {
   size_t bytes;  ///< of a state, aligned as a cache line is
   void (*begin)(char* state, int64_t elements);
@@ -186,6 +188,7 @@ struct Link {
   LinkFunction run;
   const char* in[kMaxInputs];  ///< of the last link: where the value goes
   int64_t step[kMaxInputs];    ///< as KernelArgs::step
+  size_t item[kMaxInputs];     ///< bytes of an element in memory
 };
 struct ChainArgs {
   const Link* links;  ///< the first loads the value, the last stores it or adds it to a sum
@@ -199,10 +202,11 @@ struct ChainKernels {
   void (*run)(const ChainArgs& args);
   /// Null: there is none for the type in memory, for the operation, for the value at that place.
   LinkFunction (*first)(Type memory);
-  LinkFunction (*link)(Opcode opcode, int place);
+  /// `memory`: the type of the other operand, which is widened as it is read.
+  LinkFunction (*link)(Opcode opcode, int place, Type memory);
   LinkFunction (*last)(Type memory);
-  /// Adds the value to the state of a SumKernel.
-  LinkFunction (*sum)();
+  /// Adds the value to the state of the SumKernel of this type.
+  LinkFunction (*sum)(Type memory);
   /// As that of Opcode::round_bf16, for values whose NaNs have nothing in their lower half.
   LinkFunction (*rounds_short_nans)();
 };
@@ -219,7 +223,7 @@ struct KernelSet {
   ColumnsKernel (*columns)(Fold fold, Type type);
   const ChainKernels* (*chains)(Type type);
   RowsKernel (*rows)(RowFold fold, Type type);
-  const SumKernel* (*sum)(Type type);  ///< null: there is none
+  const SumKernel* (*sum)(Type memory);  ///< null: there is none
 };
 
 namespace isa {

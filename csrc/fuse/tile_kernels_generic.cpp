@@ -22,7 +22,8 @@ const KernelSet& best_kernels() {
 }
 
 RowsKernel rows_kernel(RowFold fold, Type type) {
-  const bool narrower = fold == RowFold::cascade_sum || fold == RowFold::moments;
+  const bool narrower = fold == RowFold::cascade_sum || fold == RowFold::narrow_cascade_sum ||
+                        fold == RowFold::moments;
   const KernelSet& best = best_kernels();
   return (narrower && &best == isa::avx512() && isa::avx2() ? *isa::avx2() : best).rows(fold, type);
 }

@@ -187,15 +187,16 @@ uint16_t ProgramBuilder::store(RegisterId reg, TensorAccess tensor) {
 }
 
 uint16_t ProgramBuilder::reduce(RegisterId reg, Fold fold, double divisor, Type type, Places places,
-                                bool exact) {
+                                std::optional<Type> sum_of) {
   TensorAccess tensor;
   tensor.type = type;
   program_.tensors.push_back(std::move(tensor));
   reg = spread(reg);
   program_.reductions.push_back(
       {folding(reg, fold, divisor), reg, last_tensor(), std::move(places)});
-  if (exact) {
-    program_.reductions.back().sum = kernels_.sum(type_of(reg));
+  if (sum_of) {
+    program_.reductions.back().sum = kernels_.sum(*sum_of);
+    program_.reductions.back().sum_of = *sum_of;
     ok_ &= program_.reductions.back().sum != nullptr;
   }
   return last_tensor();

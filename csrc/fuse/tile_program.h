@@ -114,8 +114,9 @@ struct Reduction {
   RegisterId reg = 0;
   uint16_t tensor = 0;
   Places places;
-  /// To one element, in the order of torch's kernel.
+  /// To one element, in the order of torch's kernel for elements of that type.
   const SumKernel* sum = nullptr;
+  Type sum_of = Type::f32;
   bool ends_chain = false;
 };
 
@@ -178,9 +179,10 @@ class ProgramBuilder {
   uint16_t store(RegisterId reg, TensorAccess tensor);
 
   /// The tensor gets the register folded. Returns its number.
-  /// `exact`: a sum of all elements in the order of torch's kernel, of the register's type.
+  /// `sum_of`: a sum of all elements in the order of torch's kernel for that type, which the
+  /// register's values are of.
   uint16_t reduce(RegisterId reg, Fold fold, double divisor, Type type, Places places,
-                  bool exact = false);
+                  std::optional<Type> sum_of = {});
 
   Type type_of(RegisterId reg) const { return program_.registers[reg].type; }
   uint16_t last_tensor() const { return static_cast<uint16_t>(program_.tensors.size() - 1); }

@@ -80,7 +80,7 @@ bool same_bits(const at::Tensor& ours, const at::Tensor& theirs) {
       continue;
     for (int64_t i = 0; i < columns; ++i) {
       const T &x = a[i * a_step], &y = b[i * b_step];
-      if (std::memcmp(&x, &y, sizeof(T)) != 0 && !(std::isnan(x) && std::isnan(y))) return false;
+      if (std::memcmp(&x, &y, sizeof(T)) != 0 && !(x != x && y != y)) return false;
     }
   }
   return true;

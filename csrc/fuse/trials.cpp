@@ -3,12 +3,14 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <optional>
 
 #include "csrc/fuse/exact_rows.h"
+#include "csrc/fuse/result_type.h"
 #include "csrc/fuse/step_trials.h"
 #include "csrc/run/as_engine_thread.h"
 #include "csrc/run/ignored_warnings.h"
@@ -20,7 +22,7 @@ namespace {
 
 constexpr size_t kOpcodes = static_cast<size_t>(Opcode::cast) + 1;
 constexpr size_t kForms = static_cast<size_t>(Form::layer_norm_backward) + 1;
-constexpr c10::ScalarType kDtypes[] = {c10::kFloat, c10::kDouble};
+constexpr c10::ScalarType kDtypes[] = {c10::kFloat, c10::kDouble, c10::kHalf, c10::kBFloat16};
 
 /// What is tried: a step, or a form of reductions along rows.
 using Subject = size_t;
@@ -36,8 +38,8 @@ struct Finding {
 std::array<std::array<Finding, std::size(kDtypes)>, kSubjects> findings;
 
 Finding* finding(Subject subject, c10::ScalarType dtype) {
-  if (dtype != c10::kFloat && dtype != c10::kDouble) return nullptr;
-  return &findings[subject][dtype == c10::kDouble];
+  const auto* const known = std::ranges::find(kDtypes, dtype);
+  return known == std::end(kDtypes) ? nullptr : &findings[subject][known - kDtypes];
 }
 
 std::atomic<uint64_t> ops_before{kOpsBefore};
@@ -54,11 +56,13 @@ void lower_next_due(uint64_t due) {
   }
 }
 
-/// What has to be tried of the rule, if anything.
-std::optional<Subject> tried_subject(const OpRule& rule) {
+/// What has to be tried of the rule in the dtype, if anything.
+std::optional<Subject> tried_subject(const OpRule& rule, c10::ScalarType dtype) {
   if (is_reduction(rule.form) && rule.form != Form::loss)
-    return has_exact_rows(rule.form) || has_exact_sum(rule.form) ? std::optional(subject(rule.form))
-                                                                 : std::nullopt;
+    return has_exact_rows(rule.form, dtype) || has_exact_sum(rule.form, dtype)
+               ? std::optional(subject(rule.form))
+               : std::nullopt;
+  if (is_narrow(dtype)) return std::nullopt;
   const bool scaled = rule.form == Form::binary_scaled || rule.form == Form::reversed;
   const Opcode opcode = scaled ? Opcode::add_scaled : rule.opcode;
   return has_oracle(opcode) ? std::optional(subject(opcode)) : std::nullopt;
@@ -112,7 +116,7 @@ const char* word_for(Verdict verdict) {
 
 void want_trial(const run::OpInfo& info, c10::ScalarType dtype, uint64_t number) {
   const OpRule* rule = rule_of(info);
-  const std::optional<Subject> tried = rule ? tried_subject(*rule) : std::nullopt;
+  const std::optional<Subject> tried = rule ? tried_subject(*rule, dtype) : std::nullopt;
   if (!tried) return;
   want(*tried, dtype, number);
   // (An argument says which of two it is.)
@@ -158,9 +162,13 @@ bool gives_torchs_bits(Form form, c10::ScalarType dtype) {
 std::vector<TriedOp> tried_ops() {
   std::vector<TriedOp> ops;
   for (const auto& [name, rule] : all_rules())
-    if (const std::optional<Subject> tried = tried_subject(rule))
-      ops.push_back({name, word_for(finding(*tried, c10::kFloat)->verdict.load()),
-                     word_for(finding(*tried, c10::kDouble)->verdict.load())});
+    if (const std::optional<Subject> tried = tried_subject(rule, c10::kFloat)) {
+      const auto word = [&](c10::ScalarType dtype) {
+        return word_for(finding(*tried, dtype)->verdict.load());
+      };
+      ops.push_back(
+          {name, word(c10::kFloat), word(c10::kDouble), word(c10::kHalf), word(c10::kBFloat16)});
+    }
   return ops;
 }
 

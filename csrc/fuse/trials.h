@@ -10,7 +10,7 @@
 // it does not miss; ways that differ in one of 10,000 it may take for the same.
 //
 // (Of float16 and bfloat16 it would miss most: a difference in the last bit of float32 is rounded
-// away. They are not tried.)
+// away. So only their sums are tried, of numbers that cancel out.)
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -54,6 +54,8 @@ struct TriedOp {
   std::string name;
   const char* in_float;
   const char* in_double;
+  const char* in_half;
+  const char* in_bfloat16;
 };
 std::vector<TriedOp> tried_ops();
 
