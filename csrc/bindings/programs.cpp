@@ -59,12 +59,23 @@ py::tuple step_row(const fuse::Step& step) {
                         folds, step.folding.divisor, step.out, in, step.member);
 }
 
-/// One by one, also those of a chain.
+/// One by one, also those of a chain, and what its links do to their operands.
 py::list steps(const fuse::Program& program) {
   py::list rows;
   for (const fuse::Step& step : program.steps) {
     if (!step.chain) rows.append(step_row(step));
-    for (const fuse::Step& link : step.links) rows.append(step_row(link));
+    for (fuse::Step link : step.links) {
+      if (link.widened >= 0) {
+        const auto wide = static_cast<fuse::RegisterId>(link.widened);
+        fuse::RegisterId& operand = link.in[1 - link.place];
+        py::list in;
+        in.append(operand);
+        rows.append(py::make_tuple(fuse::name_of(fuse::Opcode::cast), false, link.folding.divisor,
+                                   wide, in, link.member));
+        operand = wide;
+      }
+      rows.append(step_row(link));
+    }
   }
   return rows;
 }

@@ -194,6 +194,7 @@ class Finder {
       const LinkFunction narrow = chain->link(link.opcode, link.place, memory);
       if (!narrow) continue;
       link.link = narrow;
+      link.widened = link.in[other];
       link.in[other] = widening->in[0];
       steps.erase(widening);
     }

@@ -59,6 +59,7 @@ struct Step {
   std::vector<Step> links;      ///< of a chain; each but the first reads the result before it
   LinkFunction link = nullptr;  ///< of a link other than a cast; the value is its operand `place`
   int place = 0;
+  int widened = -1;    ///< of a link that reads a narrow dtype: the register that widens it
   int reduction = -1;  ///< of a chain that ends in the sum of one
   Folding folding;
   RowsKernel rows = nullptr;  ///< in the place of `folding`: a fold in the order of torch's

@@ -18,10 +18,12 @@
 #include <algorithm>
 #include <array>
 
+#include "csrc/engine/reserve.h"
 #include "csrc/record/direct.h"
 #include "csrc/record/gate.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
+#include "csrc/record/node_builder.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/python_ref.h"
@@ -169,6 +171,8 @@ class Elements {
   /// The i-th call, if it needs nothing that the dispatcher's way would do: undefined `result` of
   /// an op that returns what it writes. GIL.
   bool record_directly(size_t i, at::Tensor& result) const {
+    check_reserve();
+    const engine::Owing owing;
     Call call(one_);
     for (size_t a = 0; a < one_.args.size(); ++a) {
       const c10::IValue& argument = argument_of(a, i);
