@@ -5,6 +5,7 @@
 
 #include "csrc/fuse/exact_rows.h"
 #include "csrc/fuse/extent.h"
+#include "csrc/fuse/registers.h"
 #include "csrc/fuse/trial_numbers.h"
 
 namespace lazyeng::fuse {
@@ -29,15 +30,9 @@ template <class T>
 using Wide = std::conditional_t<is_narrow<T>, float, T>;
 
 template <class T>
-constexpr Type type_in_memory() {
-  if (std::is_same_v<T, c10::Half>) return Type::f16;
-  if (std::is_same_v<T, c10::BFloat16>) return Type::bf16;
-  return std::is_same_v<T, float> ? Type::f32 : Type::f64;
-}
+inline const Type kMemory = memory_type(c10::CppTypeToScalarType<T>::value);
 template <class T>
-inline constexpr Type kMemory = type_in_memory<T>();
-template <class T>
-inline constexpr Type kRegister = kMemory<Wide<T>>;
+inline const Type kRegister = register_type(c10::CppTypeToScalarType<T>::value);
 
 /// Of a narrow dtype a sum of such numbers is rounded to the same, whatever the order. So half of
 /// these are large and cancel out: what is left of a row is as large as its errors.
@@ -232,7 +227,7 @@ class Sum {
 
   static RegisterId rounded(ProgramBuilder& builder, Opcode opcode,
                             std::initializer_list<RegisterId> in) {
-    constexpr Type type = kRegister<T>;
+    const Type type = kRegister<T>;
     const RegisterId made = builder.step(opcode, type, type, in);
     if (!is_narrow<T>) return made;
     const bool half = std::is_same_v<T, c10::Half>;
