@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import lazyeng
-from lazyeng import lazy, report, synchronize, wrap
+from lazyeng import _C, lazy, report, synchronize, wrap
 
 
 @pytest.fixture
@@ -322,6 +322,24 @@ def test_torchs_profiler_sees_what_engine_threads_run():
         assert y.is_ready()
         threads = threads_of(profiler)
         assert len(threads["aten::mm"]) == 2 and threads["lazyeng::group"]
+
+
+def test_torchs_profiler_sees_an_op_in_parts_once():
+    """Whichever threads do them (csrc/run/parts.h), and not the trials that go before."""
+    x = torch.rand(256, 256)
+    _C.set_always_in_parts(True)
+    try:
+        done = lazyeng.engine_stats()["in_parts"]
+        for _ in range(24):
+            with torch.profiler.profile() as profiler, lazy("deferred"):
+                y = x @ x
+            assert y.is_ready()
+            names = [event.name for event in profiler.events()]
+            assert names.count("aten::mm") == 2, names  # recorded, and run
+            assert not {"aten::narrow", "aten::_to_copy"} & {*names}, names
+        assert torch.get_num_threads() == 1 or lazyeng.engine_stats()["in_parts"] > done
+    finally:
+        _C.set_always_in_parts(False)
 
 
 def test_torchs_profiler_sees_no_trials():

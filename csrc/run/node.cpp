@@ -1,6 +1,7 @@
 // csrc/run/node.cpp: life of a recorded call on an engine thread.
 #include "csrc/run/node.h"
 
+#include <ATen/record_function.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
@@ -185,6 +186,8 @@ bool Node::call_in_parts(torch::jit::Stack& stack) const {
   const Geometry& look = outputs[0]->geometry();
   const std::optional<Slices> slices = Slices::of(info, stack, look, threads);
   if (!slices || !width->slices_have_the_bits(info, stack, look, threads)) return false;
+  // (torch.profiler sees one call, of all parts.)
+  RECORD_FUNCTION(info.handle.schema().name().c_str(), c10::ArrayRef<const c10::IValue>());
   run_in_parts(threads, settings, [&](int part) { slices->run(part); });
   stack.assign(1, slices->result());
   if (on_one_core >= kWorthAllCores)

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 #include <dlfcn.h>
 
 #include <cstring>
@@ -113,6 +114,7 @@ bool give_the_same_bits(const OpInfo& info, const torch::jit::Stack& args, const
                         const Kernel& other) {
   try {
     const IgnoredWarnings quiet;
+    const at::DisableRecordFunctionGuard unseen;  // by torch.profiler
     int64_t compared = 0;  // elements of the smallest result
     for (uint32_t run = 1; run <= kMostRuns; ++run) {
       const std::vector<at::Tensor> all = results_of_trial(info, args, 1111 * run, kernel);
