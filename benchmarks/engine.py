@@ -20,7 +20,8 @@ import time
 import warnings
 from collections.abc import Callable
 
-os.environ.setdefault("LAZYENG_STACKS", "off")  # read at import
+if __name__ == "__main__":  # (for no test that imports this, and what it starts)
+    os.environ.setdefault("LAZYENG_STACKS", "off")  # read at import
 
 import torch
 

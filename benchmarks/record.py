@@ -26,7 +26,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-os.environ.setdefault("LAZYENG_STACKS", "user")  # read at import
+if __name__ == "__main__":  # (for no test that imports this, and what it starts)
+    os.environ.setdefault("LAZYENG_STACKS", "user")  # read at import
 
 import torch
 import torch.nn.functional as F
@@ -203,7 +204,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "lazyeng": getattr(lazyeng, "__version__", "unknown"),
-        "stacks": os.environ["LAZYENG_STACKS"],
+        "stacks": os.environ.get("LAZYENG_STACKS", "user"),
         "load": os.getloadavg()[0],
     }
 

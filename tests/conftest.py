@@ -46,6 +46,18 @@ def clean():
         lazyeng.synchronize()
 
 
+def _our_variables():
+    return {name: value for name, value in os.environ.items() if name.startswith("LAZYENG_")}
+
+
+@pytest.fixture(autouse=True)
+def environment():
+    """No test leaves variables to the next, whose programs would run with them."""
+    before = _our_variables()
+    yield
+    assert _our_variables() == before
+
+
 @pytest.fixture
 def no_gc():
     """What dies in the test dies by its reference count: there is no cycle."""

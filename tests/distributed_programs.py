@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 
 import lazyeng
 from tests.models.compare import check
@@ -158,19 +159,22 @@ def data_parallel(left_of: Callable[[int], bool], side: Side, **options: Any) ->
 
 
 def five_steps(side: Side) -> Any:
-    """The usual loop: a new batch in each step, whose loss is read."""
+    """The usual loop: a new batch in each step, whose loss is read. Everything of each step is a
+    result, in the order in which it is made: the first that differs tells where."""
     layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     model = DistributedDataParallel(side(layers))
     optimizer = torch.optim.AdamW(model.parameters())
     data = torch.Generator().manual_seed(dist.get_rank())
-    losses = []
+    steps = []
     for _ in range(5):
         optimizer.zero_grad()
         loss = model(torch.randn(4, 6, generator=data)).square().mean()
         loss.backward()
         optimizer.step()
-        losses.append(loss.item())
-    return [losses, [p.grad for p in model.parameters()], state(model)]
+        moments = [optimizer.state[p] for p in model.parameters()]
+        kept = [[p.grad for p in model.parameters()], moments, state(model)]
+        steps.append([loss.item(), tree_map_only(Tensor, Tensor.clone, kept)])
+    return steps
 
 
 def fully_sharded(side: Side) -> Any:

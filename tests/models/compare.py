@@ -24,5 +24,5 @@ def check(program: Program, way: str) -> None:
         torch.testing.assert_close(
             a, b.detach() if isinstance(b, torch.Tensor) else b,
             rtol=0, atol=0, equal_nan=True, check_stride=True,
-            msg=lambda text, i=i: f"result {i}: {text}",
+            msg=lambda text, i=i: f"result {i} of {way}: {text}",
         )  # fmt: skip
