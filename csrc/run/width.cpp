@@ -115,7 +115,7 @@ bool give_the_same_bits(const OpInfo& info, const torch::jit::Stack& args, const
   try {
     const IgnoredWarnings quiet;
     const at::DisableRecordFunctionGuard unseen;  // by torch.profiler
-    int64_t compared = 0;  // elements of the smallest result
+    int64_t compared = 0;                         // elements of the smallest result
     for (uint32_t run = 1; run <= kMostRuns; ++run) {
       const std::vector<at::Tensor> all = results_of_trial(info, args, 1111 * run, kernel);
       const std::vector<at::Tensor> alone = results_of_trial(info, args, 1111 * run, other);
