@@ -30,10 +30,20 @@ def _positive(text: str) -> int:
     return value
 
 
+MAX_WORKERS = 1024  # threads: more than help anybody. (Making 40,000 takes minutes.)
+
+
+def _workers(text: str) -> int:
+    value = _positive(text)
+    if value > MAX_WORKERS:
+        raise ValueError(f"expected at most {MAX_WORKERS}")
+    return value
+
+
 def _spare_cores() -> int:
     """The cores that the process may use, less the one of the thread that records; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, (cores or 1) - 1)
+    return min(max(1, (cores or 1) - 1), MAX_WORKERS)
 
 
 def _eighth_of_memory() -> int:
@@ -97,8 +107,8 @@ MODE = Variable(
     "`async`, `deferred`, `sync`: the mode outside any `lazy()` block", "`async`",
 )  # fmt: skip
 NUM_WORKERS = Variable(
-    "LAZYENG_NUM_WORKERS", _positive, _spare_cores,
-    "threads for CPU ops, at least 1; later by `set_num_workers(n)`",
+    "LAZYENG_NUM_WORKERS", _workers, _spare_cores,
+    f"threads for CPU ops, 1 to {MAX_WORKERS}; later by `set_num_workers(n)`",
     "the cores that the process may use, less one for the thread that records; at least 1",
 )  # fmt: skip
 STACK_CAPTURE = Variable(

@@ -1,4 +1,4 @@
-"""What `@lazyeng.lazy()` makes of a function: each call, or each step of it, runs in a block.
+"""What decorators make of a function: each call, or each step of it, runs in a block.
 
 Generators and coroutines are suspended between their steps. A block belongs to its thread, so it is
 closed meanwhile, or the code that runs in between would be inside it.

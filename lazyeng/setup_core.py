@@ -25,7 +25,7 @@ from lazyeng import (
     tracers,
 )
 from lazyeng import config as environment
-from lazyeng.config import MODES, STACKS, Config
+from lazyeng.config import MAX_WORKERS, MODES, STACKS, Config
 from lazyeng.fuse.chosen import names
 from lazyeng.tensor import LazyTensor, _rebuild
 
@@ -94,17 +94,19 @@ def set_num_workers(n: int) -> None:
     """Sets the number of engine threads for CPU operators; returns when those that run are done.
 
     Args:
-        n: number of threads; the default is ``LAZYENG_NUM_WORKERS``, else one less than the
-            process has cores, since the thread that records needs one.
+        n: number of threads, 1 to 1024; the default is ``LAZYENG_NUM_WORKERS``, else one less
+            than the process has cores, since the thread that records needs one.
 
     Raises:
         TypeError: `n` is not an int.
-        ValueError: `n` is not positive.
+        ValueError: `n` is not positive, or more than 1024.
     """
     if isinstance(n, bool) or not isinstance(n, int):
         raise TypeError(f"set_num_workers: expected an int, got {type(n).__name__}")
     if n < 1:
         raise ValueError(f"set_num_workers: expected a positive number, got {n}")
+    if n > MAX_WORKERS:
+        raise ValueError(f"set_num_workers: expected at most {MAX_WORKERS}, got {n}")
     _C.set_num_workers(n)
 
 

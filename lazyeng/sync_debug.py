@@ -5,17 +5,20 @@ Waits are measured in C++ (csrc/record/sync_debug.h), which calls `report` after
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any, TypeVar
 
 from lazyeng import _C
+from lazyeng.decorated import in_blocks
 from lazyeng.errors import is_internal_frame
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 SYNC_DEBUG_MODES = ("off", "warn", "error")
 
@@ -89,9 +92,11 @@ def sync_debug_mode() -> str:
     return _thread.mode
 
 
-@contextlib.contextmanager
-def allow_sync(reason: str) -> Iterator[None]:
+def allow_sync(reason: str) -> _Allowed:
     """A context manager, or decorator, in which the calling thread may wait: nothing is reported.
+
+    What it decorates may be a generator or coroutine function: then while that runs, and not where
+    it is suspended.
 
     Args:
         reason: why this wait is intended; for readers of the code.
@@ -104,13 +109,22 @@ def allow_sync(reason: str) -> Iterator[None]:
         raise TypeError(f"allow_sync: reason must be a string, got {type(reason).__name__}")
     if not reason.strip():
         raise ValueError("allow_sync: say why this wait is meant to be")
-    _thread.allowed += 1
-    _tell_core()
-    try:
-        yield
-    finally:
+    return _Allowed()
+
+
+class _Allowed:
+    """Nests, and can be entered again."""
+
+    def __enter__(self) -> None:
+        _thread.allowed += 1
+        _tell_core()
+
+    def __exit__(self, *_exception: object) -> None:
         _thread.allowed -= 1
         _tell_core()
+
+    def __call__(self, function: _Function) -> _Function:
+        return in_blocks(function, _Allowed)  # type: ignore[return-value]
 
 
 def _tell_core() -> None:

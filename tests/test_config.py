@@ -61,7 +61,7 @@ def test_lazy_without_argument_is_async_whatever_the_default():
 
 @pytest.mark.parametrize("name, value", [
     ("LAZYENG_MODE", "eager"), ("LAZYENG_NUM_WORKERS", "zero"), ("LAZYENG_NUM_WORKERS", "-1"),
-    ("LAZYENG_STACKS", "some"), ("LAZYENG_MAX_PENDING_OPS", "x"),
+    ("LAZYENG_STACKS", "some"), ("LAZYENG_NUM_WORKERS", "1025"), ("LAZYENG_MAX_PENDING_OPS", "x"),
     ("LAZYENG_MAX_PENDING_BYTES", "-5"),
 ])  # fmt: skip
 def test_wrong_value_names_the_variable(name, value):
@@ -155,7 +155,7 @@ def test_set_num_workers(n):
         lazyeng.set_num_workers(2)
 
 
-@pytest.mark.parametrize("n", [0, -1])
+@pytest.mark.parametrize("n", [0, -1, 1025, 1 << 40])
 def test_set_num_workers_refuses(n):
     with pytest.raises(ValueError, match=str(n)):
         lazyeng.set_num_workers(n)

@@ -1,5 +1,6 @@
 """set_sync_debug_mode, allow_sync and the pytest option: every real wait is reported, no other."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -282,13 +283,44 @@ def test_allow_sync():
         pending().tolist()
 
 
+def test_allow_sync_of_functions_that_are_suspended():
+    @allow_sync("a log")
+    def values(count):
+        for _ in range(count):
+            yield pending().tolist()
+        return pending().tolist()
+
+    @allow_sync("a log")
+    async def value():
+        await asyncio.sleep(0)
+        return pending().tolist()
+
+    @allow_sync("a log")
+    async def stream():
+        yield pending().tolist()
+        await asyncio.sleep(0)
+        yield pending().tolist()
+
+    async def collected():
+        return [x async for x in stream()]
+
+    set_sync_debug_mode("error")
+    steps = values(2)
+    assert next(steps) == [2.0, 2.0]
+    with pytest.raises(SyncError):  # not between two steps
+        pending().tolist()
+    assert list(steps) == [[2.0, 2.0]]
+    assert asyncio.run(value()) == [2.0, 2.0]
+    assert asyncio.run(collected()) == [[2.0, 2.0]] * 2
+
+
 def test_wrong_arguments():
     with pytest.raises(ValueError, match="unknown mode 'loud', expected one of off, warn, error"):
         set_sync_debug_mode("loud")
-    with pytest.raises(ValueError, match="allow_sync"), allow_sync(" "):
-        pass
-    with pytest.raises(TypeError, match="got int"), allow_sync(3):  # type: ignore[arg-type]
-        pass
+    with pytest.raises(ValueError, match="allow_sync"):
+        allow_sync(" ")
+    with pytest.raises(TypeError, match="got int"):
+        allow_sync(3)  # type: ignore[arg-type]
 
 
 def test_mode_is_the_threads_own():
