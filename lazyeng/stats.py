@@ -9,8 +9,8 @@ _GAUGES = frozenset(
     {"pending_ops", "pending_bytes", "pool_bytes", "peak_bytes", "stack_table_entries"}
 )
 _KEYS = (
-    "recorded", "executed", "groups", "hand_written", "launches", "on_one_core", "in_parts",
-    "crowded", "plans", "syncs", "fallbacks", "pending_ops", "pending_bytes", "pool_bytes",
+    "recorded", "executed", "groups", "hand_written", "replayed", "launches", "on_one_core",
+    "in_parts", "crowded", "plans", "syncs", "fallbacks", "pending_ops", "pending_bytes", "pool_bytes",
     "peak_bytes", "stack_table_entries",
 )  # fmt: skip
 _base: dict[str, int] = {}
@@ -22,6 +22,7 @@ def engine_stats() -> dict[str, int]:
     Returns:
         ``recorded``, ``executed``: ops recorded and run; ``groups``: fused groups run;
         ``hand_written``: ops that ran as kernels of the table in docs/triton.md, on GPUs;
+        ``replayed``: ops in windows whose groups a step plan gave (docs/performance.md);
         ``launches``: kernels started, one for each group and each op that ran alone;
         ``on_one_core``: ops run on one core although their kernels may take all;
         ``in_parts``: large ops run on threads that had nothing else to do, one that waits included;

@@ -6,6 +6,7 @@
 #include "csrc/fuse/group.h"
 #include "csrc/fuse/op_table.h"
 #include "csrc/fuse/plan.h"
+#include "csrc/fuse/step_plan.h"
 #include "csrc/record/accelerator.h"
 #include "csrc/record/collectives.h"
 #include "csrc/record/first_use.h"
@@ -106,6 +107,7 @@ PyObject* stats(PyObject*, PyObject*) {
       {"executed", executed},
       {"groups", groups},
       {"hand_written", fused.by_hand},
+      {"replayed", fuse::replayed_nodes()},
       {"launches", executed + groups - fused.members},
       {"on_one_core", run::ops_on_one_core()},
       {"in_parts", run::ops_in_parts()},

@@ -210,8 +210,14 @@ bool is_known_divisor(const run::Node& node) {
 
 }  // namespace
 
-void set_inexact(bool on_cpu) { inexact_on_cpu.store(on_cpu, std::memory_order_relaxed); }
-void set_inexact_on_devices(bool on) { inexact_on_devices.store(on, std::memory_order_relaxed); }
+void set_inexact(bool on_cpu) {
+  inexact_on_cpu.store(on_cpu, std::memory_order_relaxed);
+  rules_changed();
+}
+void set_inexact_on_devices(bool on) {
+  inexact_on_devices.store(on, std::memory_order_relaxed);
+  rules_changed();
+}
 bool allows_inexact(c10::Device device) {
   return (device.is_cpu() ? inexact_on_cpu : inexact_on_devices).load(std::memory_order_relaxed);
 }

@@ -58,6 +58,7 @@ void set_chosen_ops(const std::vector<std::string>& alone, const Pairs& pairs,
   names->lists.insert(lists.begin(), lists.end());
   for (const auto& [first, second] : pairs) names->followers[first].insert(second);
   chosen.store(names, std::memory_order_release);
+  rules_changed();
 }
 
 bool is_chosen(const run::Node& node) {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "csrc/fuse/op_table.h"
+
 namespace lazyeng::fuse {
 namespace {
 
@@ -44,6 +46,9 @@ bool has_kernels(const Program& program) {
                      [](const Reduction& reduction) { return reduction.places.totals == 1; });
 }
 
-void give_up_device_groups() { gave_up.store(true, std::memory_order_relaxed); }
+void give_up_device_groups() {
+  gave_up.store(true, std::memory_order_relaxed);
+  rules_changed();
+}
 
 }  // namespace lazyeng::fuse

@@ -11,6 +11,7 @@
 #include "csrc/fuse/binding.h"
 #include "csrc/fuse/device_calls.h"
 #include "csrc/fuse/plan.h"
+#include "csrc/fuse/planned_programs.h"
 #include "csrc/run/launch_log.h"
 #include "csrc/run/parts.h"
 #include "csrc/run/spare_cores.h"
@@ -278,8 +279,18 @@ void Group::trace(int64_t begin) const noexcept {
   run::trace(std::move(event));
 }
 
+PlanRef Group::plan_of_program() const {
+  const std::vector<bool> needed = needed_vars(*this);
+  if (!programs) return find_plan(*this, needed);
+  PlanRef plan = programs->find(needed);
+  if (plan) return plan;
+  plan = find_plan(*this, needed);
+  programs->add(needed, plan);
+  return plan;
+}
+
 bool Group::run_planned() {
-  const PlanRef plan = find_plan(*this, needed_vars(*this));
+  const PlanRef plan = plan_of_program();
   if (!is_trusted(*plan) || !run_fused(plan)) return false;
   if (logging()) report(*this, *plan);
   stats().bytes_saved.fetch_add(plan->bytes_saved, std::memory_order_relaxed);

@@ -40,9 +40,21 @@ struct GroupVar {
   uint16_t values = 0;
 };
 
+class PlannedPrograms;
 struct Plan;
 
-class Group final : public engine::Op, public engine::Pooled<Group> {
+/// What a group goes over, and how it may run.
+struct GroupTraits {
+  int64_t numel = 0;
+  int64_t row = 0;  ///< elements of a row that members reduce along; 0: none does
+  Dims shape;
+  bool in_shares = false;   ///< a member adds up torch's shares of the elements
+  bool checked = false;     ///< if the program is not certain of its bits, the members run
+  bool writes_old = false;  ///< what was there before the group: it runs only once
+  bool by_hand = false;     ///< a pair, or a chain over lists (chosen_ops.h); there is no program
+};
+
+class Group final : public engine::Op, public GroupTraits, public engine::Pooled<Group> {
  public:
   engine::FailurePtr run() noexcept override;
   const engine::FailurePtr& failure_of(const engine::Var& var,
@@ -55,13 +67,7 @@ class Group final : public engine::Op, public engine::Pooled<Group> {
   std::vector<Member> members;
   std::vector<GroupValue> values;
   std::vector<GroupVar> vars;
-  int64_t numel = 0;
-  int64_t row = 0;  ///< elements of a row that members reduce along; 0: none does
-  Dims shape;
-  bool in_shares = false;   ///< a member adds up torch's shares of the elements
-  bool checked = false;     ///< if the program is not certain of its bits, the members run
-  bool writes_old = false;  ///< what was there before the group: it runs only once
-  bool by_hand = false;     ///< a pair, or a chain over lists (chosen_ops.h); there is no program
+  std::shared_ptr<PlannedPrograms> programs;  ///< of its step plan; null: it has none
 
  private:
   bool can_fuse() const;
@@ -70,6 +76,7 @@ class Group final : public engine::Op, public engine::Pooled<Group> {
   bool run_kernels(const std::shared_ptr<const Plan>& plan);
   bool run_by_hand();
   bool run_planned();
+  std::shared_ptr<const Plan> plan_of_program() const;
   void settle_lost(const std::exception_ptr& error);
   bool is_trusted(const Plan& plan) const;
   double microseconds_on_one_core(const Program& program) const;

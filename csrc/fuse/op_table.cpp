@@ -4,6 +4,7 @@
 #include <ATen/core/Reduction.h>
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 #include <unordered_map>
 
@@ -279,6 +280,13 @@ const OpRule* rule_of(const run::OpInfo& info) {
   }
   return known == &table() ? nullptr : static_cast<const OpRule*>(known);
 }
+
+namespace {
+std::atomic<uint64_t> changes{0};
+}  // namespace
+
+uint64_t rules_version() { return changes.load(std::memory_order_acquire); }
+void rules_changed() { changes.fetch_add(1, std::memory_order_release); }
 
 std::map<std::string, OpRule> all_rules() { return {table().begin(), table().end()}; }
 

@@ -134,6 +134,11 @@ bool usually_joins(const run::OpInfo& info, const run::Geometry& result);
 /// Null: the op never joins a group.
 const OpRule* rule_of(const run::OpInfo& info);
 
+/// How often it has changed which ops join groups, and under which conditions: what was found out
+/// with another version does not hold. Any thread.
+uint64_t rules_version();
+void rules_changed();
+
 /// All of them, by the names of the ops.
 std::map<std::string, OpRule> all_rules();
 

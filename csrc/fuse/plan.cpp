@@ -114,11 +114,6 @@ PlanRef find_plan(const Group& group, const std::vector<bool>& needed) {
   return plan;
 }
 
-void clear_plans() {
-  std::lock_guard lock(table().mutex);
-  table().plans.clear();
-}
-
 size_t plan_count() {
   std::lock_guard lock(table().mutex);
   return table().plans.size();

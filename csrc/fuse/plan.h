@@ -55,8 +55,6 @@ PlanRef find_plan(const Group& group, const std::vector<bool>& needed);
 /// Makes the plan (csrc/fuse/lowering.cpp).
 Plan lower(const Group& group, const std::vector<bool>& needed);
 
-/// Forgets all plans.
-void clear_plans();
 size_t plan_count();
 
 }  // namespace lazyeng::fuse

@@ -92,8 +92,9 @@ Verdict find_out(Subject subject, c10::ScalarType dtype) {
 void run_trial(Subject subject, c10::ScalarType dtype) {
   std::atomic<Verdict>& known = finding(subject, dtype)->verdict;
   Verdict wanted = Verdict::wanted;
-  if (known.compare_exchange_strong(wanted, Verdict::running))
-    known.store(find_out(subject, dtype));
+  if (!known.compare_exchange_strong(wanted, Verdict::running)) return;
+  known.store(find_out(subject, dtype));
+  rules_changed();
 }
 
 void want(Subject subject, c10::ScalarType dtype, uint64_t number) {

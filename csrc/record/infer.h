@@ -30,7 +30,10 @@ struct OutputPlan {
 
 /// Immutable, shared by all calls that look the same.
 class Plan final : public RefCounted {
+  static inline std::atomic<uint64_t> made_{0};
+
  public:
+  const uint64_t id = made_.fetch_add(1, std::memory_order_relaxed) + 1;
   /// The op must be run to know what it returns, every time.
   bool run_now = false;
   std::vector<OutputPlan> outputs;    ///< lists flattened; written arguments left out

@@ -10,7 +10,7 @@
 #include <map>
 
 #include "csrc/engine/engine.h"
-#include "csrc/fuse/partition.h"
+#include "csrc/fuse/step_plan.h"
 #include "csrc/record/at_once.h"
 #include "csrc/record/call.h"
 #include "csrc/record/graph.h"
@@ -155,8 +155,9 @@ class Recorder {
   std::atomic<bool> watched_{false};  // windows may be held
 
   std::mutex push_mutex_;
-  fuse::Partition partition_;            // guarded by push_mutex_
-  std::atomic<bool> in_transit_{false};  // nodes are in neither window_ nor the engine
+  fuse::Partition partition_;               // guarded by push_mutex_
+  fuse::StepPlans step_plans_{partition_};  // the same
+  std::atomic<bool> in_transit_{false};     // nodes are in neither window_ nor the engine
   std::atomic<uint64_t> last_watched_{0};
 
   std::mutex window_mutex_;  // guards the rest

@@ -152,8 +152,8 @@ Recorder::Batch Recorder::take_window_locked() {
 Recorder::Batch Recorder::push_taken(Batch window, uint64_t up_to) {
   const engine::Owing owing;
   if (window.size() > 1 && fusion_.load(std::memory_order_relaxed)) {
-    window = partition_.run(std::move(window));
-    if (partition_.spared()) engine_->forgo(partition_.spared());
+    window = step_plans_.run(std::move(window));
+    if (step_plans_.spared()) engine_->forgo(step_plans_.spared());
   }
   run::openmp_helpers().program_records();
   engine_->push(std::span<Ref<engine::Op>>(window));

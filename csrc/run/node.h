@@ -53,6 +53,9 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   const OpInfo& info;
   uint64_t number = 0;  ///< position in the order of recording
   uint64_t block = 0;   ///< the lazy() block that recorded it; 0 outside
+  /// Of what it returns, known when it was recorded: two nodes of one plan have the same op, looks
+  /// of tensors (but for offsets) and other arguments (but for numbers). 0: it has none.
+  uint64_t plan = 0;
   stacks::StackRef stack;
   /// Of the forward op whose gradient this op is part of; null outside of backward passes.
   stacks::StackRef forward_stack;

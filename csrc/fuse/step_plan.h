@@ -1,0 +1,68 @@
+// csrc/fuse/step_plan.h: what a window becomes that was seen before, without a partition.
+//
+// A loop records the same calls over and over. The first two times that a window of them comes, the
+// partition groups it; from then on the step plan that was kept is replayed: which nodes run as
+// groups and in which order they are pushed, what each group's tensors and vars are, and which
+// programs it has run as. What differs between two steps (tensors, memory, numbers, stacks) is read
+// from the nodes.
+//
+// A window is known by words that say all that the partition looks at: of each node its op and
+// plan, settings, device and queue, the looks of its tensors, which vars are the same, what it
+// claims, and the numbers that decide whether or how a program can do it. The words are compared
+// one by one, not only their hash; another shape, path or setting is another window. One thing is
+// looked at while replaying: that what was one value is one value again. If not, that window is
+// partitioned, and the plan stays.
+//
+// Windows repeat although workers fetch them whenever they are idle: the starts and ends that occur
+// in a loop are few, and each has a plan of its own.
+//
+// Not thread safe: used under the lock of pushes.
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+
+#include "csrc/fuse/key.h"
+#include "csrc/fuse/partition.h"
+
+namespace lazyeng::fuse {
+
+class StepPlan;
+
+class StepPlans {
+ public:
+  using Batch = Partition::Batch;
+
+  explicit StepPlans(Partition& partition);
+  ~StepPlans();
+
+  /// The ops to push for these nodes, in order, as of Partition::run.
+  Batch run(Batch nodes);
+  /// By how many bytes the groups of the last run cost less than their nodes.
+  uint64_t spared() const { return spared_; }
+
+ private:
+  bool describe(const Batch& nodes);
+  bool add_node(const run::Node& node);
+  uint64_t place_of(run::StorageVar& var);
+  const StepPlan* find(uint64_t hash) const;
+  bool is_new(uint64_t hash);
+  void keep(std::unique_ptr<const StepPlan> plan, uint64_t hash);
+  void forget();
+  Batch partition(Batch nodes);
+
+  Partition& partition_;
+  uint64_t spared_ = 0;
+  Key words_;                            // of the window at hand
+  std::vector<run::GeometryRef> looks_;  // whose addresses are among them
+  std::vector<run::StorageVar*> vars_;   // by their places
+  std::vector<uint64_t> seen_;           // hashes of windows, each in its place
+  std::unordered_map<uint64_t, std::unique_ptr<const StepPlan>> plans_;  // by hash
+  uint64_t rules_ = 0;                                                   // that all plans are of
+  size_t kept_words_ = 0;                                                // of all plans
+};
+
+/// Nodes in windows that a step plan was replayed for.
+uint64_t replayed_nodes();
+
+}  // namespace lazyeng::fuse
