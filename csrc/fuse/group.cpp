@@ -40,15 +40,6 @@ size_t claims_on(const Group& group, const run::StorageVar& var) {
   return claims;
 }
 
-bool is_needed(const Group& group, uint16_t index) {
-  const GroupVar& var = group.vars[index];
-  if (!var.fresh) return true;
-  if (var.var->use_count() != claims_on(group, *var.var) + var.values) return true;
-  for (const GroupValue& value : group.values)
-    if (value.var == index && value.value->use_count() != value.references) return true;
-  return false;
-}
-
 c10::SmallVector<run::Node*, 8> nodes_of(const Group& group) {
   c10::SmallVector<run::Node*, 8> nodes;
   for (const Member& member : group.members) nodes.push_back(member.node.get());
@@ -66,7 +57,12 @@ void report(const Group& group, const Plan& plan) {
 
 std::vector<bool> needed_vars(const Group& group) {
   std::vector<bool> needed(group.vars.size());
-  for (size_t v = 0; v < needed.size(); ++v) needed[v] = is_needed(group, static_cast<uint16_t>(v));
+  for (size_t v = 0; v < needed.size(); ++v) {
+    const GroupVar& var = group.vars[v];
+    needed[v] = !var.fresh || var.var->use_count() != claims_on(group, *var.var) + var.values;
+  }
+  for (const GroupValue& value : group.values)
+    if (value.value->use_count() != value.references) needed[value.var] = true;
   return needed;
 }
 

@@ -370,18 +370,17 @@ void Recorder::run_in_order(run::Node& node, Before before) {
   const run::RealDispatch below;
   const Gate::Inside inside;
   const engine::GuestScope guest(*engine_);  // also of what is pushed first
-  Batch window;
+  Taken window;
+  Batch pushed;
   std::unique_lock pushing(push_mutex_);
-  uint64_t before_node = 0;
   {
     std::lock_guard lock(window_mutex_);
-    before_node = last_number_;
     if (!window_.empty() && (before == Before::all || meets_unpushed_locked(node)))
-      window = take_window_locked();
+      window = take_window_locked(/*whole=*/true);
     // The engine counts its writes as pending from now on: they never stand in the window.
     number_locked(node);
   }
-  if (!window.empty()) window = push_taken(std::move(window), before_node);
+  if (!window.nodes.empty()) pushed = push_taken(std::move(window));
   engine_->admit(node.cost_bytes);
   wait_until_done([&](const engine::Interrupt& interrupt) {
     return engine_->push_and_run(Ref<engine::Op>(&node), interrupt, [&] {

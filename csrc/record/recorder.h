@@ -15,6 +15,7 @@
 #include "csrc/record/call.h"
 #include "csrc/record/graph.h"
 #include "csrc/record/infer.h"
+#include "csrc/record/loop_cuts.h"
 #include "csrc/record/thread_mode.h"
 
 namespace lazyeng::record {
@@ -117,11 +118,18 @@ class Recorder {
   void number_locked(run::Node& node);
   void enter_window_locked(run::Node& node);
   bool meets_unpushed_locked(const run::Node& node) const;
-  Batch take_window_locked();
+  /// Nodes that leave the window together.
+  struct Taken {
+    Batch nodes;
+    std::vector<size_t> cuts;  ///< where a step plan ends and another begins (loop_cuts.h)
+    uint64_t up_to = 0;        ///< number of the newest node that no longer stands in the window
+  };
+  Taken take_window_locked(bool whole);
   enum class Which : uint8_t { any, ready, held };  ///< ready: async, and not held
   /// Pushes the window. The caller drops what it gets after it has let go of the lock.
   Batch push_window(Which which);
-  Batch push_taken(Batch window, uint64_t up_to);
+  Batch push_taken(Taken window);
+  Batch group(Taken& window);
   void push_unless_another_does();
   /// For workers that have nothing to run: pushes the window unless it is held. True if it did.
   bool hungry();
@@ -163,7 +171,10 @@ class Recorder {
   std::mutex window_mutex_;  // guards the rest
   Batch window_;
   bool window_has_async_ = false;
-  bool window_is_held_ = false;          // its async nodes can all be fused
+  bool window_may_wait_ = false;  // its async nodes can all be fused
+  bool window_is_held_ = false;   // and it is not full
+  bool rest_to_watch_ = false;    // a held rest was left, which somebody may have to watch
+  LoopCuts cuts_;
   std::atomic<uint64_t> held_up_to_{0};  // newest node of a held window, else 0; see append
   std::atomic<size_t> window_size_{0};
   uint64_t last_number_ = 0;

@@ -43,6 +43,7 @@ void Recorder::enter_window_locked(run::Node& node) {
     var->last_access = node.number;
     var->note_recorded_write(node.number);
   }
+  cuts_.enters(node, window_.size());
   window_.emplace_back(Ref<engine::Op>(&node));
 }
 
@@ -96,16 +97,16 @@ void Recorder::append(run::Node& node, bool for_reader) {
     std::lock_guard lock(window_mutex_);
     number_locked(node);
     if (async) {
-      window_is_held_ = (window_.empty() || window_is_held_) &&
-                        (for_reader || may_wait_for_more(node)) &&
-                        window_.size() + 1 < full_window();
+      window_may_wait_ =
+          (window_.empty() || window_may_wait_) && (for_reader || may_wait_for_more(node));
+      window_is_held_ = window_may_wait_ && window_.size() + 1 < full_window();
       held_up_to_.store(window_is_held_ ? node.number : 0, std::memory_order_relaxed);
     }
     enter_window_locked(node);
     window_has_async_ |= async;
     full = window_.size() >= 2 * full_window();
     held = window_is_held_;
-    first = window_.size() == 1;
+    first = window_.size() == 1 || std::exchange(rest_to_watch_, false);
     // seq_cst: either the worker that is going to sleep sees this size, or we see the worker idle.
     // (Deferred nodes are none of its business.)
     window_size_.store(window_.size(),
@@ -135,47 +136,75 @@ uint64_t Recorder::held_up_to() const {
   return held_up_to_.load(std::memory_order_relaxed);
 }
 
-/// With window_mutex_ and push_mutex_. Whoever finds the window empty from now on finds
+/// With window_mutex_ and push_mutex_. Whoever finds the nodes gone from the window finds
 /// in_transit_.
-Recorder::Batch Recorder::take_window_locked() {
+Recorder::Taken Recorder::take_window_locked(bool whole) {
   in_transit_.store(true, std::memory_order_seq_cst);
-  Batch window = std::move(window_);
-  window_ = Batch();
-  window_.reserve(full_window());
-  window_has_async_ = window_is_held_ = false;
-  held_up_to_.store(0, std::memory_order_relaxed);
-  window_size_.store(0, std::memory_order_seq_cst);
-  return window;
+  const size_t count = whole ? window_.size() : cuts_.up_to_last(window_.size());
+  Taken taken{.nodes = {}, .cuts = cuts_.take(count), .up_to = last_number_};
+  Batch rest;
+  rest.reserve(full_window());
+  if (count < window_.size()) {
+    taken.up_to = static_cast<const run::Node&>(*window_[count - 1]).number;
+    std::move(window_.begin() + static_cast<ptrdiff_t>(count), window_.end(),
+              std::back_inserter(rest));
+    window_.resize(count);
+  }
+  taken.nodes = std::exchange(window_, std::move(rest));
+  window_has_async_ &= !window_.empty();
+  window_may_wait_ &= !window_.empty();
+  rest_to_watch_ = window_is_held_ = window_may_wait_ && window_.size() + 1 < full_window();
+  held_up_to_.store(window_is_held_ ? last_number_ : 0, std::memory_order_relaxed);
+  window_size_.store(window_.size(), std::memory_order_seq_cst);
+  return taken;
+}
+
+/// What is pushed for the nodes: each piece between two cuts is grouped on its own.
+Recorder::Batch Recorder::group(Taken& window) {
+  if (window.nodes.size() == 1 || !fusion_.load(std::memory_order_relaxed))
+    return std::move(window.nodes);
+  if (window.cuts.empty()) {
+    Batch ops = step_plans_.run(std::move(window.nodes));
+    if (step_plans_.spared()) engine_->forgo(step_plans_.spared());
+    return ops;
+  }
+  Batch ops;
+  window.cuts.push_back(window.nodes.size());
+  size_t begin = 0;
+  for (const size_t end : window.cuts) {
+    const auto at = [&](size_t i) { return window.nodes.begin() + static_cast<ptrdiff_t>(i); };
+    Batch piece(std::make_move_iterator(at(begin)), std::make_move_iterator(at(end)));
+    piece = step_plans_.run(std::move(piece));
+    if (step_plans_.spared()) engine_->forgo(step_plans_.spared());
+    std::move(piece.begin(), piece.end(), std::back_inserter(ops));
+    begin = end;
+  }
+  return ops;
 }
 
 /// With push_mutex_, not with window_mutex_: recording goes on meanwhile.
-Recorder::Batch Recorder::push_taken(Batch window, uint64_t up_to) {
+Recorder::Batch Recorder::push_taken(Taken window) {
   const engine::Owing owing;
-  if (window.size() > 1 && fusion_.load(std::memory_order_relaxed)) {
-    window = step_plans_.run(std::move(window));
-    if (step_plans_.spared()) engine_->forgo(step_plans_.spared());
-  }
+  Batch ops = group(window);
   run::openmp_helpers().program_records();
-  engine_->push(std::span<Ref<engine::Op>>(window));
-  run::StorageVar::pushed_up_to.store(up_to, std::memory_order_release);
+  engine_->push(std::span<Ref<engine::Op>>(ops));
+  run::StorageVar::pushed_up_to.store(window.up_to, std::memory_order_release);
   in_transit_.store(false, std::memory_order_seq_cst);
-  return window;
+  return ops;
 }
 
 /// With push_mutex_.
 Recorder::Batch Recorder::push_window(Which which) {
-  Batch window;
-  uint64_t up_to;
+  Taken window;
   {
     std::lock_guard lock(window_mutex_);
     const bool wanted = which == Which::any    ? true
                         : which == Which::held ? window_is_held_
                                                : window_has_async_ && !window_is_held_;
     if (window_.empty() || !wanted) return {};
-    window = take_window_locked();
-    up_to = last_number_;
+    window = take_window_locked(/*whole=*/which != Which::ready);
   }
-  return push_taken(std::move(window), up_to);
+  return push_taken(std::move(window));
 }
 
 void Recorder::flush() {
@@ -192,7 +221,7 @@ void Recorder::flush() {
 void Recorder::push_unless_another_does() {
   Batch pushed;
   std::unique_lock pushing(push_mutex_, std::try_to_lock);
-  if (pushing) pushed = push_window(Which::any);
+  if (pushing) pushed = push_window(Which::ready);
 }
 
 bool Recorder::hungry() {

@@ -1,0 +1,75 @@
+// csrc/record/loop_cuts.h: where the window of a loop is cut, so that windows repeat.
+//
+// Workers fetch the window when they are idle, which is at another place in each step of a loop.
+// Windows that begin and end anywhere seldom repeat, so no step plan (csrc/fuse/step_plan.h) would
+// be of use. So a call of one plan is chosen as the *anchor*: the window is cut in front of each
+// that comes at least kSegment nodes after the last cut. (A loop may call it several times: one cut
+// decides where the next one is, and there are only so many places, so the cuts repeat as well.)
+// What is fetched ends at the last cut, if there is one: the rest waits, and begins the next
+// window.
+//
+// An anchor that does not come again is given up, after longer and longer patience, for the next
+// node; one that joins no group, if there is one, so that no group is cut.
+//
+// A hint: any cut gives right windows. Guarded by the lock of the window.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "csrc/fuse/op_table.h"
+#include "csrc/run/node.h"
+
+namespace lazyeng::record {
+
+class LoopCuts {
+ public:
+  /// The node is about to enter a window of `size`.
+  void enters(const run::Node& node, size_t size) {
+    ++since_cut_;
+    if (node.plan == plan_) {
+      since_anchor_ = 0;
+      came_again_ = true;
+      if (since_cut_ > kSegment && size > 0) cut(size);
+    } else if (++since_anchor_ > patience_ && node.plan != 0 &&
+               (since_anchor_ > 2 * patience_ || !fuse::may_join(node))) {
+      choose(node);
+    }
+  }
+
+  /// How many nodes of a window of `size` to take: as many as stand before the last cut.
+  size_t up_to_last(size_t size) const { return cuts_.empty() ? size : cuts_.back(); }
+
+  /// The first nodes of the window are taken: places where these are cut.
+  std::vector<size_t> take(size_t count) {
+    std::vector<size_t> within;
+    const auto later = std::ranges::lower_bound(cuts_, count);
+    within.assign(cuts_.begin(), later);
+    cuts_.clear();  // (no cut is behind the last)
+    return within;
+  }
+
+ private:
+  static constexpr uint64_t kSegment = 100;  ///< a group has at most 128 members
+  static constexpr uint64_t kLeastPatience = 256, kMostPatience = 16384;
+
+  void cut(size_t size) {
+    cuts_.push_back(size);
+    since_cut_ = 0;
+  }
+
+  void choose(const run::Node& node) {
+    patience_ = came_again_ ? kLeastPatience : std::min(2 * patience_, kMostPatience);
+    plan_ = node.plan;
+    since_anchor_ = 0;
+    came_again_ = false;
+  }
+
+  uint64_t plan_ = ~uint64_t{0};  // the anchor's
+  uint64_t patience_ = 0;         // nodes that may pass until it comes again
+  uint64_t since_anchor_ = 0, since_cut_ = 0;
+  bool came_again_ = false;
+  std::vector<size_t> cuts_;  // in the window, ascending; not 0
+};
+
+}  // namespace lazyeng::record
