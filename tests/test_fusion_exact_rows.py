@@ -310,14 +310,16 @@ def test_narrow_log_softmax_of_sums_between_two_numbers(narrow_tried, groups):
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("given", [(True, True), (True, False), (False, True)], ids=str)
 def test_layer_norm_of_narrow_elements_with_float32_weights(given, dtype, narrow_tried, groups):
-    def program(x):
-        weight, bias = (weights(x.float(), seed) if is_given else None
-                        for is_given, seed in zip(given, (7, 8), strict=True))  # fmt: skip
+    def program(x, w, b):
+        weight, bias = (
+            made if is_given else None for made, is_given in zip((w, b), given, strict=True)
+        )
         return torch.native_layer_norm(x * 2, x.shape[-1:], weight, bias, 1e-5)
 
     groups()
     for n in NARROW_LENGTHS:
-        compare(program, telling("layer_norm", 11, n, dtype, seed=n))
+        x = telling("layer_norm", 11, n, dtype, seed=n)
+        compare(program, x, weights(x.float()), weights(x.float(), 8))
     assert groups() == len(NARROW_LENGTHS)
 
 
@@ -326,7 +328,7 @@ def test_layer_norm_refuses_weights_of_two_dtypes(dtype, narrow_tried):
     x = numbers(40, 48, dtype=dtype)
     for weight, bias in ((weights(x), weights(x.float())), (weights(x.float()), weights(x))):
         for run in (fused, lambda program, *args: program(*args)):
-            with pytest.raises(RuntimeError, match="dtype|scalar type"):
+            with pytest.raises(RuntimeError, match=r"dtype|scalar type"):
                 run(lambda x, w, b: F.layer_norm(x * 2, x.shape[-1:], w, b), x, weight, bias)
 
 
