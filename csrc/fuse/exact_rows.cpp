@@ -90,10 +90,13 @@ bool has_exact_rows(Form form, c10::ScalarType dtype) {
 
 bool rows_pay(Form form, c10::ScalarType dtype, int64_t row) {
   constexpr int64_t kFewElements = 16, kManyOfLog = 32, kManyOfLogSum = 512;
+  constexpr int64_t kManyOfHalfNorm = 64, kManyOfNorm = 256;
   if (form == Form::logsumexp) return row >= kManyOfLogSum;
   if (form == Form::softmax_backward || form == Form::log_softmax_backward)
     return row < kFewElements;
-  return form != Form::log_softmax || is_narrow(dtype) || row < kFewElements || row >= kManyOfLog;
+  if (form == Form::layer_norm && is_narrow(dtype))
+    return row < (dtype == c10::kHalf ? kManyOfHalfNorm : kManyOfNorm);
+  return form != Form::log_softmax || row < kFewElements || row >= kManyOfLog;
 }
 
 bool takes_exact_rows(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
