@@ -169,7 +169,7 @@ def joins(name, row, dtype=torch.float32):
     if "logsumexp" in name:
         return row >= 512
     if name == "log_softmax":
-        return row < 16 or row >= 32
+        return row < 16 or (row >= 32 and dtype != torch.float16)
     if "layer_norm" in name and dtype in NARROW:
         return row < (64 if dtype == torch.float16 else 256)
     return name != "var_mean" or row > 2  # (with nothing left to divide by torch warns)
@@ -291,11 +291,13 @@ def test_narrow_softmax_of_many_rows(n, narrow_tried, groups):
     """Torch rounds each sum before it takes its logarithm: of some thousand rows the order of one
     shows."""
     groups()
+    expected = 0
     for dtype in NARROW:
+        expected += 1 + joins("log_softmax", n, dtype)
         x = numbers(400_000 // n, n, dtype=dtype, seed=n)
         compare(lambda x: F.log_softmax(x * 1, -1), x)
         compare(lambda x: F.softmax(x * 1, -1), x)
-    assert groups() == 2 + 2 * joins("log_softmax", n)
+    assert groups() == expected
 
 
 def test_narrow_log_softmax_of_sums_between_two_numbers(narrow_tried, groups):

@@ -96,7 +96,8 @@ bool rows_pay(Form form, c10::ScalarType dtype, int64_t row) {
     return row < kFewElements;
   if (form == Form::layer_norm && is_narrow(dtype))
     return row < (dtype == c10::kHalf ? kManyOfHalfNorm : kManyOfNorm);
-  return form != Form::log_softmax || row < kFewElements || row >= kManyOfLog;
+  return form != Form::log_softmax || row < kFewElements ||
+         (row >= kManyOfLog && dtype != c10::kHalf);
 }
 
 bool takes_exact_rows(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,

@@ -23,8 +23,8 @@ struct RowArguments {
 
 bool has_exact_rows(Form form, c10::ScalarType dtype);
 /// Whether rows of that length take less time in a program than with torch's kernel, measured.
-/// (Others are log_softmax', 1.1 of it, its and softmax' backward's, 1.0 to 1.2, layer_norm's of narrow
-/// dtypes, 1.0 to 1.3, and logsumexp's, 1.1 to 2.)
+/// (Others are log_softmax', 1.1 of it, its and softmax' backward's, 1.0 to 1.2, layer_norm's of
+/// narrow dtypes, 1.0 to 1.3, and logsumexp's, 1.1 to 2.)
 bool rows_pay(Form form, c10::ScalarType dtype, int64_t row);
 /// Whether a program computes the node like that. Where other bits are allowed, only what is as
 /// fast in torch's order (a variance takes ten times as long, softmax a slower exp), and rows that
