@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from lazyeng import _C
 
-from .fusion_runs import fused, same_bits, without_fusion
+from .fusion_runs import compare_random_programs, fused, same_bits, without_fusion
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -68,7 +68,11 @@ SUMS = {
     "two": lambda x, y: ((x + y).sum(), (x - y).mean()),
 }
 # Of these, what has the order of torch's kernels for narrow dtypes.
-NARROW_ROWS = ("sum", "mean", "var", "std", "var_mean", "std_mean")
+NARROW_ROWS = (
+    "sum", "mean", "var", "std", "var_mean", "std_mean", "softmax", "log_softmax",
+    "layer_norm", "layer_norm with weight", "layer_norm with bias", "layer_norm with both",
+    "native_layer_norm", "softmax of softmax",
+)  # fmt: skip
 
 
 def numbers(*shape, dtype, seed=0, special=0.0):
@@ -97,6 +101,15 @@ def cancelling(*shape, dtype, seed=0):
     if n % 2:
         pairs[..., n // 2] = False
     return torch.where(pairs, large, small).to(dtype)
+
+
+def telling(name, rows, n, dtype, seed):
+    """Such numbers of a narrow dtype, and so many, that the order of additions shows."""
+    if "softmax" not in name and "layer_norm" not in name:
+        return cancelling(rows, n, dtype=dtype, seed=seed)
+    x = numbers(max(rows, rows * MORE // n), n, dtype=torch.float32, seed=seed)
+    # (Far from 0 the elements without their mean are as large as what rounding takes from it.)
+    return (x + 256 if "layer_norm" in name else x).to(dtype)
 
 
 def mirrored(*shape, dtype, seed=0):
@@ -147,7 +160,7 @@ def narrow_tried():
             fused(program, *(numbers(2, 40, dtype=dtype) for _ in range(2)))
 
 
-def joins(name, row):
+def joins(name, row, dtype=torch.float32):
     """Where it pays, and the bits do not depend on the number of threads."""
     if name == "softmax_backward":
         return row < 8
@@ -156,7 +169,9 @@ def joins(name, row):
     if "logsumexp" in name:
         return row >= 512
     if name == "log_softmax":
-        return row < 16 or row >= 32
+        return row < 16 or (row >= 32 and dtype != torch.float16)
+    if "layer_norm" in name and dtype in NARROW:
+        return row < (64 if dtype == torch.float16 else 256)
     return name != "var_mean" or row > 2  # (with nothing left to divide by torch warns)
 
 
@@ -249,6 +264,7 @@ NARROW_LENGTHS = (
     192,
     255,
 )
+MORE = 3000
 NARROW_LENGTHS += (256, 257, 300, 511, 512, 1023, 1024, 1025, 1039, 1100, 2047, 2048, 2100)
 NARROW_LONG = (4096, 4099, 8200, 16384, 16385, 32768)
 
@@ -262,12 +278,62 @@ def test_narrow_rows_join_groups_and_have_eagers_bits(name, dtype, narrow_tried,
     for threads in (1, 2, 3):
         with threads_of_torch(threads):
             for rows, n in itertools.product((11, 2), NARROW_LENGTHS[threads - 1 :: threads]):
-                compare(program, cancelling(rows, n, dtype=dtype, seed=n))
-                expected += joins(name, n)
+                compare(program, telling(name, rows, n, dtype, seed=n))
+                expected += joins(name, n, dtype)
     assert groups() >= expected
     for n in NARROW_LONG:
-        compare(program, cancelling(5, n, dtype=dtype, seed=n))
-    assert groups() >= 3
+        compare(program, telling(name, 5, n, dtype, seed=n))
+    assert groups() >= 3 * joins(name, NARROW_LONG[0], dtype)
+
+
+@pytest.mark.parametrize("n", [2, 7, 9, 15, 16, 17, 24, 31, 33, 48, 65, 100, 257, 300])
+def test_narrow_softmax_of_many_rows(n, narrow_tried, groups):
+    """Torch rounds each sum before it takes its logarithm: of some thousand rows the order of one
+    shows."""
+    groups()
+    expected = 0
+    for dtype in NARROW:
+        expected += 1 + joins("log_softmax", n, dtype)
+        x = numbers(400_000 // n, n, dtype=dtype, seed=n)
+        compare(lambda x: F.log_softmax(x * 1, -1), x)
+        compare(lambda x: F.softmax(x * 1, -1), x)
+    assert groups() == expected
+
+
+def test_narrow_log_softmax_of_sums_between_two_numbers(narrow_tried, groups):
+    """257 ones, and what the order leaves of 43 that are very small beside them."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.zeros(1000, 300, dtype=torch.bfloat16)
+    x.scatter_(1, torch.rand(x.shape, generator=generator).argsort(-1)[:, :43], -14.0)
+    groups()
+    compare(lambda x: F.log_softmax(x * 1, -1), x)
+    assert groups() == 1
+    assert x.log_softmax(-1).amax(-1).unique().numel() == 2
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("given", [(True, True), (True, False), (False, True)], ids=str)
+def test_layer_norm_of_narrow_elements_with_float32_weights(given, dtype, narrow_tried, groups):
+    def program(x, w, b):
+        weight, bias = (
+            made if is_given else None for made, is_given in zip((w, b), given, strict=True)
+        )
+        return torch.native_layer_norm(x * 2, x.shape[-1:], weight, bias, 1e-5)
+
+    groups()
+    for n in NARROW_LENGTHS:
+        x = telling("layer_norm", 11, n, dtype, seed=n)
+        compare(program, x, weights(x.float()), weights(x.float(), 8))
+    assert groups() == sum(joins("layer_norm", n, dtype) for n in NARROW_LENGTHS)
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_layer_norm_refuses_weights_of_two_dtypes(dtype, narrow_tried):
+    x = numbers(40, 48, dtype=dtype)
+    for weight, bias in ((weights(x), weights(x.float())), (weights(x.float()), weights(x))):
+        for run in (fused, lambda program, *args: program(*args)):
+            with pytest.raises(RuntimeError, match=r"dtype|scalar type"):
+                run(lambda x, w, b: F.layer_norm(x * 2, x.shape[-1:], w, b), x, weight, bias)
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
@@ -303,6 +369,9 @@ def test_narrow_rows_of_special_values(dtype, narrow_tried):
         for program in SUMS.values():
             compare(program, x, y)
     zeros = torch.full((20, 40), -0.0, dtype=dtype)
+    for name in NARROW_ROWS:
+        compare(ROWS[name], zeros)
+        compare(ROWS[name], torch.full((20, 40), torch.finfo(dtype).max, dtype=dtype))
     compare(lambda x: ((x * 1).sum(-1), (x * 1).sum(), (x * 1).mean(-1), (x * 1).mean()), zeros)
     large = torch.full((20, 1000), torch.finfo(dtype).max, dtype=dtype)
     compare(lambda x: ((x * 1).sum(-1), (x * 1).sum(), (x * 1).mean(-1), (x * 1).mean()), large)
@@ -318,6 +387,12 @@ CHAINS = {
     "standardised": lambda x, y, dims: (x - (x * y).mean(dims, keepdim=True)) * y,
     "two sums": lambda x, y, dims: ((x * y).sum(dims), (x * 0.5).sum(dims), x * y),
     "in float32": lambda x, y, dims: (x * y).sum(dims, dtype=torch.float32),
+    "softmax": lambda x, y, dims: F.softmax(x.clamp(-2, 2) * y, dims[-1]),
+    "log_softmax": lambda x, y, dims: F.log_softmax(y * 3 - x.clamp(-2, 2), dims[-1]) * y,
+    "layer_norm": lambda x, y, dims: F.layer_norm(x + y, x.shape[-1:]),
+    "layer_norm of large numbers": lambda x, y, dims: F.layer_norm(
+        y * 8 + 256, x.shape[-1:], y[(0,) * (y.dim() - 1)], None, 1e-3
+    ),
     "to the narrow dtype": lambda x, y, dims: (x.float() * y).sum(dims, dtype=x.dtype),
 }
 
@@ -349,8 +424,15 @@ def test_narrow_reductions_of_any_size(name, dtype, narrow_tried):
 @pytest.mark.parametrize("look", LOOKS)
 def test_narrow_rows_as_they_lie_in_memory(look, dtype, narrow_tried):
     for name, columns in itertools.product(NARROW_ROWS, (80, 20)):
-        x = cancelling(80, columns, dtype=dtype)
+        x = telling(name, 80, columns, dtype, seed=0)[:80]
         compare(lambda x, name=name: ROWS[name](LOOKS[look](x)), x)
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_random_programs_with_narrow_rows(dtype, narrow_tried, groups):
+    groups()
+    compare_random_programs(range(20), False, (dtype,), rows=True)
+    assert groups() > 100
 
 
 def test_a_sum_and_rows(tried):

@@ -54,7 +54,7 @@ constexpr int64_t kLongestRowOfVariance = (1 << 15) - 1;
 /// Whether torch's kernel and the steps were found to add in the same order.
 bool rows_were_tried(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
                      int64_t row) {
-  if (!has_exact_rows(rule.form, dtype) || !rows_pay(rule.form, row)) return false;
+  if (!has_exact_rows(rule.form, dtype) || !rows_pay(rule.form, dtype, row)) return false;
   // (Where nothing is left to divide by torch warns.)
   if (is_variance(rule.form) &&
       (row > kLongestRowOfVariance || correction_of(node) >= static_cast<double>(row)))
@@ -73,11 +73,22 @@ bool sum_was_tried(const OpRule& rule, const run::Node& node, c10::ScalarType dt
          });
 }
 
+/// Whether all tensors have that dtype. Beside narrow elements torch's layer_norm takes a weight
+/// and a bias of float32, too.
+bool have_dtype(const run::Node& node, Form form, c10::ScalarType dtype) {
+  const auto have = [&](c10::ScalarType weights) {
+    return std::ranges::all_of(node.tensors, [&](const run::TensorArg& arg) {
+      if (!arg.value) return !arg.raw.defined();
+      return arg.value->geometry().dtype() == (&arg == node.tensors.begin() ? dtype : weights);
+    });
+  };
+  return have(dtype) || (form == Form::layer_norm && is_narrow(dtype) && have(c10::kFloat));
+}
+
 bool reduction_was_tried(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
                          const Extent& extent) {
   if (!node.device.is_cpu() || !gives_torchs_bits(rule.form, dtype)) return false;
-  for (const run::TensorArg& arg : node.tensors)
-    if (arg.value ? arg.value->geometry().dtype() != dtype : arg.raw.defined()) return false;
+  if (!have_dtype(node, rule.form, dtype)) return false;
   return extent.folds ? extent.places.totals == 1 && sum_was_tried(rule, node, dtype)
                       : rows_were_tried(rule, node, dtype, extent.row);
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "csrc/fuse/result_type.h"
 #include "csrc/fuse/torch_functions.h"
 
 namespace lazyeng::fuse {
@@ -25,6 +26,10 @@ class Steps {
   RegisterId fold(RowFold fold, RegisterId reg, double divisor = 1) const {
     return builder_.rows(fold, {reg}, divisor);
   }
+  /// In the order of torch's kernel for that type.
+  RegisterId rows(RowFold fold, std::initializer_list<RegisterId> in, Type order_of) const {
+    return builder_.rows(fold, in, 1, order_of);
+  }
   RegisterId first(RegisterId pair) const { return builder_.half(pair, false); }
   RegisterId second(RegisterId pair) const { return builder_.half(pair, true); }
 
@@ -34,15 +39,16 @@ class Steps {
 };
 
 /// (Torch adds a bias of 0 where there is none.)
-std::vector<RegisterId> layer_norm(ProgramBuilder& builder, const RowArguments& args) {
+std::vector<RegisterId> layer_norm(const Steps& steps, const RowArguments& args) {
   const RegisterId x = args.tensors[0], weight = args.tensors[1];
-  const RegisterId moments = builder.rows(RowFold::moments, {x, args.eps});
+  const RegisterId moments = steps.rows(RowFold::moments, {x, args.eps}, args.order_of);
   const bool has_bias = args.tensors[2] != RowArguments::kNone;
   const RegisterId bias = has_bias ? args.tensors[2] : args.number(0);
-  const RegisterId y = weight == RowArguments::kNone
-                           ? builder.rows(RowFold::normalise, {x, moments, bias})
-                           : builder.rows(RowFold::normalise_and_scale, {x, moments, bias, weight});
-  return {y, builder.half(moments, false), builder.half(moments, true)};
+  const RegisterId y =
+      weight == RowArguments::kNone
+          ? steps.rows(RowFold::normalise, {x, moments, bias}, args.order_of)
+          : steps.rows(RowFold::normalise_and_scale, {x, moments, bias, weight}, args.order_of);
+  return {y, steps.first(moments), steps.second(moments)};
 }
 
 /// The maximum is taken out of the exponents unless it is infinite. (Which zero it is makes no
@@ -69,25 +75,29 @@ bool has_exact_rows(Form form, c10::ScalarType dtype) {
     case Form::mean:
     case Form::variance:
     case Form::variance_and_mean:
-      return c10::isFloatingType(dtype);
-    case Form::logsumexp:
     case Form::softmax:
     case Form::log_softmax:
+    case Form::layer_norm:
+      return c10::isFloatingType(dtype);
+    case Form::logsumexp:
     case Form::softmax_backward:
     case Form::log_softmax_backward:
-    case Form::layer_norm:
       return dtype == c10::kFloat || dtype == c10::kDouble;
     default:
       return false;
   }
 }
 
-bool rows_pay(Form form, int64_t row) {
+bool rows_pay(Form form, c10::ScalarType dtype, int64_t row) {
   constexpr int64_t kFewElements = 16, kManyOfLog = 32, kManyOfLogSum = 512;
+  constexpr int64_t kManyOfHalfNorm = 64, kManyOfNorm = 256;
   if (form == Form::logsumexp) return row >= kManyOfLogSum;
   if (form == Form::softmax_backward || form == Form::log_softmax_backward)
     return row < kFewElements;
-  return form != Form::log_softmax || row < kFewElements || row >= kManyOfLog;
+  if (form == Form::layer_norm && is_narrow(dtype))
+    return row < (dtype == c10::kHalf ? kManyOfHalfNorm : kManyOfNorm);
+  return form != Form::log_softmax || row < kFewElements ||
+         (row >= kManyOfLog && dtype != c10::kHalf);
 }
 
 bool takes_exact_rows(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
@@ -117,7 +127,7 @@ std::vector<RegisterId> exact_rows(ProgramBuilder& builder, const OpRule& rule,
   const RegisterId x = args.tensors[0];
   switch (rule.form) {
     case Form::sum:
-      return {steps.fold(args.narrow ? RowFold::narrow_cascade_sum : RowFold::cascade_sum, x)};
+      return {steps.rows(RowFold::cascade_sum, {x}, args.order_of)};
     case Form::mean:  // (torch widens all elements first, and rounds only the mean)
       return {steps(Opcode::div, steps.fold(RowFold::cascade_sum, x),
                     args.number(static_cast<double>(args.row)))};
@@ -132,15 +142,15 @@ std::vector<RegisterId> exact_rows(ProgramBuilder& builder, const OpRule& rule,
     case Form::logsumexp:
       return {log_sum_exp(builder, steps, args)};
     case Form::softmax:
-      return {builder.rows(RowFold::softmax, {x})};
+      return {steps.rows(RowFold::softmax, {x}, args.order_of)};
     case Form::log_softmax:
-      return {builder.rows(RowFold::log_softmax, {x})};
+      return {steps.rows(RowFold::log_softmax, {x}, args.order_of)};
     case Form::softmax_backward:
       return {builder.rows(RowFold::softmax_backward, {x, args.tensors[1]})};
     case Form::log_softmax_backward:
       return {builder.rows(RowFold::log_softmax_backward, {x, args.tensors[1]})};
     default:
-      return layer_norm(builder, args);
+      return layer_norm(steps, args);
   }
 }
 

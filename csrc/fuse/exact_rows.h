@@ -14,7 +14,7 @@ namespace lazyeng::fuse {
 struct RowArguments {
   static constexpr RegisterId kNone = UINT16_MAX;  ///< a tensor that is not given
   std::vector<RegisterId> tensors;                 ///< all of one type
-  bool narrow = false;                             ///< that is float32, for a narrower dtype
+  Type order_of = Type::f32;                       ///< that of the dtype in memory
   std::function<RegisterId(double)> number;        ///< a register that holds it, of that type
   RegisterId eps = kNone;                          ///< of layer_norm
   double divisor = 1;                              ///< of a variance
@@ -23,9 +23,9 @@ struct RowArguments {
 
 bool has_exact_rows(Form form, c10::ScalarType dtype);
 /// Whether rows of that length take less time in a program than with torch's kernel, measured.
-/// (Others are log_softmax', 1.1 of it, its and softmax' backward's, 1.0 to 1.2, and logsumexp's,
-/// 1.1 to 2.)
-bool rows_pay(Form form, int64_t row);
+/// (Others are log_softmax', 1.1 of it, its and softmax' backward's, 1.0 to 1.2, layer_norm's of
+/// narrow dtypes, 1.0 to 1.3, and logsumexp's, 1.1 to 2.)
+bool rows_pay(Form form, c10::ScalarType dtype, int64_t row);
 /// Whether a program computes the node like that. Where other bits are allowed, only what is as
 /// fast in torch's order (a variance takes ten times as long, softmax a slower exp), and rows that
 /// are short.

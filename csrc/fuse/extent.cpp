@@ -83,8 +83,8 @@ bool linear_over_rows(const run::Geometry& result, const run::Geometry& elements
 /// Whether a program may have such rows.
 bool fits(int64_t row, const OpRule& rule, const run::Node& node, const run::Geometry& elements) {
   if (row < kShortestExactRow || row > kLongestRow || row == elements.numel()) return false;
-  return row >= kShortestRow ||
-         (rows_pay(rule.form, row) && takes_exact_rows(rule, node, elements.dtype(), row));
+  return row >= kShortestRow || (rows_pay(rule.form, elements.dtype(), row) &&
+                                 takes_exact_rows(rule, node, elements.dtype(), row));
 }
 
 Extent rows_of(const OpRule& rule, const run::Node& node, const run::Geometry& elements) {

@@ -67,6 +67,11 @@ void lower_softmax(Registers& r, bool log) {
                   Rate::element);
 }
 
+void refuse_half_to_float(const Registers& r, Form form) {
+  const bool softmax = form == Form::softmax || form == Form::log_softmax;
+  if (softmax && r.args().node().args[2].toBool()) throw Unfit();
+}
+
 void lower_softmax_backward(Registers& r, bool log) {
   const Math math(r, r.args().dtype_at(0));
   const RegisterId grad = math.argument(0), output = math.argument(1);
@@ -230,21 +235,24 @@ void lower_fold(Registers& r, const OpRule& rule, const Extent& extent) {
 namespace {
 
 void lower_exact_rows(Registers& r, const OpRule& rule, int64_t row) {
+  refuse_half_to_float(r, rule.form);
   const c10::ScalarType dtype = r.args().result_look().dtype();
   RowArguments args;
   args.row = row;
-  args.narrow = is_narrow(dtype);
-  const c10::ScalarType wide = args.narrow ? c10::kFloat : dtype;
+  args.order_of = memory_type(dtype);
+  const c10::ScalarType wide = is_narrow(dtype) ? c10::kFloat : dtype;
   args.number = [&r, wide](double value) { return r.constant(value, wide); };
   for (size_t arg = 0; arg < r.args().node().args.size(); ++arg)
-    if (r.args().tensor_at(arg) >= 0)
-      args.tensors.push_back(r.args().is_given(arg) ? r.as(arg, dtype) : RowArguments::kNone);
+    if (r.args().tensor_at(arg) >= 0)  // (beside narrow elements torch takes float32 weights)
+      args.tensors.push_back(r.args().is_given(arg) ? r.as(arg, arg == 0 ? dtype : wide)
+                                                    : RowArguments::kNone);
   if (rule.form == Form::layer_norm) args.eps = r.number(4, wide);
   if (is_variance(rule.form)) args.divisor = variance_divisor(row, correction_of(r.args().node()));
   const std::vector<RegisterId> results = exact_rows(r.builder(), rule, args);
   for (size_t i = 0; i < results.size(); ++i)
-    r.set_result(r.convert({results[i], wide}, dtype),
-                 is_row_result(rule.form, i) ? Rate::row : Rate::element, i);
+    r.set_result(
+        r.convert({results[i], wide}, r.args().look_of(r.args().member().results[i]).dtype()),
+        is_row_result(rule.form, i) ? Rate::row : Rate::element, i);
 }
 
 }  // namespace
@@ -270,7 +278,7 @@ void lower_rows(Registers& r, const OpRule& rule, const Extent& extent) {
       return lower_logsumexp(r);
     case Form::softmax:
     case Form::log_softmax:
-      if (r.args().node().args[2].toBool()) throw Unfit();  // half to float
+      refuse_half_to_float(r, rule.form);
       return lower_softmax(r, rule.form == Form::log_softmax);
     case Form::softmax_backward:
     case Form::log_softmax_backward:

@@ -59,18 +59,10 @@ class Worker {
       gather(program_, program_.tensors[move.tensor], bindings_.tensors[move.tensor],
              place_[move.reg], first, n);
     for (const Step& step : program_.steps) {
-      if (step.chain)
-        run_chain(step, n);
-      else if (step.spreads)
-        spread(step, n / program_.row);
-      else if (folds_rows(step))
-        fold_rows(step, n / program_.row);
-      else if (step.by_row)
-        run_by_row(step, n / program_.row);
-      else
-        run_whole(step, n);
+      if (!step.once || !has_run_) run_step(step, n);
       prefetch.advance();
     }
+    has_run_ = true;
     for (const Move& move : program_.scatters)
       scatter(program_, program_.tensors[move.tensor], bindings_.tensors[move.tensor],
               place_[move.reg], first, n);
@@ -89,6 +81,19 @@ class Worker {
   bool uncertain() const { return uncertain_; }
 
  private:
+  void run_step(const Step& step, int64_t n) {
+    if (step.chain)
+      run_chain(step, n);
+    else if (step.spreads)
+      spread(step, n / program_.row);
+    else if (folds_rows(step))
+      fold_rows(step, n / program_.row);
+    else if (step.by_row)
+      run_by_row(step, n / program_.row);
+    else
+      run_whole(step, n);
+  }
+
   /// Elements in scratch that a register has for n elements of the iteration.
   int64_t length(const Register& reg, int64_t n) const {
     if (reg.rate == Rate::element) return n;
@@ -222,6 +227,7 @@ class Worker {
   std::vector<char*> place_;
   std::vector<Link> links_;  // of the chain at hand
   std::vector<Totals> totals_;
+  bool has_run_ = false;  // a tile, which is no shorter than those after it
   bool uncertain_ = false;
 };
 

@@ -122,11 +122,10 @@ struct ColumnsKernel {
 
 enum class RowFold : uint8_t {
   none,
-  cascade_sum,         ///< as torch's sum
-  narrow_cascade_sum,  ///< as that of float16 or bfloat16, which float32 holds here; not rounded
-  moments,             ///< as torch's layer_norm: mean and 1 / deviation; (rows, eps)
-  running_variance,    ///< as torch's var: variance, whose divisor is an argument, and mean
-  running_deviation,   ///< the same, the variance's root
+  cascade_sum,        ///< as torch's sum
+  moments,            ///< as torch's layer_norm: mean and 1 / deviation; (rows, eps)
+  running_variance,   ///< as torch's var: variance, whose divisor is an argument, and mean
+  running_deviation,  ///< the same, the variance's root
   // no folds: these make rows
   softmax,
   log_softmax,
@@ -159,7 +158,8 @@ struct RowsArgs {
   int64_t ignored;  ///< of one_hot: a place that stands for none
   bool* refused;    ///< as KernelArgs::refused: a place that no row has
 };
-/// Reads and writes elements of one type.
+/// Reads and writes elements of one type. Those of float16 and bfloat16 come as float32, and what
+/// is made of them is not rounded.
 using RowsKernel = void (*)(const RowsArgs& args);
 
 /// The sum of many elements of one type, which come in order, in as many parts as one likes. Those
@@ -222,7 +222,7 @@ struct KernelSet {
   FoldKernel (*fold)(Fold fold, Type type);
   ColumnsKernel (*columns)(Fold fold, Type type);
   const ChainKernels* (*chains)(Type type);
-  RowsKernel (*rows)(RowFold fold, Type type);
+  RowsKernel (*rows)(RowFold fold, Type memory);
   const SumKernel* (*sum)(Type memory);  ///< null: there is none
 };
 
@@ -235,6 +235,6 @@ const KernelSet* avx512();
 /// What torch uses on this machine (ATEN_CPU_CAPABILITY included).
 const KernelSet& best_kernels();
 /// Torch compiles its sum and its layer_norm for AVX2, and takes them with AVX512 as well.
-RowsKernel rows_kernel(RowFold fold, Type type);
+RowsKernel rows_kernel(RowFold fold, Type memory);
 
 }  // namespace lazyeng::fuse

@@ -21,11 +21,11 @@ const KernelSet& best_kernels() {
   return *best;
 }
 
-RowsKernel rows_kernel(RowFold fold, Type type) {
-  const bool narrower = fold == RowFold::cascade_sum || fold == RowFold::narrow_cascade_sum ||
-                        fold == RowFold::moments;
+RowsKernel rows_kernel(RowFold fold, Type memory) {
+  const bool narrower = fold == RowFold::cascade_sum || fold == RowFold::moments;
   const KernelSet& best = best_kernels();
-  return (narrower && &best == isa::avx512() && isa::avx2() ? *isa::avx2() : best).rows(fold, type);
+  return (narrower && &best == isa::avx512() && isa::avx2() ? *isa::avx2() : best)
+      .rows(fold, memory);
 }
 
 }  // namespace lazyeng::fuse

@@ -125,14 +125,14 @@ RegisterId ProgramBuilder::fold_rows(RegisterId reg, Fold fold, double divisor, 
   return add_fold(step, out, {reg});
 }
 
-RegisterId ProgramBuilder::rows(RowFold fold, std::initializer_list<RegisterId> in,
-                                double divisor) {
+RegisterId ProgramBuilder::rows(RowFold fold, std::initializer_list<RegisterId> in, double divisor,
+                                std::optional<Type> order_of) {
   Step step;
   step.folding.divisor = divisor;
   std::vector<RegisterId> inputs(in);
   for (size_t k = 0; k < inputs.size(); ++k)
     if (reads_rows(fold, static_cast<int>(k))) inputs[k] = spread(inputs[k]);
-  return add_rows(std::move(step), fold, inputs);
+  return add_rows(std::move(step), fold, inputs, order_of.value_or(type_of(inputs[0])));
 }
 
 RegisterId ProgramBuilder::one_hot(RegisterId value, RegisterId place,
@@ -142,14 +142,14 @@ RegisterId ProgramBuilder::one_hot(RegisterId value, RegisterId place,
   ok_ &= type_of(place) == Type::i64;
   std::vector<RegisterId> in{value, place};
   if (weights) in.push_back(*weights);
-  return add_rows(std::move(step), RowFold::one_hot, in);
+  return add_rows(std::move(step), RowFold::one_hot, in, type_of(value));
 }
 
-RegisterId ProgramBuilder::add_rows(Step step, RowFold fold, c10::ArrayRef<RegisterId> in) {
-  const Type type = type_of(in[0]);
-  step.rows = rows_kernel(fold, type);
+RegisterId ProgramBuilder::add_rows(Step step, RowFold fold, c10::ArrayRef<RegisterId> in,
+                                    Type order_of) {
+  step.rows = rows_kernel(fold, order_of);
   ok_ &= step.rows != nullptr;
-  const RegisterId made = add_fold(std::move(step), type, in);
+  const RegisterId made = add_fold(std::move(step), type_of(in[0]), in);
   if (makes_rows(fold)) program_.registers[made].rate = Rate::element;
   return made;
 }
@@ -219,6 +219,18 @@ void ProgramBuilder::drop_unused_steps() {
   std::erase_if(program_.gathers, [&](const Move& move) { return !used[move.reg]; });
 }
 
+/// What is made of numbers and of what all rows share is: such as a weight that is widened.
+void ProgramBuilder::put_first_what_is_done_once() {
+  const auto is_shared = [&](RegisterId id) {
+    const Register& reg = program_.registers[id];
+    return reg.kind == Register::Kind::parameter || reg.rate == Rate::column;
+  };
+  for (Step& step : program_.steps)
+    step.once = (step.spreads || is_shared(step.out)) &&
+                std::all_of(step.in, step.in + step.inputs, is_shared);
+  std::ranges::stable_partition(program_.steps, [](const Step& step) { return step.once; });
+}
+
 /// Linear scan: a slot is taken again once its last reader has run; by that reader's result only if
 /// the elements are equally wide and as many, as a kernel goes over its operands at the same pace.
 void ProgramBuilder::place_registers() {
@@ -226,6 +238,8 @@ void ProgramBuilder::place_registers() {
   std::vector<size_t> last_use(program_.registers.size(), 0);
   for (size_t i = 0; i < program_.steps.size(); ++i)
     for_each_input(program_.steps[i], [&](RegisterId reg) { last_use[reg] = i; });
+  for (const Step& step : program_.steps)
+    if (step.once) last_use[step.out] = kForever;
   for (const Move& move : program_.scatters) last_use[move.reg] = kForever;
   for (const Reduction& reduction : program_.reductions)
     if (!reduction.ends_chain) last_use[reduction.reg] = kForever;
@@ -289,6 +303,7 @@ void ProgramBuilder::choose_paces() {
 
 Program ProgramBuilder::finish() && {
   drop_unused_steps();
+  put_first_what_is_done_once();
   make_chains(program_, kernels_);
   place_registers();
   choose_tile();

@@ -67,6 +67,7 @@ struct Step {
   int64_t ignored = 0;        ///< RowsArgs::ignored
   bool by_row = false;        ///< the kernel is called for each row: an input has another rate
   bool spreads = false;       ///< no kernel: each element gets that of its row, or its column
+  bool once = false;          ///< what it makes is the same for all tiles
   RegisterId out = 0;
   uint8_t inputs = 0;
   Opcode opcode = Opcode::copy;
@@ -169,8 +170,10 @@ class ProgramBuilder {
   /// Each row of the register folded, into a register of one element a row.
   RegisterId fold_rows(RegisterId reg, Fold fold, double divisor, Type out);
   /// The same in the order of torch's kernels, in the type of the first register, whose rows are
-  /// folded, or new rows made of them (makes_rows). The others stay as they are.
-  RegisterId rows(RowFold fold, std::initializer_list<RegisterId> in, double divisor = 1);
+  /// folded, or new rows made of them (makes_rows). The others stay as they are. `order_of`: as
+  /// torch's kernel for that type does it, which the register's values are of.
+  RegisterId rows(RowFold fold, std::initializer_list<RegisterId> in, double divisor = 1,
+                  std::optional<Type> order_of = {});
   /// Rows of 0 with one value each, at the place that an int64 of each row names. Both have one
   /// element a row.
   RegisterId one_hot(RegisterId value, RegisterId place, std::optional<RegisterId> weights,
@@ -198,8 +201,9 @@ class ProgramBuilder {
   RegisterId before_rounding(RegisterId reg, Type narrow) const;
   Folding folding(RegisterId reg, Fold fold, double divisor);
   RegisterId add_fold(Step step, Type out, c10::ArrayRef<RegisterId> in);
-  RegisterId add_rows(Step step, RowFold fold, c10::ArrayRef<RegisterId> in);
+  RegisterId add_rows(Step step, RowFold fold, c10::ArrayRef<RegisterId> in, Type order_of);
   void drop_unused_steps();
+  void put_first_what_is_done_once();
   void place_registers();
   void choose_tile();
   void choose_paces();
