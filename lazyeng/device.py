@@ -10,14 +10,15 @@ from typing import Any
 import torch
 import torch.utils.backend_registration
 
-from lazyeng import _C
+from lazyeng import _C, loading
 
 NAME = "lazyeng"
 
 
 def register() -> None:
     """Names the PrivateUse1 backend and gives torch its device module. Once per process."""
-    _C.set_backing_device("cuda:0" if torch.cuda.is_available() else "cpu")
+    real = "cuda:0" if torch.cuda.is_available() else "cpu"
+    _C.set_backing_device(real)
     if not _C.keep_accelerator():
         warnings.warn(
             f'lazyeng: torch {torch.__version__} cannot have the device "{NAME}" beside '
@@ -32,7 +33,7 @@ def register() -> None:
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=False
     )
     _autocast_by_name()
-    torch.serialization.register_package(9, lambda _storage: None, _load_storage)
+    loading.install(NAME, real)
 
 
 def _autocast_by_name() -> None:
@@ -48,16 +49,12 @@ def _autocast_by_name() -> None:
     setattr(torch.autocast, "__init__", init)  # noqa: B010 (a type checker refuses the assignment)
 
 
-def _load_storage(storage: Any, location: str) -> Any:
-    """``torch.load(map_location="lazyeng")``: memory stays where it was read to."""
-    return storage if location.partition(":")[0] == NAME else None
-
-
 def _device_module() -> types.ModuleType:
     module = types.ModuleType(f"torch.{NAME}")
     for function in (
-        is_available, device_count, current_device, set_device, _is_in_bad_fork, manual_seed_all,
-        manual_seed, get_rng_state, set_rng_state, get_amp_supported_dtype, synchronize, device,
+        is_available, is_initialized, device_count, current_device, set_device, _is_in_bad_fork,
+        manual_seed_all, manual_seed, get_rng_state, set_rng_state, get_amp_supported_dtype,
+        synchronize, device,
     ):  # fmt: skip
         setattr(module, function.__name__, function)
     return module
@@ -74,6 +71,11 @@ class device:  # noqa: N801 (as torch.cuda.device is)
 
 
 def is_available() -> bool:
+    return True
+
+
+def is_initialized() -> bool:
+    """FakeTensorMode asks."""
     return True
 
 

@@ -38,8 +38,6 @@ def install() -> None:
     to_dlpack = _waiting_to_dlpack(torch.to_dlpack)
     for module in (torch, torch.utils.dlpack):
         vars(module)["to_dlpack"] = to_dlpack
-    # torch.nn.Parameter(plain) stays plain.
-    torch.Tensor._make_subclass = staticmethod(_outside(torch.Tensor._make_subclass))
 
 
 def _giving(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,11 +105,3 @@ def _waiting_to_dlpack(original: Callable[[torch.Tensor], Any]) -> Callable[[tor
         return original(_C.plain(tensor)) if isinstance(tensor, LazyTensor) else read_plain(tensor)
 
     return to_dlpack
-
-
-def _outside(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return _C.call_outside(original, args, kwargs)
-
-    return call

@@ -14,6 +14,7 @@ from lazyeng import (
     device,
     dirty_inputs,
     optimizers,
+    parameters,
     plain_data,
     plain_reads,
     process,
@@ -44,6 +45,7 @@ def start(config: Config) -> None:
     torch.serialization.add_safe_globals([LazyTensor, _rebuild])
     plain_reads.install()
     plain_data.install()
+    parameters.install()
     torch_profiler.install()
     backward.install()
     compiled.install()

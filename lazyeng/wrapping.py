@@ -13,6 +13,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[repor
 from lazyeng import _C, errors
 from lazyeng.config import MODES
 from lazyeng.containers import map_leaves
+from lazyeng.parameters import as_parameter, plain_class
 from lazyeng.tensor import LazyTensor
 
 T = TypeVar("T")
@@ -103,7 +104,9 @@ def _like(
     """Gives `new` what belongs to the tensor `old` and not to its memory."""
     requires_grad = old.requires_grad and (old.is_leaf or isinstance(old, LazyTensor) is False)
     if isinstance(old, torch.nn.Parameter):
-        new = torch.nn.Parameter(new, requires_grad=old.requires_grad)
+        new = as_parameter(new, type(old), old.requires_grad)
+        if plain_class(type(old)) is not torch.nn.Parameter:
+            _take_attributes(old, new)
     elif requires_grad:
         new.requires_grad_()
     if old.is_leaf and old.grad is not None:
@@ -153,6 +156,13 @@ def _in_place(
             if new is not tensor:
                 _swap(tensor, new)
     return module
+
+
+def _take_attributes(old: torch.Tensor, new: torch.Tensor) -> None:
+    """Of a user's class, whose methods may need them."""
+    for name, value in vars(old).items():
+        if name != "_is_param":
+            vars(new).setdefault(name, value)
 
 
 def _swap(tensor: torch.Tensor, new: torch.Tensor) -> None:

@@ -340,16 +340,6 @@ def test_device_module():
     assert module.is_available() and module.device_count() >= 1 and module.current_device() == 0
 
 
-def test_load_onto_the_device():
-    import io
-
-    file = io.BytesIO()
-    torch.save(torch.ones(2), file)
-    file.seek(0)
-    x = torch.load(file, map_location="lazyeng")
-    assert x.tolist() == [1.0, 1.0]  # plain, as it was saved; a saved LazyTensor comes back lazy
-
-
 def test_device_is_there_without_an_import():
     """Through the entry point group torch.backends; needs lazyeng to be installed."""
     from importlib.metadata import entry_points

@@ -329,6 +329,36 @@ def test_full_overwrite_clears(overwrite, lazy_mode):
         synchronize()  # the failure itself is not forgotten
 
 
+@pytest.mark.parametrize("move", [
+    lambda x: x.set_(wrap(torch.full((2,), 5.0))), lambda x: x.set_(torch.full((2,), 5.0)),
+    lambda x: x.set_(torch.full((4,), 5.0).untyped_storage(), 1, (2,)),
+    lambda x: (x.set_(), x.resize_(2).fill_(5)),
+])  # fmt: skip
+def test_other_memory_is_no_failure(move, lazy_mode):
+    """set_ lets go of the memory that failed; views of it stay failed."""
+    with lazy(lazy_mode):
+        bad = failed(lazy_mode)
+        view = bad[:1]
+        move(bad)
+        bad.add_(1)
+        assert bad.tolist() == [6.0, 6.0] and (bad * 2).tolist() == [12.0, 12.0]
+        with pytest.raises(IndexError):
+            view.tolist()
+
+
+def test_what_cannot_take_other_memory_stays_failed(lazy_mode):
+    with lazy(lazy_mode):
+        bad, good = failed(lazy_mode), wrap(torch.ones(2))
+        with pytest.raises(RuntimeError, match="Could not set tensor"):
+            bad.set_(wrap(torch.ones(2, dtype=torch.int64)))
+        with pytest.raises(RuntimeError, match="overflowed"):
+            bad.set_(torch.ones(2).untyped_storage(), 0, (2,), (-1,))
+        for call in (bad.tolist, lambda: bad.set_(bad), lambda: good.set_(bad)):
+            with pytest.raises(IndexError):
+                call()
+        assert bad.shape == (1,)
+
+
 def test_partial_overwrite_does_not_clear():
     with lazy("deferred"):
         bad = wrap(torch.ones(3))[wrap(torch.tensor([7, 0, 0]))]

@@ -2,6 +2,7 @@
 #include "csrc/record/recorder.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 
 #include "csrc/engine/reserve.h"
@@ -29,6 +30,7 @@
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/parts.h"
 #include "csrc/run/plain_storage.h"
+#include "csrc/run/plain_values.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::record {
@@ -36,6 +38,21 @@ namespace {
 
 Recorder* current =
     nullptr;  // set at import, cleared when the Python module lets go of the recorder
+
+/// A tensor that set_ gives other memory lets go of what it has, also if that has failed: the call
+/// goes on with a tensor that has nothing. Whether it does.
+bool let_go_of_failed(Call& call) {
+  if (call.info.handle.schema().name() != "aten::set_") return false;
+  run::TensorArg& target = call.tensors.front();
+  if (!target.value || target.plain) return false;
+  current->wait_for(target.value->var());
+  if (!target.value->var().failure()) return false;
+  const run::Geometry& look = target.value->geometry();
+  const run::RealDispatch below;
+  target.value = run::new_value_of(at::empty({0}, at::dtype(look.dtype()).device(look.device())));
+  call.looks.front() = target.value->geometry_ref();
+  return true;
+}
 
 void make_python_objects(const Made& made) {
   for (const at::Tensor& tensor : made) make_python_object(tensor);
@@ -393,6 +410,7 @@ void Recorder::run_in_order(run::Node& node, Before before) {
 void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack* results) {
   if (thread_mode().mode != Mode::sync) count_fallback(call.info);
   note_values_read(call);
+  const bool had_failed = let_go_of_failed(call);
   Ref<run::Node> node = build_node(call, true);
   bool noted = false;
   {
@@ -420,7 +438,7 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
   }
   for (run::StorageVar* var : node->written_vars) run::plain_storages().release(*var);
   if (node->found.thrown) {
-    update_written(call, *node);
+    if (!had_failed) update_written(call, *node);
     std::rethrow_exception(node->found.thrown);
   }
   if (node->found.poisoned) run::throw_python_error(node->found.poisoned);

@@ -101,7 +101,8 @@ void update_written(const Call& call, const run::Node& node) {
       continue;
     }
     if (is_beyond_its_storage(real)) continue;
-    const bool same_storage = lazy->value()->var().engine_face().is_alias_of(real.storage());
+    const c10::Storage& before = lazy->value()->var().engine_face();  // (none: it failed)
+    const bool same_storage = before && before.is_alias_of(real.storage());
     if (same_storage) lazy->value()->var().set_nbytes(real.storage().nbytes());
     if (!same_storage)
       lazy->set_value(value_after_set(node, real));
