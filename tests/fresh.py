@@ -26,14 +26,19 @@ AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def run(
-    script: str, *, env: dict[str, str] | None = None, timeout: float = 90
+    script: str,
+    *,
+    env: dict[str, str] | None = None,
+    timeout: float = 90,
+    begin: str = "import torch",
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the script with `env` on top of this process's environment.
+    """Runs the script with `env` on top of this process's environment. `begin` is a script that
+    runs before, in a server of its own: it may start no threads.
 
     Raises:
         subprocess.TimeoutExpired: it took longer than `timeout` seconds, and was killed.
     """
-    server = _server()
+    server = _server(begin)
     assert server.stdin and server.stdout
     with tempfile.TemporaryDirectory() as folder:
         request = {
@@ -50,9 +55,9 @@ def run(
 
 
 @functools.cache
-def _server() -> subprocess.Popen[str]:
+def _server(begin: str) -> subprocess.Popen[str]:
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.fresh"], cwd=Path(__file__).parents[1],
+        [sys.executable, "-m", "tests.fresh", begin], cwd=Path(__file__).parents[1],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {AUTOLOAD: "0"},
     )  # fmt: skip
 
@@ -63,10 +68,9 @@ def _server() -> subprocess.Popen[str]:
     return server
 
 
-def _serve() -> str | None:
+def _serve(begin: str) -> str | None:
     """Returns in each child, with its script; in the server at the end of its input."""
-    import torch  # noqa: F401
-
+    exec(compile(begin, "<begin>", "exec"), {"__name__": "<begin>"})
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()
@@ -122,5 +126,5 @@ def _run_and_exit(script: str) -> None:
 
 
 if __name__ == "__main__":
-    if (_script := _serve()) is not None:
+    if (_script := _serve(sys.argv[1])) is not None:
         _run_and_exit(_script)

@@ -190,23 +190,21 @@ def test_the_full_run_is_the_product_of_all():
 
 
 @pytest.mark.limit(300)
-def test_a_full_run_goes_on_where_it_was(tmp_path):
+def test_a_full_run_goes_on_where_it_was(tmp_path, capsys):
+    """Begun by the command, and gone on with here, by another process."""
     path = tmp_path / "log" / "run.jsonl"
-    command = [sys.executable, "-m", "tests.conformance", "--full", "--log", str(path)]
-    command += ["--suite", "optim", "--dtype", "default", "--mode", "deferred", "--fusion", "on"]
-    command += ["--op", "SGD", "Adam"]
-
-    def output(*more):
-        done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=280)
-        assert done.returncode == 0, done.stderr
-        return done
-
-    assert "1/1 optim_db, default: 2 of 2 equal" in output("--limit", "2").stderr
+    words = ["--full", "--log", str(path), "--suite", "optim", "--dtype", "default", "--limit", "2"]
+    words += ["--mode", "deferred", "--fusion", "on", "--op", "SGD", "Adam"]
+    command = [sys.executable, "-m", "tests.conformance", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert "1/1 optim_db, default: 2 of 2 equal" in done.stderr
     logged = path.read_text()
     assert len(logged.splitlines()) == 2
-    again = output("--limit", "2")
+    assert conformance.main(words) == 0
     assert path.read_text() == logged
-    assert "| optim, 2 samples | default | on | deferred | wrap | 2 | 2 | 0 | 4 |" in again.stdout
+    again = capsys.readouterr().out
+    assert "| optim, 2 samples | default | on | deferred | wrap | 2 | 2 | 0 | 4 |" in again
 
 
 def test_errors_that_come_with_the_read_are_listed():

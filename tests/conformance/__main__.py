@@ -151,8 +151,8 @@ def earlier(
     return {result["name"]: result for result in done.get(group_of(plan), [])}
 
 
-def main() -> int:
-    args = arguments()
+def main(words: list[str] | None = None) -> int:
+    args = arguments(words)
     start = time.perf_counter()
     results = log.read(args.logs) if args.logs else run_all(args)
     report.show(results, args.verbose)

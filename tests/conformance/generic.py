@@ -42,6 +42,7 @@ class FileJob:
     timeout: float
     select: str = ""
     worker = "tests.conformance.generic_worker"
+    forked = False  # which devices there are is asked when PyTorch's tests are imported
 
     def environment(self) -> dict[str, str]:
         only_for = "lazyeng" if self.device == "lazyeng" else "cpu"

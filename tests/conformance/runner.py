@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -16,10 +17,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
+from . import server
+
 # Enough for the slowest entry on a busy machine; a hang must not cost more than this.
 DEFAULT_TIMEOUT = 120.0
 # Importing PyTorch's data bases takes some seconds before the first entry.
 START_TIMEOUT = 120.0
+Process = subprocess.Popen[str] | server.Forked
 # Of a result that belongs to no entry: the process ended before it had begun one.
 NO_NAME = "(no entry)"
 
@@ -29,6 +33,8 @@ class Job(Protocol):
 
     @property
     def worker(self) -> str: ...  # the module that it runs
+    @property
+    def forked(self) -> bool: ...  # by server.py: it needs PyTorch's data bases
     @property
     def timeout(self) -> float: ...  # for one name
     def environment(self) -> dict[str, str]: ...
@@ -62,6 +68,7 @@ class Shared:
 
     plans: tuple[Plan, ...]
     worker = "tests.conformance.worker"
+    forked = True
 
     @property
     def timeout(self) -> float:
@@ -80,15 +87,12 @@ class Shared:
 
 def names_of(suites: list[str]) -> dict[str, list[str]]:
     """Asked in another process: PyTorch's data bases are large, and importing them has effects."""
-    code = (
-        "import json, sys, warnings; warnings.simplefilter('ignore')\n"
-        "from tests.conformance.variants import entries\n"
-        "print(json.dumps({s: [e.name for e in entries(s)] for s in sys.argv[1:]}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *suites], stdout=subprocess.PIPE, text=True, check=True
-    )
-    return json.loads(done.stdout.splitlines()[-1])
+    process = server.start("tests.conformance.names_worker", {}, sys.stderr.fileno())
+    send(process, suites)
+    found = process.stdout.read()
+    if status := process.wait():
+        raise RuntimeError(f"no names: exit {status}")
+    return json.loads(found.splitlines()[-1])
 
 
 def run(
@@ -147,7 +151,7 @@ def run_process(job: Job, names: list[str]) -> Iterator[dict[str, Any]]:
     A worker may name what it runs itself; then `names` becomes that.
     """
     with tempfile.TemporaryFile("w+") as stderr:
-        process = start(job, job.request(names), stderr)
+        process = start(job, names, stderr)
         try:
             yield from watch(process, job, names, stderr)
         finally:
@@ -156,26 +160,28 @@ def run_process(job: Job, names: list[str]) -> Iterator[dict[str, Any]]:
             process.wait()
 
 
-def start(job: Job, request: dict[str, Any], stderr: IO[str]) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", job.worker],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-        env=os.environ | job.environment(),
-    )
-    assert process.stdin is not None
-    try:
-        process.stdin.write(json.dumps(request))
-        process.stdin.close()
-    except BrokenPipeError:
-        pass  # died at import: watch() sees it end
+def start(job: Job, names: list[str], stderr: IO[str]) -> Process:
+    if job.forked:
+        process = server.start(job.worker, job.environment(), stderr)
+    else:
+        process = subprocess.Popen(
+            [sys.executable, "-m", job.worker],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True,
+            env=os.environ | job.environment(),
+        )  # fmt: skip
+    send(process, job.request(names))
     return process
 
 
+def send(process: Process, request: Any) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # died at import: watch() sees it end
+        with process.stdin:
+            json.dump(request, process.stdin)
+
+
 def watch(
-    process: subprocess.Popen[str], job: Job, names: list[str], stderr: IO[str]
+    process: Process, job: Job, names: list[str], stderr: IO[str]
 ) -> Iterator[dict[str, Any]]:
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=pump, args=(process.stdout, lines), daemon=True).start()

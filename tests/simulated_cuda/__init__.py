@@ -1,8 +1,9 @@
 """Programs on a device "cuda" that is made of host threads, for machines without a GPU.
 
 The backend (backend.cpp) registers itself for the whole process and before torch looks for CUDA, so
-each program has a process of its own. It does not say how fast anything is, nor that a real GPU
-agrees; it says that launches, copies, reuse of memory and failures are ordered as CUDA demands.
+each program has a process of its own (tests/fresh.py). It does not say how fast anything is, nor
+that a real GPU agrees; it says that launches, copies, reuse of memory and failures are ordered as
+CUDA demands.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import torch
 from torch.utils.cpp_extension import get_cxx_compiler, include_paths
+
+from tests import fresh
 
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parent.parent
@@ -59,26 +62,38 @@ def _definitions() -> list[str]:
     return [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
 
 
-def run(program: str, *, seconds: float = 150, **environment: str) -> str:
+#: The programs expect lazyeng to be there. A cubin would not run here; kernels.install() puts the
+#: start of the compiler back.
+_HEAD = """
+import lazyeng
+from lazyeng.fuse import background
+background.really_start, background.start = background.start, lambda: None
+"""
+
+
+def run(
+    program: str, *, seconds: float = 150, with_its_end: bool = False, **environment: str
+) -> str:
     """Runs the program in a new process that has the device; returns what it printed. Kernels of
-    groups run in Triton's interpreter once it calls ``kernels.install()``.
+    groups run in Triton's interpreter once it calls ``kernels.install()``. `with_its_end`: the
+    interpreter comes to its end too, which takes some seconds more.
 
     Raises:
         AssertionError: its exit status is not 0; the message has all of its output.
     """
-    result = subprocess.run(
-        [sys.executable, str(_HERE / "launch.py"), str(build()), program],
-        env={
-            **os.environ,
-            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-            "TRITON_INTERPRET": "1",
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
+    library = str(build())
+    file, given = str(_HERE / "device.py"), {"LIBRARY": library}
+    begin = f"import runpy; runpy.run_path({file!r}, {given!r})"
+    mode = {
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "TRITON_INTERPRET": "1", "SIMULATED_CUDA": library,
+    } | environment  # fmt: skip
+    if with_its_end:
+        result = subprocess.run(
+            [sys.executable, "-c", f"{begin}\n{_HEAD}\n{program}"], cwd=_ROOT,
+            env=os.environ | mode, capture_output=True, text=True, timeout=seconds, check=False,
+        )  # fmt: skip
+    else:
+        result = fresh.run(f"{_HEAD}\n{program}", env=mode, timeout=seconds, begin=begin)
     assert result.returncode == 0, (
         f"exit status {result.returncode}\n{result.stdout}{result.stderr}"
     )

@@ -6,7 +6,7 @@ import atexit
 import ctypes
 import functools
 import json
-import sys
+import os
 import tempfile
 import threading
 import time
@@ -103,7 +103,7 @@ _callback = ctypes.CFUNCTYPE(
 
 def install(compile: Callable[[Sequence[Request]], list[Compiled]] = compile_source) -> None:
     """From now on groups get kernels, those that ``compile`` makes."""
-    ctypes.CDLL(sys.argv[1]).simulated_cuda_set_interpreter(_callback)
+    ctypes.CDLL(os.environ["SIMULATED_CUDA"]).simulated_cuda_set_interpreter(_callback)
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
     cache = background.DiskCache(Path(folder.name) / "kernels")
