@@ -15,25 +15,26 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <vector>
-
-#include "csrc/fuse/op_table.h"
-#include "csrc/run/node.h"
 
 namespace lazyeng::record {
 
 class LoopCuts {
  public:
-  /// The node is about to enter a window of `size`.
-  void enters(const run::Node& node, size_t size) {
+  /// A node of this plan (0: of none) is about to enter a window of `size`; `may_join()`: whether
+  /// it may become a member of a group.
+  template <class MayJoin>
+  void enters(uint64_t plan, size_t size, MayJoin may_join) {
     ++since_cut_;
-    if (node.plan == plan_) {
+    if (plan == plan_) {
       since_anchor_ = 0;
       came_again_ = true;
       if (since_cut_ > kSegment && size > 0) cut(size);
-    } else if (++since_anchor_ > patience_ && node.plan != 0 &&
-               (since_anchor_ > 2 * patience_ || !fuse::may_join(node))) {
-      choose(node);
+    } else if (++since_anchor_ > patience_ && plan != 0 &&
+               (since_anchor_ > 2 * patience_ || !may_join())) {
+      choose(plan);
     }
   }
 
@@ -58,9 +59,10 @@ class LoopCuts {
     since_cut_ = 0;
   }
 
-  void choose(const run::Node& node) {
-    patience_ = came_again_ ? kLeastPatience : std::min(2 * patience_, kMostPatience);
-    plan_ = node.plan;
+  void choose(uint64_t plan) {
+    patience_ =
+        came_again_ ? kLeastPatience : std::clamp(2 * patience_, kLeastPatience, kMostPatience);
+    plan_ = plan;
     since_anchor_ = 0;
     came_again_ = false;
   }

@@ -43,7 +43,7 @@ void Recorder::enter_window_locked(run::Node& node) {
     var->last_access = node.number;
     var->note_recorded_write(node.number);
   }
-  cuts_.enters(node, window_.size());
+  cuts_.enters(node.plan, window_.size(), [&] { return fuse::may_join(node); });
   window_.emplace_back(Ref<engine::Op>(&node));
 }
 

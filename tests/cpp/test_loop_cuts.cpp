@@ -1,0 +1,113 @@
+// tests/cpp/test_loop_cuts.cpp: where the windows of loops are cut (record/loop_cuts.h).
+#include "csrc/record/loop_cuts.h"
+#include "tests/cpp/check.h"
+
+namespace lazyeng::test {
+namespace {
+
+using record::LoopCuts;
+
+/// A window, which loses its first nodes whenever somebody fetches it.
+class Window {
+ public:
+  /// The plan of a node in the loop is its place there, from 1 on; those beyond `joining` may join
+  /// groups.
+  void record(uint64_t plan, uint64_t joining = ~uint64_t{0}) {
+    cuts_.enters(plan, plans_.size(), [&] { return plan > joining; });
+    plans_.push_back(plan);
+  }
+
+  /// The pieces that are fetched.
+  std::vector<std::vector<uint64_t>> fetch() {
+    const size_t count = cuts_.up_to_last(plans_.size());
+    std::vector<size_t> ends = cuts_.take(count);
+    ends.push_back(count);
+    std::vector<std::vector<uint64_t>> pieces;
+    size_t begin = 0;
+    for (const size_t end : ends) {
+      check(begin < end, "no piece is empty");
+      pieces.emplace_back(plans_.begin() + static_cast<ptrdiff_t>(begin),
+                          plans_.begin() + static_cast<ptrdiff_t>(end));
+      begin = end;
+    }
+    plans_.erase(plans_.begin(), plans_.begin() + static_cast<ptrdiff_t>(count));
+    return pieces;
+  }
+
+  size_t size() const { return plans_.size(); }
+
+ private:
+  LoopCuts cuts_;
+  std::vector<uint64_t> plans_;
+};
+
+/// Records `steps` of a loop of `length` and fetches at changing places; the pieces of the later
+/// half of them.
+std::vector<std::vector<uint64_t>> pieces_of(Window& window, int steps, uint64_t length) {
+  std::vector<std::vector<uint64_t>> later;
+  size_t recorded = 0;
+  for (int step = 0; step < steps; ++step)
+    for (uint64_t plan = 1; plan <= length; ++plan) {
+      window.record(plan);
+      if (++recorded % 391 != 0) continue;
+      for (auto& piece : window.fetch())
+        if (step >= steps / 2) later.push_back(std::move(piece));
+    }
+  return later;
+}
+
+void pieces_of_a_loop_are_the_same() {
+  for (const uint64_t length : {3, 40, 101, 250}) {
+    Window window;
+    const auto pieces = pieces_of(window, 4000 / static_cast<int>(length) + 20, length);
+    check(pieces.size() > 2, "pieces");
+    for (const auto& piece : pieces) check(piece == pieces[0], "all pieces are equal");
+    check(pieces[0].size() >= 100, "and long");
+  }
+}
+
+void an_anchor_that_is_gone_is_given_up() {
+  Window window;
+  for (uint64_t plan = 1000; plan < 9000; ++plan) window.record(plan);  // (none comes again)
+  window.fetch();
+  const auto pieces = pieces_of(window, 2000, 50);
+  for (const auto& piece : pieces) check(piece == pieces[0], "all pieces are equal");
+}
+
+void nothing_is_cut_without_a_loop() {
+  Window window;
+  for (uint64_t plan = 1; plan < 1000; ++plan) window.record(plan);
+  same(window.fetch().size(), size_t{1}, "pieces");
+  same(window.size(), size_t{0}, "left");
+}
+
+void anchors_join_no_group_if_they_can() {
+  Window window;
+  for (uint64_t plan = 1000; plan < 2000; ++plan) window.record(plan, /*joining=*/0);
+  // Of a loop of 120 in which only the call at place 7 joins no group.
+  for (int step = 0; step < 60; ++step)
+    for (uint64_t plan = 1; plan <= 120; ++plan) window.record(plan == 7 ? 7 : plan + 10, 8);
+  window.fetch();
+  for (uint64_t plan = 1; plan <= 240; ++plan)
+    window.record((plan - 1) % 120 + 1 == 7 ? 7 : (plan - 1) % 120 + 11, 8);
+  for (const auto& piece : window.fetch()) same(piece[0], uint64_t{7}, "first of a piece");
+}
+
+void nodes_of_no_plan_are_no_anchors() {
+  Window window;
+  for (int i = 0; i < 3000; ++i) window.record(0);
+  same(window.fetch().size(), size_t{1}, "pieces");
+}
+
+}  // namespace
+}  // namespace lazyeng::test
+
+int main(int argc, char** argv) {
+  using namespace lazyeng::test;
+  return run_tests(argc, argv,
+                   {{"the pieces of a loop are the same", pieces_of_a_loop_are_the_same},
+                    {"an anchor that is gone is given up", an_anchor_that_is_gone_is_given_up},
+                    {"nothing is cut without a loop", nothing_is_cut_without_a_loop},
+                    {"anchors join no group if they can", anchors_join_no_group_if_they_can},
+                    {"nodes of no plan are no anchors", nodes_of_no_plan_are_no_anchors}});
+}
