@@ -30,7 +30,8 @@ def run_loop(step, rounds, mode="deferred"):
     for i in rounds:
         before = replayed()
         with lazy(mode):
-            results.append([x.clone() for x in lazyeng.unwrap(step(i))])
+            made = lazyeng.unwrap(step(i))
+        results.append([x.clone() for x in made])
         counts.append(replayed() - before)
     return results, counts
 

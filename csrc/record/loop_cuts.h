@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace lazyeng::record {
@@ -31,7 +32,7 @@ class LoopCuts {
     if (plan == plan_) {
       since_anchor_ = 0;
       came_again_ = true;
-      if (since_cut_ > kSegment && size > 0) cut(size);
+      if (since_cut_ > kSegment && size >= kSegment) cut(size);
     } else if (++since_anchor_ > patience_ && plan != 0 &&
                (since_anchor_ > 2 * patience_ || !may_join())) {
       choose(plan);
@@ -41,17 +42,18 @@ class LoopCuts {
   /// How many nodes of a window of `size` to take: as many as stand before the last cut.
   size_t up_to_last(size_t size) const { return cuts_.empty() ? size : cuts_.back(); }
 
-  /// The first nodes of the window are taken: places where these are cut.
-  std::vector<size_t> take(size_t count) {
-    std::vector<size_t> within;
-    const auto later = std::ranges::lower_bound(cuts_, count);
-    within.assign(cuts_.begin(), later);
-    cuts_.clear();  // (no cut is behind the last)
+  /// These are taken: where they are cut.
+  std::vector<size_t> take_up_to_last() {
+    std::vector<size_t> within = std::exchange(cuts_, {});
+    if (!within.empty()) within.pop_back();
     return within;
   }
 
+  /// All of the window is taken, as somebody reads: loops with reads repeat without cuts.
+  void take_all() { cuts_.clear(); }
+
  private:
-  static constexpr uint64_t kSegment = 100;  ///< a group has at most 128 members
+  static constexpr size_t kSegment = 100;  ///< a group has at most 128 members
   static constexpr uint64_t kLeastPatience = 256, kMostPatience = 16384;
 
   void cut(size_t size) {
@@ -71,7 +73,7 @@ class LoopCuts {
   uint64_t patience_ = 0;         // nodes that may pass until it comes again
   uint64_t since_anchor_ = 0, since_cut_ = 0;
   bool came_again_ = false;
-  std::vector<size_t> cuts_;  // in the window, ascending; not 0
+  std::vector<size_t> cuts_;  // in the window, ascending
 };
 
 }  // namespace lazyeng::record

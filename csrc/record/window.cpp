@@ -141,7 +141,11 @@ uint64_t Recorder::held_up_to() const {
 Recorder::Taken Recorder::take_window_locked(bool whole) {
   in_transit_.store(true, std::memory_order_seq_cst);
   const size_t count = whole ? window_.size() : cuts_.up_to_last(window_.size());
-  Taken taken{.nodes = {}, .cuts = cuts_.take(count), .up_to = last_number_};
+  Taken taken{.nodes = {}, .cuts = {}, .up_to = last_number_};
+  if (whole)
+    cuts_.take_all();
+  else
+    taken.cuts = cuts_.take_up_to_last();
   Batch rest;
   rest.reserve(full_window());
   if (count < window_.size()) {

@@ -20,7 +20,7 @@ class Window {
   /// The pieces that are fetched.
   std::vector<std::vector<uint64_t>> fetch() {
     const size_t count = cuts_.up_to_last(plans_.size());
-    std::vector<size_t> ends = cuts_.take(count);
+    std::vector<size_t> ends = cuts_.take_up_to_last();
     ends.push_back(count);
     std::vector<std::vector<uint64_t>> pieces;
     size_t begin = 0;
@@ -93,6 +93,15 @@ void anchors_join_no_group_if_they_can() {
   for (const auto& piece : window.fetch()) same(piece[0], uint64_t{7}, "first of a piece");
 }
 
+void short_windows_are_not_cut() {
+  Window window;
+  for (int step = 0; step < 1000; ++step) {
+    for (uint64_t plan = 1; plan <= 99; ++plan) window.record(plan);
+    same(window.fetch().size(), size_t{1}, "pieces");
+    same(window.size(), size_t{0}, "left");
+  }
+}
+
 void nodes_of_no_plan_are_no_anchors() {
   Window window;
   for (int i = 0; i < 3000; ++i) window.record(0);
@@ -109,5 +118,6 @@ int main(int argc, char** argv) {
                     {"an anchor that is gone is given up", an_anchor_that_is_gone_is_given_up},
                     {"nothing is cut without a loop", nothing_is_cut_without_a_loop},
                     {"anchors join no group if they can", anchors_join_no_group_if_they_can},
+                    {"short windows are not cut", short_windows_are_not_cut},
                     {"nodes of no plan are no anchors", nodes_of_no_plan_are_no_anchors}});
 }
