@@ -10,8 +10,8 @@ _GAUGES = frozenset(
 )
 _KEYS = (
     "recorded", "executed", "groups", "hand_written", "replayed", "launches", "on_one_core",
-    "in_parts", "crowded", "plans", "syncs", "fallbacks", "pending_ops", "pending_bytes", "pool_bytes",
-    "peak_bytes", "stack_table_entries",
+    "in_parts", "crowded", "plans", "syncs", "fallbacks", "pending_ops", "pending_bytes",
+    "pool_bytes", "peak_bytes", "stack_table_entries",
 )  # fmt: skip
 _base: dict[str, int] = {}
 
