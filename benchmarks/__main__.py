@@ -22,6 +22,7 @@ TABLES = {
     "stacks": ("creation stacks", []),
     "costs": ("ops on one core and on all", []),
     "windows": ("windows", []),
+    "replays": ("windows that a step plan replays", []),
     "fusion": ("fused groups", []),
     "data": ("loading ahead", []),
     "kernels": ("Triton kernels", []),

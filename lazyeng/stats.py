@@ -22,7 +22,7 @@ def engine_stats() -> dict[str, int]:
     Returns:
         ``recorded``, ``executed``: ops recorded and run; ``groups``: fused groups run;
         ``hand_written``: ops that ran as kernels of the table in docs/triton.md, on GPUs;
-        ``replayed``: ops in windows whose groups a step plan gave (docs/performance.md);
+        ``replayed``: ops whose groups were known from an earlier step of a loop;
         ``launches``: kernels started, one for each group and each op that ran alone;
         ``on_one_core``: ops run on one core although their kernels may take all;
         ``in_parts``: large ops run on threads that had nothing else to do, one that waits included;

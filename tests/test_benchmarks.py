@@ -107,3 +107,11 @@ def test_what_running_a_small_op_costs() -> None:
     ]  # fmt: skip
     for line in lines[2:6]:
         assert all(float(ns) > 0 for ns in columns(line)[1:6])
+
+
+def test_replayed_shares() -> None:
+    text = output_of("benchmarks.replays", "--ops", "3000", "1,000 tiny ops")
+    header, without_reads, with_reads = text.splitlines()
+    assert columns(header)[-2:] == ["first", "later"]
+    assert columns(with_reads)[3] == "read"
+    assert all(0 <= float(share) <= 1 for share in columns(without_reads)[-2:])
