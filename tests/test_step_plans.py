@@ -275,7 +275,8 @@ def test_training_loop(mode, read):
 
     before = replayed()
     losses, parameters = train(True)
-    assert replayed() > before
+    if mode == "deferred":  # (in the other, workers fetch the windows where they like)
+        assert replayed() > before
     expected, wanted = train(False)
     assert losses == expected
     for a, b in zip(parameters, wanted, strict=True):

@@ -85,9 +85,12 @@ class Shared:
         return common | {"settings": settings, "names": names}
 
 
+STDERR = 2  # (in a test sys.stderr may be no file)
+
+
 def names_of(suites: list[str]) -> dict[str, list[str]]:
     """Asked in another process: PyTorch's data bases are large, and importing them has effects."""
-    process = server.start("tests.conformance.names_worker", {}, sys.stderr.fileno())
+    process = server.start("tests.conformance.names_worker", {}, STDERR)
     send(process, suites)
     found = process.stdout.read()
     if status := process.wait():
