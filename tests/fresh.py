@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -109,12 +110,17 @@ def _wait(child: int, timeout: float) -> int | None:
 
 
 def _run_and_exit(script: str) -> None:
-    """Up to the exit handlers; freeing all modules would copy every page that is shared with the
-    server, which takes longer than importing torch."""
     main = sys.modules["__main__"] = types.ModuleType("__main__")
+    end_after(lambda: exec(compile(script, "<string>", "exec"), main.__dict__))
+
+
+def end_after(run: Callable[[], object]) -> None:
+    """Ends a forked process when `run` is done: after the exit handlers, without the interpreter's
+    own end. Freeing all modules would copy every page that is shared with the server, which takes
+    longer than importing torch."""
     status = 0
     try:
-        exec(compile(script, "<string>", "exec"), main.__dict__)
+        run()
     except BaseException:
         sys.excepthook(*sys.exc_info())
         status = 1

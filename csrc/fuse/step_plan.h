@@ -13,8 +13,7 @@
 // looked at while replaying: that what was one value is one value again. If not, that window is
 // partitioned, and the plan stays.
 //
-// Windows repeat although workers fetch them whenever they are idle: the starts and ends that occur
-// in a loop are few, and each has a plan of its own.
+// Windows repeat as somebody reads in each step, or as csrc/record/loop_cuts.h has them cut.
 //
 // Not thread safe: used under the lock of pushes.
 #pragma once

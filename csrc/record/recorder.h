@@ -129,7 +129,7 @@ class Recorder {
   /// Pushes the window. The caller drops what it gets after it has let go of the lock.
   Batch push_window(Which which);
   Batch push_taken(Taken window);
-  Batch group(Taken& window);
+  Batch group(Taken window);
   void push_unless_another_does();
   /// For workers that have nothing to run: pushes the window unless it is held. True if it did.
   bool hungry();

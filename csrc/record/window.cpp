@@ -164,24 +164,18 @@ Recorder::Taken Recorder::take_window_locked(bool whole) {
 }
 
 /// What is pushed for the nodes: each piece between two cuts is grouped on its own.
-Recorder::Batch Recorder::group(Taken& window) {
+Recorder::Batch Recorder::group(Taken window) {
   if (window.nodes.size() == 1 || !fusion_.load(std::memory_order_relaxed))
     return std::move(window.nodes);
-  if (window.cuts.empty()) {
-    Batch ops = step_plans_.run(std::move(window.nodes));
-    if (step_plans_.spared()) engine_->forgo(step_plans_.spared());
-    return ops;
-  }
   Batch ops;
   window.cuts.push_back(window.nodes.size());
-  size_t begin = 0;
+  auto next = std::make_move_iterator(window.nodes.begin());
   for (const size_t end : window.cuts) {
-    const auto at = [&](size_t i) { return window.nodes.begin() + static_cast<ptrdiff_t>(i); };
-    Batch piece(std::make_move_iterator(at(begin)), std::make_move_iterator(at(end)));
-    piece = step_plans_.run(std::move(piece));
+    const auto last = std::make_move_iterator(window.nodes.begin() + static_cast<ptrdiff_t>(end));
+    Batch piece = step_plans_.run(Batch(next, last));
     if (step_plans_.spared()) engine_->forgo(step_plans_.spared());
     std::move(piece.begin(), piece.end(), std::back_inserter(ops));
-    begin = end;
+    next = last;
   }
   return ops;
 }
@@ -189,10 +183,11 @@ Recorder::Batch Recorder::group(Taken& window) {
 /// With push_mutex_, not with window_mutex_: recording goes on meanwhile.
 Recorder::Batch Recorder::push_taken(Taken window) {
   const engine::Owing owing;
-  Batch ops = group(window);
+  const uint64_t up_to = window.up_to;
+  Batch ops = group(std::move(window));
   run::openmp_helpers().program_records();
   engine_->push(std::span<Ref<engine::Op>>(ops));
-  run::StorageVar::pushed_up_to.store(window.up_to, std::memory_order_release);
+  run::StorageVar::pushed_up_to.store(up_to, std::memory_order_release);
   in_transit_.store(false, std::memory_order_seq_cst);
   return ops;
 }

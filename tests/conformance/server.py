@@ -2,7 +2,7 @@
 
 Importing takes eight seconds of a core, and most workers have less to do. lazyeng is not imported
 here: each worker imports it, with its own environment. A worker ends after its exit handlers,
-without the interpreter's own end (tests/fresh.py says why).
+without the interpreter's own end (`fresh.end_after` says why).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import socket
 import subprocess
 import sys
 import threading
-import traceback
 from typing import IO
+
+from tests import fresh
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 MOST_BYTES = 1 << 18  # of a message: the environment of a worker
@@ -140,22 +141,8 @@ def _become(request: dict, standard: list[int]) -> None:
     sys.argv = [request["worker"]]
 
 
-def _run_and_exit(worker: str) -> None:
-    status = 0
-    try:
-        importlib.import_module(worker).main()
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    threading._shutdown()
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as _requests:
         _request = _serve(_requests)
     if _request is not None:
-        _run_and_exit(_request["worker"])
+        fresh.end_after(importlib.import_module(_request["worker"]).main)
