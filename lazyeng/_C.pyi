@@ -309,6 +309,9 @@ def microseconds_on_one_core(
 ) -> float:
     """What the table of costs (csrc/run/width.cpp) says of the op with these arguments, then results. Infinite: it does not know it."""
 
+def set_trials_bounded(bounded: bool, /) -> None:
+    """For tests: whether trials of widths and parts stop once they have taken their time."""
+
 def set_always_in_parts(always: bool, /) -> None:
     """For tests: what threads that have nothing else to do may help with is done in parts, whoever is there (csrc/run/parts.h)."""
 

@@ -18,6 +18,8 @@ DEFAULT_LIMIT = 180
 
 # Ops that join groups if they give eager's bits are tried at once: tests are short.
 _C.set_ops_before_trials(0)
+# One process runs thousands of tests: the first few would take the time that trials may take.
+_C.set_trials_bounded(False)
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@
 #include "csrc/run/parts.h"
 #include "csrc/run/python_ref.h"
 #include "csrc/run/width.h"
+#include "csrc/run/width_trial.h"
 
 namespace lazyeng::bindings {
 namespace {
@@ -154,6 +155,13 @@ PyObject* microseconds_on_one_core(PyObject*, PyObject* args) {
   });
 }
 
+PyObject* set_trials_bounded(PyObject*, PyObject* arg) {
+  const int on = PyObject_IsTrue(arg);
+  if (on < 0) return nullptr;
+  run::set_trials_bounded(on != 0);
+  Py_RETURN_NONE;
+}
+
 PyObject* set_always_in_parts(PyObject*, PyObject* arg) {
   const int on = PyObject_IsTrue(arg);
   if (on < 0) return nullptr;
@@ -280,6 +288,7 @@ PyMethodDef engine_methods[] = {
     {"set_backing_device", set_backing_device, METH_O, nullptr},
     {"stats", stats, METH_NOARGS, nullptr},
     {"microseconds_on_one_core", microseconds_on_one_core, METH_VARARGS, nullptr},
+    {"set_trials_bounded", set_trials_bounded, METH_O, nullptr},
     {"set_always_in_parts", set_always_in_parts, METH_O, nullptr},
     {"fallback_counts", fallback_counts, METH_NOARGS, nullptr},
     {"stop_engine", stop_engine, METH_NOARGS, nullptr},

@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/record_function.h>
 
 #include "csrc/engine/reserve.h"
 #include "csrc/fuse/op_table.h"
@@ -32,6 +31,7 @@
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/plain_values.h"
 #include "csrc/run/python_ref.h"
+#include "csrc/run/unseen.h"
 
 namespace lazyeng::record {
 namespace {
@@ -272,8 +272,7 @@ void Recorder::record(Call call, torch::jit::Stack* results) {
     adopt_new_ops();
     const run::IgnoredWarnings ignored;
     {
-      const at::DisableRecordFunctionGuard
-          unseen;  // by torch.profiler: they are no calls of the program
+      const run::Unseen unseen;
       plan = infer(call);
     }
     if (!plan) return run_now(call, keyed ? &key : nullptr, results);

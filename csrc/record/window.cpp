@@ -7,8 +7,6 @@
 // value is read, when it is full, or when recording pauses, which an idle worker looks for every
 // now and then (watch). In deferred mode nodes stay until a value is read, the program
 // synchronizes, or the run-ahead bound is reached.
-#include <ATen/record_function.h>
-
 #include "csrc/engine/reserve.h"
 #include "csrc/fuse/op_table.h"
 #include "csrc/fuse/trials.h"
@@ -19,6 +17,7 @@
 #include "csrc/record/sync_debug.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/python_ref.h"
+#include "csrc/run/unseen.h"
 
 namespace lazyeng::record {
 namespace {
@@ -262,7 +261,7 @@ void Recorder::run_due_trials(uint64_t number) {
   if (!fuse::trials_are_due(number) || !fusion_.load(std::memory_order_relaxed)) return;
   const run::NoGil released;
   const Gate::Inside inside;
-  const at::DisableRecordFunctionGuard unseen;
+  const run::Unseen unseen;
   fuse::run_trials(number);
 }
 

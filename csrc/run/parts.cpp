@@ -1,13 +1,12 @@
 // csrc/run/parts.cpp: what a kernel needs of the thread that does a part of it.
 #include "csrc/run/parts.h"
 
-#include <ATen/record_function.h>
-
 #include <exception>
 #include <mutex>
 
 #include "csrc/engine/engine.h"
 #include "csrc/run/openmp_team.h"
+#include "csrc/run/unseen.h"
 #include "csrc/run/width.h"
 
 namespace lazyeng::run {
@@ -43,7 +42,7 @@ void run_in_parts(int count, ThreadSettings settings, const std::function<void(i
   engine_of_parts.load(std::memory_order_acquire)
       ->run_in_parts(static_cast<unsigned>(count), [&](unsigned i) noexcept {
         settings.apply();
-        const at::DisableRecordFunctionGuard unseen;
+        const Unseen unseen;
         const OneCore one(settings.num_threads);
         try {
           part(static_cast<int>(i));

@@ -7,10 +7,9 @@
 //
 // But a result must have eager's bits, and those may depend on the number of threads: a product's
 // partial sums may be others. For most shapes they are not, which no library promises. So it is
-// tried, once for each plan: the kernel runs on made-up numbers, on one core and on all. Only ops
-// whose order of arithmetic is decided by shapes alone are asked (OpInfo::work), only results of
-// many elements are compared (other orders of summation show in most of them), and never the
-// program's own numbers (which may be zeros). An op whose bits differ keeps eager's width.
+// tried, once for each plan (width_trial.h): the kernel runs on made-up numbers, on one core and on
+// all. Only ops whose order of arithmetic is decided by shapes alone are asked (OpInfo::work). An
+// op whose bits differ keeps eager's width, as does one while trials have taken their time.
 // Elementwise kernels do the last few elements of each thread's share in another way, which a
 // trial may miss: they are asked only where shares are whole vectors. Copies need no trial.
 #pragma once
