@@ -158,7 +158,6 @@ class StepPlan {
            const NodePlaces& places);
 
   bool is_of(const Key& words) const { return words_ == words; }
-  size_t size() const { return words_.size(); }
 
   /// Moves the nodes to what is to be pushed. False: not these; nothing has changed.
   bool replay(StepPlans::Batch& nodes, StepPlans::Batch& ops, uint64_t& spared) const;
@@ -206,7 +205,8 @@ bool StepPlan::replay(StepPlans::Batch& nodes, StepPlans::Batch& ops, uint64_t& 
   return true;
 }
 
-StepPlans::StepPlans(Partition& partition) : partition_(partition), seen_(kSeen) {}
+StepPlans::StepPlans(Partition& partition)
+    : partition_(partition), seen_(kSeen), plans_(kMaxWords) {}
 StepPlans::~StepPlans() = default;
 
 uint64_t StepPlans::place_of(run::StorageVar& var) {
@@ -254,26 +254,15 @@ bool StepPlans::describe(const Batch& nodes) {
   });
 }
 
-const StepPlan* StepPlans::find(uint64_t hash) const {
-  const auto found = plans_.find(hash);
-  return found != plans_.end() && found->second->is_of(words_) ? found->second.get() : nullptr;
+StepPlan* StepPlans::find(uint64_t hash) {
+  StepPlan* const plan = plans_.find(hash);
+  return plan && plan->is_of(words_) ? plan : nullptr;
 }
 
 /// Whether it comes for the first time, as far as is remembered.
 bool StepPlans::is_new(uint64_t hash) {
   uint64_t& seen = seen_[hash % kSeen];
   return std::exchange(seen, hash) != hash;
-}
-
-void StepPlans::keep(std::unique_ptr<const StepPlan> plan, uint64_t hash) {
-  if (kept_words_ + plan->size() > kMaxWords) forget();
-  kept_words_ += plan->size();
-  plans_.insert_or_assign(hash, std::move(plan));
-}
-
-void StepPlans::forget() {
-  plans_.clear();
-  kept_words_ = 0;
 }
 
 StepPlans::Batch StepPlans::partition(Batch nodes) {
@@ -284,7 +273,7 @@ StepPlans::Batch StepPlans::partition(Batch nodes) {
 
 StepPlans::Batch StepPlans::run(Batch nodes) {
   spared_ = 0;
-  if (const uint64_t now = rules_version(); std::exchange(rules_, now) != now) forget();
+  if (const uint64_t now = rules_version(); std::exchange(rules_, now) != now) plans_.clear();
   if (!describe(nodes)) return partition(std::move(nodes));
   const uint64_t hash = HashKey()(words_);
   Batch ops;
@@ -297,7 +286,8 @@ StepPlans::Batch StepPlans::run(Batch nodes) {
   if (is_new(hash)) return partition(std::move(nodes));
   const NodePlaces places = places_of(nodes);
   ops = partition(std::move(nodes));
-  keep(std::make_unique<StepPlan>(words_, std::move(looks_), ops, places), hash);
+  plans_.keep(hash, words_.size(),
+              std::make_unique<StepPlan>(words_, std::move(looks_), ops, places));
   return ops;
 }
 

@@ -1,0 +1,71 @@
+// tests/cpp/test_kept_plans.cpp: which plans stay when there is no room for all
+// (fuse/kept_plans.h).
+#include "csrc/fuse/kept_plans.h"
+#include "tests/cpp/check.h"
+
+namespace lazyeng::test {
+namespace {
+
+using Plans = fuse::KeptPlans<const uint64_t>;
+
+void keep(Plans& plans, uint64_t hash, size_t size = 1) {
+  plans.keep(hash, size, std::make_unique<const uint64_t>(hash));
+}
+
+void what_is_kept_is_found() {
+  Plans plans(3);
+  for (uint64_t hash = 0; hash < 3; ++hash) keep(plans, hash);
+  for (uint64_t hash = 0; hash < 3; ++hash) check(*plans.find(hash) == hash, "its own plan");
+  check(!plans.find(3), "not kept");
+  plans.clear();
+  check(!plans.find(0), "cleared");
+}
+
+void one_hash_has_one_plan() {
+  Plans plans(2);
+  for (int i = 0; i < 9; ++i) keep(plans, 7);
+  keep(plans, 8);
+  check(plans.find(7) && plans.find(8), "a plan's place is free once it is replaced");
+  keep(plans, 9, 3);
+  check(!plans.find(9), "larger than all the room");
+}
+
+/// Windows that come round and round, each kept when it is not found.
+int found_in_rounds(Plans& plans, uint64_t from, uint64_t to, int rounds) {
+  int found = 0;
+  for (int round = 0; round < rounds; ++round)
+    for (uint64_t hash = from; hash < to; ++hash) {
+      if (plans.find(hash))
+        ++found;
+      else
+        keep(plans, hash);
+    }
+  return found;
+}
+
+void a_loop_that_is_too_long_finds_what_there_is_room_for() {
+  Plans plans(50);
+  found_in_rounds(plans, 0, 100, 2);
+  const int found = found_in_rounds(plans, 0, 100, 10);
+  check(found >= 400, "nearly half of them in each round");
+}
+
+void what_is_no_longer_used_makes_room() {
+  Plans plans(50);
+  found_in_rounds(plans, 0, 50, 3);
+  found_in_rounds(plans, 100, 140, 5);
+  check(found_in_rounds(plans, 100, 140, 1) == 40, "the new loop has all of its plans");
+}
+
+}  // namespace
+}  // namespace lazyeng::test
+
+int main(int argc, char** argv) {
+  using namespace lazyeng::test;
+  return run_tests(argc, argv,
+                   {{"what is kept is found", what_is_kept_is_found},
+                    {"one hash has one plan", one_hash_has_one_plan},
+                    {"a loop that is too long finds what there is room for",
+                     a_loop_that_is_too_long_finds_what_there_is_room_for},
+                    {"what is no longer used makes room", what_is_no_longer_used_makes_room}});
+}
