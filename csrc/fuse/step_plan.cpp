@@ -6,8 +6,10 @@
 #include <bit>
 #include <cstring>
 
+#include "csrc/fuse/capturable.h"
 #include "csrc/fuse/op_table.h"
 #include "csrc/fuse/planned_programs.h"
+#include "csrc/fuse/step_graph.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -162,14 +164,34 @@ class StepPlan {
 
   /// Moves the nodes to what is to be pushed. False: not these; nothing has changed.
   bool replay(StepPlans::Batch& nodes, StepPlans::Batch& ops, uint64_t& spared) const;
+  /// The same ops, in segments where they may become graphs.
+  StepPlans::Batch in_segments(StepPlans::Batch ops);
 
  private:
+  void divide(const StepPlans::Batch& ops);
+  void add_segment(size_t begin, size_t end);
+  void divide_again(const StepPlans::Batch& ops);
+
   const Key words_;
   const std::vector<run::GeometryRef> looks_;  // the words hold their addresses
   /// What is pushed: places of nodes, and below zero those of groups, from -1 on.
   std::vector<int32_t> order_;
   std::vector<PlannedGroup> groups_;
+
+  struct PlannedSegment {
+    size_t begin, end;  // of what is pushed
+    std::shared_ptr<StepGraph> graph;
+  };
+  bool divided_ = false;
+  std::vector<PlannedSegment> segments_;
 };
+
+bool may_be_captured(engine::Op& op) {
+  const Group* const group = as_group(op);
+  if (!group) return is_capturable(static_cast<const run::Node&>(op));
+  return std::ranges::all_of(group->members,
+                             [](const Member& member) { return is_capturable(*member.node); });
+}
 
 StepPlan::StepPlan(Key words, std::vector<run::GeometryRef> looks, const StepPlans::Batch& ops,
                    const NodePlaces& places)
@@ -204,6 +226,68 @@ bool StepPlan::replay(StepPlans::Batch& nodes, StepPlans::Batch& ops, uint64_t& 
     ops.push_back(std::move(group));
   }
   return true;
+}
+
+size_t nodes_in(engine::Op& op) {
+  const Group* const group = as_group(op);
+  return group ? group->members.size() : 1;
+}
+
+/// A segment of ops in that place, if it is long enough for a launch to be less work.
+void StepPlan::add_segment(size_t begin, size_t end) {
+  constexpr size_t kLeast = 4;
+  if (end - begin >= kLeast) segments_.push_back({begin, end, std::make_shared<StepGraph>()});
+}
+
+void StepPlan::divide(const StepPlans::Batch& ops) {
+  divided_ = true;
+  for (size_t begin = 0, end; begin < ops.size(); begin = end + 1) {
+    for (end = begin; end < ops.size() && may_be_captured(*ops[end]);) ++end;
+    add_segment(begin, end);
+  }
+}
+
+/// Without ops whose numbers keep changing.
+void StepPlan::divide_again(const StepPlans::Batch& ops) {
+  for (PlannedSegment& segment : std::exchange(segments_, {})) {
+    const std::optional<std::vector<bool>> changing = segment.graph->changing_nodes();
+    if (!changing) {
+      segments_.push_back(std::move(segment));
+      continue;
+    }
+    size_t begin = segment.begin, node = 0;
+    for (size_t i = segment.begin; i < segment.end; ++i) {
+      const size_t end = node + nodes_in(*ops[i]);
+      const bool changes = std::find(changing->begin() + node, changing->begin() + end, true) !=
+                           changing->begin() + end;
+      node = end;
+      if (!changes) continue;
+      add_segment(begin, i);
+      begin = i + 1;
+    }
+    add_segment(begin, segment.end);
+  }
+}
+
+StepPlans::Batch StepPlan::in_segments(StepPlans::Batch ops) {
+  divided_ ? divide_again(ops) : divide(ops);
+  if (segments_.empty()) return ops;
+  StepPlans::Batch pushed;
+  size_t next = 0;
+  const auto push_until = [&](size_t end) {
+    for (; next < end; ++next) pushed.push_back(std::move(ops[next]));
+  };
+  for (const PlannedSegment& segment : segments_) {
+    push_until(segment.begin);
+    if (!segment.graph->is_due()) continue;
+    const auto from = std::make_move_iterator(ops.begin());
+    StepPlans::Batch members(from + static_cast<ptrdiff_t>(segment.begin),
+                             from + static_cast<ptrdiff_t>(segment.end));
+    pushed.push_back(make_ref<Segment>(std::move(members), segment.graph));
+    next = segment.end;
+  }
+  push_until(ops.size());
+  return pushed;
 }
 
 StepPlans::StepPlans(Partition& partition) : partition_(partition), seen_(kSeen) {}
@@ -254,7 +338,7 @@ bool StepPlans::describe(const Batch& nodes) {
   });
 }
 
-const StepPlan* StepPlans::find(uint64_t hash) const {
+StepPlan* StepPlans::find(uint64_t hash) const {
   const auto found = plans_.find(hash);
   return found != plans_.end() && found->second->is_of(words_) ? found->second.get() : nullptr;
 }
@@ -265,7 +349,7 @@ bool StepPlans::is_new(uint64_t hash) {
   return std::exchange(seen, hash) != hash;
 }
 
-void StepPlans::keep(std::unique_ptr<const StepPlan> plan, uint64_t hash) {
+void StepPlans::keep(std::unique_ptr<StepPlan> plan, uint64_t hash) {
   if (kept_words_ + plan->size() > kMaxWords) forget();
   kept_words_ += plan->size();
   plans_.insert_or_assign(hash, std::move(plan));
@@ -288,11 +372,11 @@ StepPlans::Batch StepPlans::run(Batch nodes) {
   if (!describe(nodes)) return partition(std::move(nodes));
   const uint64_t hash = HashKey()(words_);
   Batch ops;
-  if (const StepPlan* plan = find(hash)) {
+  if (StepPlan* const plan = find(hash)) {
     const size_t count = nodes.size();
     if (!plan->replay(nodes, ops, spared_)) return partition(std::move(nodes));
     replayed.fetch_add(count, std::memory_order_relaxed);
-    return ops;
+    return cuda_graphs() ? plan->in_segments(std::move(ops)) : std::move(ops);
   }
   if (is_new(hash)) return partition(std::move(nodes));
   const NodePlaces places = places_of(nodes);

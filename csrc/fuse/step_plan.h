@@ -44,9 +44,9 @@ class StepPlans {
   bool describe(const Batch& nodes);
   bool add_node(const run::Node& node);
   uint64_t place_of(run::StorageVar& var);
-  const StepPlan* find(uint64_t hash) const;
+  StepPlan* find(uint64_t hash) const;
   bool is_new(uint64_t hash);
-  void keep(std::unique_ptr<const StepPlan> plan, uint64_t hash);
+  void keep(std::unique_ptr<StepPlan> plan, uint64_t hash);
   void forget();
   Batch partition(Batch nodes);
 
@@ -56,9 +56,9 @@ class StepPlans {
   std::vector<run::GeometryRef> looks_;  // whose addresses are among them
   std::vector<run::StorageVar*> vars_;   // by their places
   std::vector<uint64_t> seen_;           // hashes of windows, each in its place
-  std::unordered_map<uint64_t, std::unique_ptr<const StepPlan>> plans_;  // by hash
-  uint64_t rules_ = 0;                                                   // that all plans are of
-  size_t kept_words_ = 0;                                                // of all plans
+  std::unordered_map<uint64_t, std::unique_ptr<StepPlan>> plans_;  // by hash
+  uint64_t rules_ = 0;                                             // that all plans are of
+  size_t kept_words_ = 0;                                          // of all plans
 };
 
 /// Nodes in windows that a step plan was replayed for.

@@ -4,7 +4,8 @@
 // order of their stream; memory belongs to the stream that it was allocated on, and what is freed
 // is overwritten in that stream's order; a kernel that fails takes all of the device down, and
 // some later call tells. Each op runs its CPU kernel on the same memory. A test makes everything
-// slow (`set_delay`), so that whatever is not ordered is seen. A stream can be captured (capture.h).
+// slow (`set_delay`), so that whatever is not ordered is seen. A stream can be captured
+// (capture.h).
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -34,7 +35,7 @@
 namespace {
 
 constexpr int kDevices = 2;
-constexpr int kStreams = 10;  // of each device; the first is the default stream
+constexpr int kStreams = 10;   // of each device; the first is the default stream
 constexpr int kImportant = 2;  // the last ones: they have a higher priority, and are for few
 constexpr int kDeviceAssert = 710, kInvalidHandle = 400;
 
@@ -200,7 +201,8 @@ struct Event {
   }
   bool is_done() {
     std::lock_guard lock(mutex);
-    if (captured) Capture::fail(907, "operation not permitted on an event last recorded in a capture");
+    if (captured)
+      Capture::fail(907, "operation not permitted on an event last recorded in a capture");
     return done >= recorded;
   }
 };
