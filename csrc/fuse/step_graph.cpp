@@ -216,13 +216,20 @@ void StepGraph::note_changes(const Observation& now) {
   note_changed_numbers(now);
 }
 
-/// Whether a graph of this segment would have been right for the last one.
-bool StepGraph::may_capture(const Observation& now) const {
-  if (!last_ || last_->numbers != now.numbers) return false;
+/// Whether a graph of this segment would be right for that one, but for inputs that are copied and
+/// results that are kept.
+bool is_alike(const Observation& before, const Observation& now) {
+  if (before.numbers != now.numbers) return false;
   for (size_t v = 0; v < now.addresses.size(); ++v)
-    if (!last_->addresses[v] != !now.addresses[v] ||
-        (now.written[v] && last_->addresses[v] != now.addresses[v]))
+    if (!before.addresses[v] != !now.addresses[v] ||
+        (now.written[v] && before.addresses[v] != now.addresses[v]))
       return false;
+  return true;
+}
+
+/// It comes for the second time at least.
+bool StepGraph::may_capture(const Observation& now) const {
+  if (!(last_ && is_alike(*last_, now)) && !(graph_ && is_alike(graph_->seen, now))) return false;
   return CapturedGraph::live.load(std::memory_order_relaxed) < kMostGraphs + (graph_ ? 1 : 0);
 }
 
