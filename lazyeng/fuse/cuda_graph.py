@@ -50,5 +50,5 @@ class Graph:
         """Ends what torch leaves open if a capture fails: the pool's claim on allocations."""
         _failed.append(self._graph)
         with contextlib.suppress(Exception):
-            torch._C._cuda_endAllocateToPool(self._device, self._pool)  # pyright: ignore[reportAttributeAccessIssue]
-            torch._C._cuda_releasePool(self._device, self._pool)  # pyright: ignore[reportAttributeAccessIssue]
+            torch._C._cuda_endAllocateToPool(self._device, self._pool)
+            torch._C._cuda_releasePool(self._device, self._pool)
