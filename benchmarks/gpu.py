@@ -3,7 +3,8 @@
 Method. Each way to run a program (eager, lazy, torch.compile(mode="reduce-overhead")) has a model
 of its own and is warm before anything is timed. They take turns in bursts, each of which ends when
 the device is done; a figure is the median over rounds of ratios within a round. Above 1 lazy, or
-torch.compile, is faster than eager. A lazy burst runs within one lazy() block.
+torch.compile, is faster than eager. A lazy burst runs within one lazy() block; "graphs" are lazy
+bursts with LAZYENG_CUDA_GRAPHS=on.
 
 Chains are given in the bandwidth of a copy (`y.copy_(x)`, measured in the same rounds) that reads
 and writes as much as they would if they read x once and wrote their result once: 1.0 is a copy.
@@ -26,6 +27,7 @@ import torch
 import lazyeng
 from benchmarks.gpu_programs import CHAINS, LAUNCH_BOUND, decode
 from benchmarks.workloads import Step
+from lazyeng import _C
 
 Burst = Callable[[int], float]  # runs so many steps, returns the seconds
 
@@ -36,8 +38,11 @@ def finish(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def burst_of(step: Callable[[], object], device: str, lazy: bool = False) -> Burst:
+def burst_of(
+    step: Callable[[], object], device: str, lazy: bool = False, graphs: bool = False
+) -> Burst:
     def burst(count: int) -> float:
+        _C.set_cuda_graphs(graphs)
         start = time.perf_counter()
         if lazy:
             with lazyeng.lazy():
@@ -88,16 +93,21 @@ def cell(figure: float | None, width: int = 9) -> str:
 
 def steps(device: str, options: argparse.Namespace) -> Iterator[str]:
     """Rows: the time of eager by those of the others."""
-    yield f"{'':22}{'eager us':>9}{'lazy':>9}{'wanted':>9}{'compile':>9}{'over it':>9}{'wanted':>9}"
+    titles = ("lazy", "graphs", "wanted", "compile", "over it", "wanted")
+    yield f"{'':22}{'eager us':>9}" + "".join(f"{title:>9}" for title in titles)
     programs = {name: (functools.partial(make, device), 3.0) for name, make in LAUNCH_BOUND.items()}
     programs["Llama, batch 1"] = (functools.partial(decode, device, options.small), 2.0)
     for name, (make, wanted) in programs.items():
-        bursts = {"eager": burst_of(make(), device), "lazy": burst_of(make(), device, lazy=True)}
+        bursts = {
+            "eager": burst_of(make(), device), "lazy": burst_of(make(), device, lazy=True),
+            "graphs": burst_of(make(), device, lazy=True, graphs=True),
+        }  # fmt: skip
         if options.compile and (burst := compiled(make(), device)):
             bursts["compile"] = burst
         found = in_turns(bursts, options)
         figures = [
-            ratio(found, "eager", "lazy"), wanted, ratio(found, "eager", "compile"),
+            ratio(found, "eager", "lazy"), ratio(found, "eager", "graphs"), wanted,
+            ratio(found, "eager", "compile"),
             ratio(found, "compile", "lazy"), 1.2 if name in LAUNCH_BOUND else None,
         ]  # fmt: skip
         eager = statistics.median(found["eager"]) * 1e6

@@ -230,6 +230,9 @@ def fused_ops() -> dict[str, bool]:
 def tried_ops() -> dict[str, tuple[str, str, str, str]]:
     """By name the ops that are tried, and what was found for float32, float64, float16 and bfloat16: "untried", "wanted", "running", "same", "same if dense" or "other"."""
 
+def set_cuda_graphs(on: bool, /) -> None:
+    """Whether loops on a GPU are launched as CUDA graphs."""
+
 def set_inexact_device_fusion(on: bool, /) -> None:
     """The same for groups of other devices than the CPU."""
 

@@ -72,6 +72,7 @@ class Config:
     max_pending_bytes: int
     max_pool_bytes: int
     fusion: str
+    cuda_graphs: bool
     cache_dir: Path
     logs: frozenset[str]
 
@@ -141,6 +142,11 @@ MAX_POOL_BYTES = Variable(
     "LAZYENG_MAX_POOL_BYTES", _positive, _eighth_of_memory,
     "bound of memory that is kept for reuse, in bytes", _EIGHTH,
 )  # fmt: skip
+CUDA_GRAPHS = Variable(
+    "LAZYENG_CUDA_GRAPHS", lambda text: _choice("on", "off")(text) == "on", lambda: False,
+    "`on`: what a loop launches on a GPU in each step becomes a CUDA graph "
+    "(docs/gpu.md); `off` as long as no GPU has run that", "`off`",
+)  # fmt: skip
 CACHE_DIR = Variable(
     "LAZYENG_CACHE_DIR", Path, _user_cache,
     "the folder of compiled kernels (docs/triton.md)",
@@ -154,7 +160,7 @@ LOGS = Variable(
 
 VARIABLES: tuple[Variable[Any], ...] = (
     MODE, NUM_WORKERS, STACK_CAPTURE, TRACEBACK, FUSION, MAX_PENDING_OPS, MAX_PENDING_BYTES,
-    MAX_POOL_BYTES, CACHE_DIR, LOGS,
+    MAX_POOL_BYTES, CUDA_GRAPHS, CACHE_DIR, LOGS,
 )  # fmt: skip
 
 
@@ -172,6 +178,7 @@ def read() -> Config:
         max_pending_bytes=MAX_PENDING_BYTES.read(),
         max_pool_bytes=MAX_POOL_BYTES.read(),
         fusion=FUSION.read(),
+        cuda_graphs=CUDA_GRAPHS.read(),
         cache_dir=CACHE_DIR.read(),
         logs=LOGS.read(),
     )

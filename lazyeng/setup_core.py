@@ -88,6 +88,7 @@ def _apply(config: Config) -> None:
     _C.set_inexact_device_fusion(config.fusion != "exact")
     if config.fusion not in ("exact", "off"):  # (their last bits are not torch's)
         _C.set_chosen_ops(list(names.ALONE), list(names.PAIRS), list(names.LISTS))
+    _C.set_cuda_graphs(config.cuda_graphs)
     _C.set_fusion_log("fusion" in config.logs)
     _C.set_limits(config.max_pending_ops, config.max_pending_bytes)
 

@@ -6,12 +6,16 @@ from lazyeng import _C
 
 # Gauges tell the state now and are not reset; the rest counts since the last reset.
 _GAUGES = frozenset(
-    {"pending_ops", "pending_bytes", "pool_bytes", "peak_bytes", "stack_table_entries"}
-)
+    {
+        "pending_ops", "pending_bytes", "pool_bytes", "peak_bytes", "graph_bytes",
+        "stack_table_entries",
+    }
+)  # fmt: skip
 _KEYS = (
-    "recorded", "executed", "groups", "hand_written", "replayed", "launches", "on_one_core",
-    "in_parts", "crowded", "plans", "syncs", "fallbacks", "pending_ops", "pending_bytes",
-    "pool_bytes", "peak_bytes", "stack_table_entries",
+    "recorded", "executed", "groups", "hand_written", "replayed", "launches",
+    "graph_launches", "on_one_core", "in_parts", "crowded", "plans", "syncs", "fallbacks",
+    "pending_ops", "pending_bytes", "pool_bytes", "peak_bytes", "graph_bytes",
+    "stack_table_entries",
 )  # fmt: skip
 _base: dict[str, int] = {}
 
@@ -23,7 +27,8 @@ def engine_stats() -> dict[str, int]:
         ``recorded``, ``executed``: ops recorded and run; ``groups``: fused groups run;
         ``hand_written``: ops that ran as kernels of the table in docs/triton.md, on GPUs;
         ``replayed``: ops whose groups were known from an earlier step of a loop;
-        ``launches``: kernels started, one for each group and each op that ran alone;
+        ``launches``: kernels started, one for each group, each graph, and each op that ran alone;
+        ``graph_launches``: CUDA graphs launched;
         ``on_one_core``: ops run on one core although their kernels may take all;
         ``in_parts``: large ops run on threads that had nothing else to do, one that waits included;
         ``crowded``: how often threads of large kernels stood in line for cores that other programs
@@ -33,7 +38,8 @@ def engine_stats() -> dict[str, int]:
         cannot be recorded;
         ``pending_ops``, ``pending_bytes``: recorded and not complete, and the bytes that they will
         allocate; ``pool_bytes``: kept for reuse by the buffer pool; ``peak_bytes``: the most that
-        was ever in use of its buffers; ``stack_table_entries``: distinct creation stacks kept.
+        was ever in use of its buffers; ``graph_bytes``: results and copied inputs that live with
+        CUDA graphs; ``stack_table_entries``: distinct creation stacks kept.
     """
     now = _now()
     return {key: now[key] - (0 if key in _GAUGES else _base.get(key, 0)) for key in _KEYS}

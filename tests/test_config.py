@@ -13,9 +13,10 @@ from lazyeng import LazyTensor, lazy, wrap
 from . import fresh
 
 STATS = {
-    "recorded", "executed", "groups", "hand_written", "replayed", "launches", "on_one_core",
-    "in_parts", "crowded", "plans", "syncs", "fallbacks", "pending_ops", "pending_bytes",
-    "pool_bytes", "peak_bytes", "stack_table_entries",
+    "recorded", "executed", "groups", "hand_written", "replayed", "launches",
+    "graph_launches", "on_one_core", "in_parts", "crowded", "plans", "syncs", "fallbacks",
+    "pending_ops", "pending_bytes", "pool_bytes", "peak_bytes", "graph_bytes",
+    "stack_table_entries",
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@
 #include "csrc/fuse/group.h"
 #include "csrc/fuse/op_table.h"
 #include "csrc/fuse/plan.h"
+#include "csrc/fuse/step_graph.h"
 #include "csrc/fuse/step_plan.h"
 #include "csrc/record/accelerator.h"
 #include "csrc/record/collectives.h"
@@ -100,6 +101,7 @@ PyObject* stats(PyObject*, PyObject*) {
   const record::RecordCounters& recorded = recorder.counters();
   using ull = unsigned long long;
   const fuse::Stats& fused = fuse::stats();
+  const fuse::GraphStats& graphs = fuse::graph_stats();
   const ull groups = fused.groups;
   const ull executed = counters.executed + recorded.at_once;
   const run::BufferStats buffers = run::buffer_stats();
@@ -109,7 +111,8 @@ PyObject* stats(PyObject*, PyObject*) {
       {"groups", groups},
       {"hand_written", fused.by_hand},
       {"replayed", fuse::replayed_nodes()},
-      {"launches", executed + groups - fused.members},
+      {"launches", executed + groups - fused.members + graphs.launches - graphs.nodes},
+      {"graph_launches", graphs.launches},
       {"on_one_core", run::ops_on_one_core()},
       {"in_parts", run::ops_in_parts()},
       {"crowded", run::openmp_helpers().times_crowded()},
@@ -120,6 +123,7 @@ PyObject* stats(PyObject*, PyObject*) {
       {"pending_bytes", counters.pending_bytes},
       {"pool_bytes", buffers.kept},
       {"peak_bytes", buffers.peak},
+      {"graph_bytes", graphs.bytes},
       {"stack_table_entries", stacks::table_size()},
   };
   PyRef dict(PyDict_New());
@@ -267,6 +271,11 @@ PyObject* set_inexact_device_fusion(PyObject*, PyObject* on) {
   Py_RETURN_NONE;
 }
 
+PyObject* set_cuda_graphs(PyObject*, PyObject* on) {
+  fuse::set_cuda_graphs(on == Py_True);
+  Py_RETURN_NONE;
+}
+
 PyObject* plan_count(PyObject*, PyObject*) { return PyLong_FromSize_t(fuse::plan_count()); }
 
 PyObject* set_fusion_log(PyObject*, PyObject* on) {
@@ -304,6 +313,7 @@ PyMethodDef engine_methods[] = {
     {"set_window_bounds", set_window_bounds, METH_VARARGS, nullptr},
     {"set_inexact_fusion", set_inexact_fusion, METH_O, nullptr},
     {"set_inexact_device_fusion", set_inexact_device_fusion, METH_O, nullptr},
+    {"set_cuda_graphs", set_cuda_graphs, METH_O, nullptr},
     {"plan_count", plan_count, METH_NOARGS, nullptr},
     {"set_fusion_log", set_fusion_log, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -349,6 +349,8 @@ Launched launch_calls(c10::ArrayRef<run::Node*> nodes,
     if (!run.find()) return Launched::no;
     const auto kernels = kernels_for(run, nodes[0]->device);
     if (!kernels) return Launched::no;
+    // (Their upload would be captured as a copy from memory that others have by the next launch.)
+    if (nodes[0]->captured && !kernels->tables.empty()) return Launched::no;
     RECORD_FUNCTION("lazyeng::hand_written", c10::ArrayRef<const c10::IValue>());
     const c10::DeviceGuard here(nodes[0]->device);
     const run::OnStream on_stream(*nodes[0]);

@@ -33,7 +33,7 @@ bool overwrites(const run::TensorArg& arg) {
 /// The references to the var that claims hold: that of the group, or, before it has any, those of
 /// its members.
 size_t claims_on(const Group& group, const run::StorageVar& var) {
-  if (!group.claims().empty()) return 1;
+  if (group.claimed) return 1;
   size_t claims = 0;
   for (const Member& member : group.members)
     for (const engine::Access& claim : member.node->claims()) claims += claim.var.get() == &var;
@@ -131,6 +131,7 @@ uint64_t Group::claim() {
     else
       add_read(run::StorageVarRef(var.var));
   }
+  claimed = true;
   return spared;
 }
 
@@ -245,15 +246,19 @@ bool Group::run_kernels(const PlanRef& plan) {
   return launched != Launched::no;
 }
 
-bool Group::run_by_hand() {
+Launched Group::launch_by_hand(std::exception_ptr& error) const {
   const std::vector<bool> needed = needed_vars(*this);
   const auto is_dead = [&](const run::Value& value) {
     for (size_t v = 0; v < vars.size(); ++v)
       if (vars[v].var == &value.var()) return !needed[v];
     return false;
   };
+  return launch_calls(nodes_of(*this), is_dead, error);
+}
+
+bool Group::run_by_hand() {
   std::exception_ptr error;
-  const Launched launched = launch_calls(nodes_of(*this), is_dead, error);
+  const Launched launched = launch_by_hand(error);
   if (launched == Launched::partly) settle_lost(error);
   return launched != Launched::no;
 }
@@ -291,6 +296,19 @@ bool Group::run_planned() {
   if (logging()) report(*this, *plan);
   stats().bytes_saved.fetch_add(plan->bytes_saved, std::memory_order_relaxed);
   return true;
+}
+
+bool Group::capture() noexcept {
+  std::exception_ptr error;
+  Launched launched = Launched::no;
+  if (by_hand)
+    launched = launch_by_hand(error);
+  else if (const PlanRef plan = plan_of_program(); is_trusted(*plan))
+    launched = launch_group(*this, plan, error);
+  if (launched != Launched::no) return launched == Launched::yes;
+  return std::ranges::all_of(members, [](const Member& member) {
+    return !member.node->run() && !member.node->asks_again();
+  });
 }
 
 engine::FailurePtr Group::run() noexcept {

@@ -42,6 +42,7 @@ struct GroupVar {
 
 class PlannedPrograms;
 struct Plan;
+enum class Launched : uint8_t;
 
 /// What a group goes over, and how it may run.
 struct GroupTraits {
@@ -63,17 +64,22 @@ class Group final : public engine::Op, public GroupTraits, public engine::Pooled
   /// To be called once all members are there, before the group is pushed. Returns by how many bytes
   /// it costs less than its members: results that nobody holds any more get no memory.
   uint64_t claim();
+  /// Of a group that is part of a graph: its kernels, or its members' if it has none, are captured.
+  /// False: that failed. Nothing counts, and nothing is settled.
+  bool capture() noexcept;
 
   std::vector<Member> members;
   std::vector<GroupValue> values;
   std::vector<GroupVar> vars;
   std::shared_ptr<PlannedPrograms> programs;  ///< of its step plan; null: it has none
+  bool claimed = false;  ///< it, or what it is part of, holds the one claim on each of its vars
 
  private:
   bool can_fuse() const;
   bool run_fused(const std::shared_ptr<const Plan>& plan);
   bool run_tiles(const Plan& plan);
   bool run_kernels(const std::shared_ptr<const Plan>& plan);
+  Launched launch_by_hand(std::exception_ptr& error) const;
   bool run_by_hand();
   bool run_planned();
   std::shared_ptr<const Plan> plan_of_program() const;

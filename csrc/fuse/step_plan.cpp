@@ -8,6 +8,8 @@
 
 #include "csrc/fuse/op_table.h"
 #include "csrc/fuse/planned_programs.h"
+#include "csrc/fuse/planned_segments.h"
+#include "csrc/fuse/step_graph.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -161,6 +163,7 @@ class StepPlan {
 
   /// Moves the nodes to what is to be pushed. False: not these; nothing has changed.
   bool replay(StepPlans::Batch& nodes, StepPlans::Batch& ops, uint64_t& spared) const;
+  StepPlans::Batch in_segments(StepPlans::Batch ops) { return segments_.divide(std::move(ops)); }
 
  private:
   const Key words_;
@@ -168,6 +171,7 @@ class StepPlan {
   /// What is pushed: places of nodes, and below zero those of groups, from -1 on.
   std::vector<int32_t> order_;
   std::vector<PlannedGroup> groups_;
+  PlannedSegments segments_;
 };
 
 StepPlan::StepPlan(Key words, std::vector<run::GeometryRef> looks, const StepPlans::Batch& ops,
@@ -277,11 +281,11 @@ StepPlans::Batch StepPlans::run(Batch nodes) {
   if (!describe(nodes)) return partition(std::move(nodes));
   const uint64_t hash = HashKey()(words_);
   Batch ops;
-  if (const StepPlan* plan = find(hash)) {
+  if (StepPlan* const plan = find(hash)) {
     const size_t count = nodes.size();
     if (!plan->replay(nodes, ops, spared_)) return partition(std::move(nodes));
     replayed.fetch_add(count, std::memory_order_relaxed);
-    return ops;
+    return cuda_graphs() ? plan->in_segments(std::move(ops)) : std::move(ops);
   }
   if (is_new(hash)) return partition(std::move(nodes));
   const NodePlaces places = places_of(nodes);

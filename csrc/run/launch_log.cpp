@@ -317,7 +317,7 @@ LaunchLog& log_of(c10::Device device) {
 }  // namespace
 
 Launch::Launch(const Node& node) : node_(node) {
-  if (node.device.is_cpu()) return;
+  if (node.device.is_cpu() || node.captured) return;
   const auto begun = log_of(node.device).begin(node);
   ticket_ = begun.ticket;
   launched_ = begun.launched;

@@ -76,6 +76,7 @@ OnStream::OnStream(const Node& node) {
 }
 
 void wait_for_other_streams(c10::ArrayRef<const Node*> nodes) {
+  if (nodes[0]->captured) return;
   const c10::Stream stream = launch_stream(*nodes[0]);
   StreamWaits waits(stream);
   for (const Node* node : nodes) add_waits(*node, waits, stream);
@@ -83,6 +84,7 @@ void wait_for_other_streams(c10::ArrayRef<const Node*> nodes) {
 }
 
 EventRef note_launch(c10::ArrayRef<const Node*> nodes) {
+  if (nodes[0]->captured) return nullptr;
   const c10::Stream stream = launch_stream(*nodes[0]);
   const EventRef done = stream == default_stream(stream.device()) ? nullptr : event_on(stream);
   for (const Node* node : nodes) note(*node, stream, done);

@@ -74,7 +74,7 @@ class Anchor {
 }  // namespace
 
 StreamRange::StreamRange(const Node& node) : node_(node) {
-  if (!tracing() || node.device.is_cpu()) return;
+  if (!tracing() || node.device.is_cpu() || node.captured) return;
   begin_ = timed_event_on(launch_stream(node));
 }
 

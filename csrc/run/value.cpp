@@ -61,6 +61,11 @@ void Value::set_real(const at::Tensor& tensor) {
   if (old) ImplPtr::reclaim(old);
 }
 
+void Value::drop_real() {
+  if (c10::TensorImpl* old = real_.exchange(nullptr, std::memory_order_acq_rel))
+    ImplPtr::reclaim(old);
+}
+
 at::Tensor Value::fresh_real() const {
   // An op that overwrites what a failed op should have made: there is no memory yet.
   if (!var_->engine_face()) var_->set_engine_face(new_storage(var_->nbytes(), geometry_->device()));

@@ -31,6 +31,8 @@ class Value final : public RefCounted, public engine::Pooled<Value> {
   at::Tensor real();
   /// Installs what the op returned. By the op that makes this value, while it holds the write.
   void set_real(const at::Tensor& tensor);
+  /// Lets go of the real tensor. By who alone uses the value.
+  void drop_real();
   /// A fresh tensor object over the engine face, for ops that change the object itself.
   at::Tensor fresh_real() const;
   /// A fresh plain tensor over the user face, for handing out to Python.

@@ -4,7 +4,8 @@
 // order of their stream; memory belongs to the stream that it was allocated on, and what is freed
 // is overwritten in that stream's order; a kernel that fails takes all of the device down, and
 // some later call tells. Each op runs its CPU kernel on the same memory. A test makes everything
-// slow (`set_delay`), so that whatever is not ordered is seen.
+// slow (`set_delay`), so that whatever is not ordered is seen. A stream can be captured
+// (capture.h).
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -29,16 +30,30 @@
 #include <set>
 #include <thread>
 
+#include "capture.h"
+
 namespace {
 
 constexpr int kDevices = 2;
-constexpr int kStreams = 8;  // of each device; the first is the default stream
+constexpr int kStreams = 10;   // of each device; the first is the default stream
+constexpr int kImportant = 2;  // the last ones: they have a higher priority, and are for few
 constexpr int kDeviceAssert = 710, kInvalidHandle = 400;
 
 std::atomic<int64_t> delay_us{0};
 std::atomic<int64_t> launches{0}, finished{0};  // kernels
 std::atomic<int64_t> host_waits{0};             // calls that waited for a stream or an event
 std::atomic<bool> held{false};
+std::atomic<int64_t> graph_launches{0};
+std::atomic<int64_t> captures_to_fail{0};  // so many from now on
+
+using CaptureRef = std::shared_ptr<Capture>;
+/// That the calling thread has begun.
+thread_local CaptureRef own_capture;
+
+/// Before what waits on the host.
+void may_wait() {
+  if (own_capture) own_capture->refuse("the host waits");
+}
 
 // ---- streams
 
@@ -64,6 +79,16 @@ class StreamThread {
   }
   int device() const { return device_; }
 
+  /// Null: it is not being captured.
+  CaptureRef capture() {
+    std::lock_guard lock(mutex_);
+    return capture_;
+  }
+  void set_capture(CaptureRef capture) {
+    std::lock_guard lock(mutex_);
+    capture_ = std::move(capture);
+  }
+
   std::atomic<int64_t> kernels{0};
 
  private:
@@ -88,6 +113,7 @@ class StreamThread {
   std::deque<std::function<void()>> work_;
   uint64_t enqueued_ = 0, done_ = 0;
   bool running_ = false;
+  CaptureRef capture_;
 };
 
 struct DeviceState {
@@ -126,6 +152,9 @@ void check(int device) {
 void launch(StreamThread& stream, std::function<void()> kernel) {
   DeviceState& device = state_of(stream.device());
   check(stream.device());
+  if (const CaptureRef capture = stream.capture())
+    return capture->add({std::move(kernel), /*kernel=*/true});
+  if (own_capture) own_capture->refuse("work on another stream");
   ++launches;
   ++stream.kernels;
   stream.enqueue([&device, kernel = std::move(kernel)] {
@@ -140,6 +169,18 @@ void launch(StreamThread& stream, std::function<void()> kernel) {
   });
 }
 
+void launch(const CaptureRef& graph, StreamThread& stream) {
+  check(stream.device());
+  if (stream.capture() || own_capture) Capture::fail(900, "a graph within a capture");
+  ++graph_launches;
+  // (Each keeps the graph, and so its memory, until it is done.)
+  for (const Capture::Work& work : graph->work)
+    if (work.kernel)
+      launch(stream, [graph, &work] { work.run(); });
+    else
+      stream.enqueue([graph, &work] { work.run(); });
+}
+
 void hold_streams(int device, int first, int end) {
   held = true;
   for (int s = first; s < end; ++s) state_of(device).streams[s]->enqueue([] { held.wait(true); });
@@ -151,6 +192,7 @@ struct Event {
   std::mutex mutex;
   std::condition_variable news;
   uint64_t recorded = 0, done = 0;
+  bool captured = false;  // recorded last on a stream that was being captured
   std::chrono::steady_clock::time_point came;
 
   void wait(uint64_t version) {
@@ -159,6 +201,8 @@ struct Event {
   }
   bool is_done() {
     std::lock_guard lock(mutex);
+    if (captured)
+      Capture::fail(907, "operation not permitted on an event last recorded in a capture");
     return done >= recorded;
   }
 };
@@ -168,6 +212,8 @@ void record_event(const EventRef& event, StreamThread& stream) {
   uint64_t version;
   {
     std::lock_guard lock(event->mutex);
+    event->captured = stream.capture() != nullptr;
+    if (event->captured) return;
     version = ++event->recorded;
   }
   stream.enqueue([event, version] {
@@ -196,10 +242,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
     static std::atomic<int> next{0};
-    return c10::Stream(c10::Stream::UNSAFE, device, 1 + next++ % (kStreams - 1));
+    return c10::Stream(c10::Stream::UNSAFE, device, 1 + next++ % (kStreams - kImportant - 1));
   }
-  c10::Stream getNewStream(c10::Device device, int) const override {
-    return getStreamFromGlobalPool(device, false);
+  c10::Stream getNewStream(c10::Device device, int priority) const override {
+    if (priority >= 0) return getStreamFromGlobalPool(device, false);
+    static std::atomic<int> next{0};
+    return c10::Stream(c10::Stream::UNSAFE, device, kStreams - kImportant + next++ % kImportant);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     const int before = std::exchange(current_stream[stream.device_index()], int(stream.id()));
@@ -217,34 +265,44 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void block(void* event, const c10::Stream& stream) const override {
     if (!event) return;
     const EventRef keep = *static_cast<EventRef*>(event);
+    const CaptureRef capture = stream_of(stream).capture();
     uint64_t version;
     {
       std::lock_guard lock(keep->mutex);
+      if (capture && keep->captured) return;  // (in one stream all is in order)
+      if (capture) capture->refuse("it waits for work that is not captured");
+      if (keep->captured) Capture::fail(905, "a stream that is not captured waits for one that is");
       version = keep->recorded;
     }
     stream_of(stream).enqueue([keep, version] { keep->wait(version); });
   }
   bool queryEvent(void* event) const override {
+    may_wait();
     check(current_device);
     return !event || (*static_cast<EventRef*>(event))->is_done();
   }
   void synchronizeEvent(void* event) const override {
+    may_wait();
     ++host_waits;
     if (!event) return;
     Event& e = **static_cast<EventRef*>(event);
+    e.is_done();
     e.wait(e.recorded);
     check(current_device);
   }
   bool queryStream(const c10::Stream& stream) const override {
+    may_wait();
     check(stream.device_index());
     return stream_of(stream).is_done();
   }
   void synchronizeStream(const c10::Stream& stream) const override {
+    may_wait();
     ++host_waits;
     stream_of(stream).wait();
     check(stream.device_index());
   }
   void synchronizeDevice(c10::DeviceIndex device) const override {
+    may_wait();
     for (auto& stream : state_of(device).streams) stream->wait();
     check(device);
   }
@@ -266,6 +324,7 @@ struct Block {
   size_t size;
   StreamThread* stream;
   std::set<StreamThread*> also_used_by;
+  CaptureRef pool;  // that it is of; null: anybody's
 };
 
 /// As CUDA's caching allocator: a freed block goes to the next that asks on the same stream, at
@@ -312,6 +371,10 @@ class DeviceMemory final : public c10::DeviceAllocator {
     return {limit(device) - std::min(limit(device), used(device)), limit(device)};
   }
 
+  static void freed(int device, size_t bytes) {
+    std::lock_guard lock(mutex());
+    used(device) -= bytes;
+  }
   void set_limit(int device, size_t bytes) {
     std::lock_guard lock(mutex());
     limit(device) = bytes;
@@ -339,22 +402,31 @@ class DeviceMemory final : public c10::DeviceAllocator {
     }
   }
 
+  /// From the system.
+  static void* make(int device, size_t size) {
+    if (used(device) + size > limit(device))
+      throw c10::OutOfMemoryError(
+          {__func__, __FILE__, __LINE__},
+          "CUDA out of memory. Tried to allocate " + std::to_string(size) + " bytes.");
+    used(device) += size;
+    peak(device) = std::max(peak(device), used(device));
+    void* const data = std::malloc(size);
+    std::memset(data, 0xfb, size);
+    return data;
+  }
+
   Block* take(StreamThread& stream, size_t size) {
+    CaptureRef capture = stream.capture();
+    if (own_capture && own_capture != capture) own_capture->refuse("memory for another stream");
     std::lock_guard lock(mutex());
+    if (capture) {
+      void* data = capture->take(size);
+      if (!data) data = make(stream.device(), size);
+      return new Block{data, size, &stream, {}, std::move(capture)};
+    }
     collect();
     auto& kept = free_blocks()[{&stream, size}];
-    if (kept.empty()) {
-      const int device = stream.device();
-      if (used(device) + size > limit(device))
-        throw c10::OutOfMemoryError(
-            {__func__, __FILE__, __LINE__},
-            "CUDA out of memory. Tried to allocate " + std::to_string(size) + " bytes.");
-      used(device) += size;
-      peak(device) = std::max(peak(device), used(device));
-      Block* block = new Block{std::malloc(size), size, &stream, {}};
-      std::memset(block->data, 0xfb, size);
-      return block;
-    }
+    if (kept.empty()) return new Block{make(stream.device(), size), size, &stream, {}, nullptr};
     Block* block = kept.back();
     kept.pop_back();
     return block;
@@ -366,8 +438,22 @@ class DeviceMemory final : public c10::DeviceAllocator {
     free_blocks()[{block->stream, block->size}].push_back(block);
   }
 
+  /// Of a graph: what has been freed is overwritten at that place of the graph.
+  static void give_back_to_pool(Block* block) {
+    if (block->stream->capture() == block->pool) {
+      const auto poison = [data = block->data, size = block->size] {
+        std::memset(data, 0xfb, size);
+      };
+      std::lock_guard lock(block->pool->mutex);
+      block->pool->work.push_back({poison, /*kernel=*/false});
+    }
+    block->pool->give_back(block->data, block->size);
+    delete block;  // (perhaps the last that holds the pool)
+  }
+
   static void give_back(void* context) {
     Block* block = static_cast<Block*>(context);
+    if (block->pool) return give_back_to_pool(block);
     std::lock_guard lock(mutex());
     if (block->also_used_by.empty()) return keep(block);
     Waiting waits{block, {}};
@@ -407,6 +493,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
 DeviceMemory device_memory;
 C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 const bool allocator_registered = [] {
+  Capture::freed = &DeviceMemory::freed;
   c10::SetAllocator(c10::kCUDA, &device_memory, 1);
   return true;
 }();
@@ -619,6 +706,7 @@ void resize_storage(const at::Tensor& tensor, size_t nbytes) {
 /// Results whose shapes only the values tell: the device is waited for, as CUDA's kernels do.
 void run_with_host(const c10::OperatorHandle& op, torch::jit::Stack args, int device,
                    torch::jit::Stack* stack) {
+  may_wait();
   stream_of(device).wait();
   check(device);
   const BelowEverything below;
@@ -713,14 +801,15 @@ void run_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       hosts.push_back(with_device(map_tensors(arg, queued_twin), c10::kCPU));
     std::vector<at::Tensor> twins;
     for (const at::Tensor& tensor : made) twins.push_back(host_twin(tensor));
-    launch(stream_of(device), [op, hosts, twins, schema]() mutable {
+    launch(stream_of(device), [op, hosts, twins, schema] {
       const BelowEverything below;
-      op.callBoxed(hosts);
+      torch::jit::Stack stack = hosts;  // (a graph runs it many times)
+      op.callBoxed(stack);
       size_t next = 0;
-      for (size_t r = 0; r < hosts.size(); ++r) {
+      for (size_t r = 0; r < stack.size(); ++r) {
         if (aliased_argument(schema, schema.returns()[r]) >= 0) continue;
-        map_tensors(hosts[r], [&](const at::Tensor& tensor) {
-          if (tensor.defined()) twins[next++].copy_(tensor);
+        map_tensors(stack[r], [&](const at::Tensor& tensor) {
+          if (tensor.defined()) at::Tensor(twins[next++]).copy_(tensor);
           return tensor;
         });
       }
@@ -763,6 +852,8 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   // (What is not pinned is read before the call returns.)
   const bool later = non_blocking && (up || is_pinned(to));
   const BelowEverything below;
+  if (own_capture && (!later || !is_pinned(up ? from : to)) && !(up && from_device))
+    own_capture->refuse("a copy of memory that is not pinned");
   if (up && !from_device && !is_pinned(from)) from = from.clone();
   launch(stream_of(device), [to, from] {
     const BelowEverything below;
@@ -806,14 +897,72 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& dy, const
 
 /// For driver.cpp: a kernel on a stream (null: the device's default one). Returns the driver's
 /// error.
-extern "C" int simulated_cuda_launch(int device, void* stream, void (*kernel)(void*),
-                                     void* context) {
+int simulated_cuda_launch(int device, void* stream, std::function<void()> kernel) {
   if (state_of(device).lost) return kDeviceAssert;
   StreamThread& on = stream ? *static_cast<StreamThread*>(stream) : *state_of(device).streams[0];
   if (on.device() != device) return kInvalidHandle;
-  launch(on, [kernel, context] { kernel(context); });
+  try {
+    launch(on, std::move(kernel));
+  } catch (const c10::AcceleratorError& error) {
+    return error.get_error_code();
+  }
   return 0;
 }
+
+namespace {
+
+// ---- graphs
+
+std::map<int64_t, CaptureRef>& graphs() {
+  static auto* const made = new std::map<int64_t, CaptureRef>;
+  return *made;
+}
+
+std::mutex graphs_mutex;
+
+CaptureRef graph_of(int64_t id) {
+  std::lock_guard lock(graphs_mutex);
+  return graphs().at(id);
+}
+
+/// Of the calling thread's stream. (All of these are called on the thread that began it.)
+int64_t begin_graph() {
+  StreamThread& stream = stream_of(current_device);
+  check(current_device);
+  if (current_stream[current_device] == 0) Capture::fail(900, "the default stream is not captured");
+  if (stream.capture() || own_capture) Capture::fail(900, "it is being captured already");
+  own_capture = std::make_shared<Capture>(current_device);
+  stream.set_capture(own_capture);
+  std::lock_guard lock(graphs_mutex);
+  static int64_t last = 0;
+  graphs()[++last] = own_capture;
+  return last;
+}
+
+void end_graph(int64_t id) {
+  const CaptureRef capture = graph_of(id);
+  StreamThread& stream = stream_of(current_device);
+  if (stream.capture() != capture || own_capture != capture)
+    Capture::fail(900, "a capture ends on another stream, or thread, than it began on");
+  stream.set_capture(nullptr);
+  own_capture = nullptr;
+  if (captures_to_fail > 0) {
+    --captures_to_fail;
+    capture->invalid = "a test wants it to fail";
+  }
+  if (!capture->invalid.empty()) Capture::fail(901, "invalid capture: " + capture->invalid);
+}
+
+void drop_graph(int64_t id) {
+  CaptureRef dropped;
+  std::lock_guard lock(graphs_mutex);
+  if (const auto found = graphs().find(id); found != graphs().end()) {
+    dropped = std::move(found->second);
+    graphs().erase(found);
+  }
+}
+
+}  // namespace
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_op>()); }
 
@@ -857,6 +1006,19 @@ TORCH_LIBRARY(simulated_cuda, m) {
         [](int64_t device, int64_t stream) -> int64_t {
           return state_of(int(device)).streams[stream]->kernels;
         });
+  // What torch.cuda.CUDAGraph calls (device.py).
+  m.def("begin_graph() -> int", &begin_graph);
+  m.def("end_graph(int graph) -> ()", &end_graph);
+  m.def("launch_graph(int graph) -> ()",
+        [](int64_t id) { launch(graph_of(id), stream_of(current_device)); });
+  m.def("drop_graph(int graph) -> ()", &drop_graph);
+  // How many there are, how often one was launched; so many captures from now on are invalid.
+  m.def("graphs() -> int", []() -> int64_t {
+    std::lock_guard lock(graphs_mutex);
+    return int64_t(graphs().size());
+  });
+  m.def("graph_launches() -> int", []() -> int64_t { return graph_launches; });
+  m.def("fail_captures(int count) -> ()", [](int64_t count) { captures_to_fail = count; });
   m.def("finished() -> int", []() -> int64_t { return finished; });
   m.def("launches() -> int", []() -> int64_t { return launches; });
   m.def("synchronize() -> ()", [] {

@@ -16,3 +16,30 @@ import torch  # noqa: E402
 
 torch.cuda._lazy_init = lambda: None
 torch.cuda.is_available = lambda: True
+
+
+class Graph:
+    """In place of ``torch.cuda.CUDAGraph``."""
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._graph = 0
+
+    def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
+        # (In another mode, what other threads do would make it invalid.)
+        assert capture_error_mode == "thread_local", capture_error_mode
+        self._graph = torch.ops.simulated_cuda.begin_graph()
+
+    def capture_end(self) -> None:
+        torch.ops.simulated_cuda.end_graph(self._graph)
+
+    def replay(self) -> None:
+        torch.ops.simulated_cuda.launch_graph(self._graph)
+
+    def reset(self) -> None:
+        torch.ops.simulated_cuda.drop_graph(self._graph)
+
+    __del__ = reset
+
+
+torch.cuda.CUDAGraph = Graph
+torch.cuda.graph_pool_handle = lambda: (0, 1)

@@ -7,13 +7,13 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-extern "C" int simulated_cuda_launch(int device, void* stream, void (*kernel)(void*),
-                                     void* context);
+int simulated_cuda_launch(int device, void* stream, std::function<void()> kernel);
 
 namespace {
 
@@ -45,10 +45,9 @@ struct Call {
   std::vector<uint64_t> arguments;
 };
 
-void run(void* context) {
-  const std::unique_ptr<Call> call(static_cast<Call*>(context));
-  if (interpreter(call->function->module->source.c_str(), call->function->name.c_str(), call->grid,
-                  call->arguments.data()) != 0)
+void run(const Call& call) {
+  if (interpreter(call.function->module->source.c_str(), call.function->name.c_str(), call.grid,
+                  call.arguments.data()) != 0)
     throw std::runtime_error("the kernel failed");
 }
 
@@ -96,7 +95,7 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
 int cuFuncSetAttribute(void*, int, int) { return kSuccess; }
 int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned, unsigned, unsigned,
                    unsigned, void* stream, void** arguments, void**) {
-  auto call = std::make_unique<Call>();
+  auto call = std::make_shared<Call>();
   call->function = static_cast<Function*>(function);
   call->grid[0] = x, call->grid[1] = y, call->grid[2] = z;
   for (int i = 0; i < call->function->module->arguments; ++i) {
@@ -104,9 +103,7 @@ int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned,
     std::memcpy(&bytes, arguments[i], sizeof bytes);
     call->arguments.push_back(bytes);
   }
-  const int result = simulated_cuda_launch(device_of(contexts.back()), stream, &run, call.get());
-  if (result == kSuccess) call.release();
-  return result;
+  return simulated_cuda_launch(device_of(contexts.back()), stream, [call] { run(*call); });
 }
 int cuGetErrorName(int, const char** text) {
   *text = "CUDA_ERROR_SIMULATED";

@@ -1,0 +1,148 @@
+// csrc/fuse/segment.cpp: claims of several ops, and running them one by one.
+#include "csrc/fuse/segment.h"
+
+#include "csrc/fuse/step_graph.h"
+#include "csrc/run/torch_profiler.h"
+
+namespace lazyeng::fuse {
+namespace {
+
+bool overwrites(const run::TensorArg& arg) {
+  return arg.overwritten && arg.value->geometry().covers(arg.value->var().nbytes());
+}
+
+}  // namespace
+
+Group* as_group(engine::Op& op) { return dynamic_cast<Group*>(&op); }
+
+Segment::Segment(Batch ops, std::shared_ptr<StepGraph> graph)
+    : ops_(std::move(ops)), graph_(std::move(graph)) {
+  handles_failures = true;
+  weight = 0;
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    engine::Op& op = *ops_[i];
+    weight += op.weight;
+    cost_bytes += op.cost_bytes;
+    for (const engine::Access& claim : op.claims()) {
+      if (claim.write)
+        add_write(claim.var, claim.overwrites);
+      else
+        add_read(claim.var);
+    }
+    op.drop_claims();
+    if (const Group* const group = as_group(op))
+      for (const Member& member : group->members) nodes_.push_back(member.node.get());
+    else
+      nodes_.push_back(static_cast<run::Node*>(&op));
+    op_of_.resize(nodes_.size(), static_cast<uint32_t>(i));
+  }
+}
+
+engine::FailurePtr Segment::run() noexcept {
+  const run::SeenByTorchProfiler seen(*this);
+  if (!graph_->run(*this)) run_ops();
+  return nullptr;
+}
+
+void Segment::run_ops() noexcept {
+  size_t first = 0;
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    size_t end = first;
+    while (end < nodes_.size() && op_of_[end] == i) ++end;
+    if (Group* const group = as_group(*ops_[i]))
+      run_group(*group);
+    else
+      run_node(static_cast<run::Node&>(*ops_[i]));
+    let_go_of(i, first, end);
+    first = end;
+  }
+}
+
+/// Memory of what nobody holds any more goes now, as the segment's own claims would keep it.
+void Segment::let_go_of(size_t op, size_t first_node, size_t end_node) {
+  c10::SmallVector<run::StorageVar*, 16> vars;  // (kept by the claims)
+  for (size_t i = first_node; i < end_node; ++i) {
+    for (const run::TensorArg& arg : nodes_[i]->tensors)
+      if (arg.value) vars.push_back(&arg.value->var());
+    for (const run::ValueRef& value : nodes_[i]->outputs)
+      if (value) vars.push_back(&value->var());
+  }
+  ops_[op] = nullptr;
+  for (run::StorageVar* const var : vars)
+    if (var->use_count() == 1) var->set_engine_face(c10::Storage());
+}
+
+void Segment::run_node(run::Node& node) {
+  const engine::FailurePtr cause = failed_input(node);
+  engine::FailurePtr failure = cause ? node.skip(cause) : node.run();
+  if (!cause && node.asks_again()) failure = node.run();  // (a segment cannot wait for others)
+  settle(node, failure);
+}
+
+/// A group looks at the vars for failures; of what an op of this segment has failed they know only
+/// when all of it is over.
+bool Segment::met_failure(const Group& group) const {
+  for (const GroupVar& var : group.vars)
+    for (const auto& outcome : outcomes_)
+      if (outcome.first == var.var) return true;
+  return false;
+}
+
+void Segment::run_group(Group& group) {
+  if (met_failure(group)) {
+    for (const Member& member : group.members) run_node(*member.node);
+    return;
+  }
+  group.run();
+  for (const GroupVar& var : group.vars) {
+    if (!var.fresh && !var.written) continue;
+    const engine::FailurePtr& failure = group.failure_of(*var.var, nullptr);
+    if (failure || var.var->failure()) outcomes_.emplace_back(var.var, failure);
+  }
+}
+
+engine::FailurePtr Segment::current_failure(const run::StorageVar& var) const {
+  for (size_t i = outcomes_.size(); i-- > 0;)
+    if (outcomes_[i].first == &var) return outcomes_[i].second;
+  return var.failure();
+}
+
+/// What keeps a node from running, as DependencyTracker::failed_input.
+engine::FailurePtr Segment::failed_input(const run::Node& node) const {
+  for (const run::TensorArg& arg : node.tensors) {
+    if (!arg.value || (arg.written && overwrites(arg))) continue;
+    if (engine::FailurePtr failure = current_failure(arg.value->var())) return failure;
+  }
+  return nullptr;
+}
+
+void Segment::settle(run::Node& node, const engine::FailurePtr& failure) {
+  node.finish(failure);
+  for (run::StorageVar* var : node.written_vars)
+    if (failure || current_failure(*var)) outcomes_.emplace_back(var, failure);
+}
+
+void Segment::report_changed_inputs() {
+  for (run::Node* const node : nodes_) {
+    engine::FailurePtr failure = failed_input(*node);
+    if (failure) {
+      failure = node->skip(failure);
+    } else {
+      try {
+        node->check_plain_reads();
+      } catch (...) {
+        failure = node->fail(std::current_exception());
+      }
+    }
+    if (failure) settle(*node, failure);
+  }
+}
+
+const engine::FailurePtr& Segment::failure_of(const engine::Var& var,
+                                              const engine::FailurePtr& failure) const noexcept {
+  for (size_t i = outcomes_.size(); i-- > 0;)
+    if (outcomes_[i].first == &var) return outcomes_[i].second;
+  return failure;
+}
+
+}  // namespace lazyeng::fuse

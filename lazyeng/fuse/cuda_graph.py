@@ -1,0 +1,54 @@
+"""Captures of CUDA graphs, by torch's own class: called by csrc/fuse/cuda_graph.cpp."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+# torch's allocator may still ask a graph whose capture did not end well: it has to live.
+_failed: list[Any] = []
+
+
+class Graph:
+    """What the calling thread launches on its current stream until `end` becomes a graph."""
+
+    __slots__ = ("_device", "_graph", "_pool", "launch")
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graph = torch.cuda.CUDAGraph()
+        #: Launches it on the calling thread's current stream.
+        self.launch = self._graph.replay
+        try:
+            # (What other threads do meanwhile, allocations for one, must not end the capture.)
+            self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        except BaseException:
+            self._clean_up()
+            raise
+
+    def end(self) -> None:
+        """Ends the capture.
+
+        Raises:
+            torch.AcceleratorError: something was not permitted; there is no graph.
+        """
+        try:
+            self._graph.capture_end()
+        except BaseException:
+            self._clean_up()
+            raise
+
+    def abandon(self) -> None:
+        """Ends a capture that is of no use."""
+        with contextlib.suppress(Exception):
+            self.end()
+
+    def _clean_up(self) -> None:
+        """Ends what torch leaves open if a capture fails: the pool's claim on allocations."""
+        _failed.append(self._graph)
+        with contextlib.suppress(Exception):
+            torch._C._cuda_endAllocateToPool(self._device, self._pool)
+            torch._C._cuda_releasePool(self._device, self._pool)
