@@ -8,6 +8,9 @@
 //
 // If its kernel throws, the call is recorded after all, as a node that has failed: like any other
 // op it fails what is computed from it, and raises where that is read.
+//
+// So do a read of a number that is there, and a number written in place that nothing else waits
+// for (`table[i, j] = x`): these read their arguments from the stack, without a Call.
 #include "csrc/record/at_once.h"
 
 #include "csrc/fuse/op_table.h"
@@ -24,6 +27,7 @@
 #include "csrc/run/kernel_warnings.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_error.h"
+#include "csrc/run/python_ref.h"
 
 namespace lazyeng::record {
 namespace {
@@ -111,13 +115,86 @@ bool complete_tensors(const run::OpInfo& info, torch::jit::Stack& stack) {
   return true;
 }
 
+/// It writes its first argument, element by element, and returns that.
+bool changes_elements(const run::OpInfo& info) {
+  return info.aten && info.args[0].write && !info.random && !info.moves_metadata &&
+         (info.work == run::Work::elements || info.work == run::Work::copies) &&
+         info.returns.size() == 1 && info.returns[0].written_arg == 0;
+}
+
+bool is_number(const c10::IValue& input) {
+  return input.isTensor() && input.toTensor().defined() && input.toTensor().numel() == 1;
+}
+
+/// All its tensors are numbers.
+bool is_of_numbers(const run::OpInfo& info, const torch::jit::Stack& stack) {
+  const size_t count = info.args.size();
+  for (size_t i = 0; i < count; ++i)
+    if (info.args[i].kind == run::ArgKind::tensor && !is_number(torch::jit::peek(stack, i, count)))
+      return false;
+  return true;
+}
+
+run::StorageVarRef known_var(const at::Tensor& tensor) {
+  const LazyImpl* lazy = lazy_impl(tensor);
+  return lazy ? lazy->value()->var_ref() : run::plain_storages().find(tensor);
+}
+
+/// Runs the kernel. False if it threw: the usual way finds out what becomes of that.
+bool write_number(const run::OpInfo& info, torch::jit::Stack& arguments) {
+  std::vector<c10::Warning> warned;
+  try {
+    const run::WarningsOfCall warnings(warned);
+    const run::AsEngineThread as_engine_thread;
+    info.handle.callBoxed(arguments);
+  } catch (...) {
+    return false;
+  }
+  if (warned.empty()) [[likely]]
+    return true;
+  run::Gil gil;
+  run::keep_warnings(std::move(warned), stacks::capture());
+  return true;
+}
+
+/// Nothing that was recorded before reads or writes the memory, and nobody keeps a failure of it.
+/// `recording`: the lock of the window.
+bool is_untouched(const run::StorageVar& var, std::mutex& recording) {
+  if (var.awaited() || var.failure() || !var.idle()) return false;
+  std::lock_guard lock(recording);
+  return var.last_access <= run::StorageVar::pushed_up_to.load(std::memory_order_relaxed);
+}
+
+/// The program reads its values: what is known of a plain tensor does not live long.
+bool is_read(const at::Tensor& tensor, const run::StorageVar& var) {
+  return !lazy_impl(tensor) || var.values_read.load(std::memory_order_relaxed);
+}
+
+/// Runs a counter (is_counter in recorder.cpp) without a Node. False: it may be one all the same.
+bool write_number_at_once(const run::OpInfo& info, torch::jit::Stack& stack, std::mutex& recording,
+                          RecordCounters& counters) {
+  if (!changes_elements(info) || !is_of_numbers(info, stack) || has_new_autograd_node())
+    return false;
+  const size_t count = info.args.size();
+  const at::Tensor written = torch::jit::peek(stack, 0, count).toTensor();
+  const run::StorageVarRef var = known_var(written);
+  if (var && !(is_read(written, *var) && is_untouched(*var, recording))) return false;
+  torch::jit::Stack arguments(stack.end() - static_cast<ptrdiff_t>(count), stack.end());
+  if (!complete_tensors(info, arguments) || !write_number(info, arguments)) return false;
+  note_backward_of_lazy();
+  run::note_own_write(written);
+  counters.at_once.fetch_add(1, std::memory_order_relaxed);
+  counters.without_node.fetch_add(1, std::memory_order_relaxed);
+  torch::jit::drop(stack, count);
+  stack.emplace_back(written);
+  return true;
+}
+
 void note_values_read(const run::OpInfo& info, const torch::jit::Stack& stack) {
   const c10::IValue& input = torch::jit::peek(stack, 0, info.args.size());
   if (info.args.size() != 1 || !input.isTensor()) return;
-  const LazyImpl* lazy = lazy_impl(input.toTensor());
-  const run::StorageVarRef var =
-      lazy ? lazy->value()->var_ref() : run::plain_storages().find(input.toTensor());
-  if (var) var->values_read.store(true, std::memory_order_relaxed);
+  if (const run::StorageVarRef var = known_var(input.toTensor()))
+    var->values_read.store(true, std::memory_order_relaxed);
 }
 
 torch::jit::Stack real_arguments(const Call& call) {
@@ -139,11 +216,12 @@ void call_kernel(const Call& call, const Plan& plan, torch::jit::Stack& stack) {
 
 }  // namespace
 
-/// `x.item()` and the like, once x is there.
+/// `x.item()` and the like, once x is there; and what changes a number (below).
 bool Recorder::answer_at_once(const run::OpInfo& info, torch::jit::Stack* stack) {
-  if (!info.returns_plain || info.writes || info.random || !info.aten || run::tracing() ||
+  if (!(info.returns_plain || info.writes) || info.random || !info.aten || run::tracing() ||
       info.collective != run::Collectivity::none || thread_mode().mode != Mode::async)
     return false;
+  if (info.writes) return write_number_at_once(info, *stack, window_mutex_, counters_);
   note_values_read(info, *stack);
   if (!complete_tensors(info, *stack)) return false;
   count_fallback(info);
