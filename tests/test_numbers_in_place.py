@@ -290,3 +290,17 @@ def test_modes_and_subclasses_see_an_array_being_asked_for():
         with Mode():
             assert x.tolist() == [1, 1]
         assert "tolist" in seen
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [contextlib.nullcontext, torch.inference_mode, lambda: torch.autocast("cpu")],
+    ids=["usual", "inference", "autocast"],
+)
+def test_a_number_is_read_where_it_lies(scope):
+    with lazyeng.lazy(), scope():
+        x = torch.ones(3) * 2
+        total = x.sum()
+        before = lazyeng.engine_stats()["fallbacks"]
+        assert total.item() == 6 and bool(total) and float(total) == 6
+        assert lazyeng.engine_stats()["fallbacks"] == before
