@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -200,6 +201,41 @@ def pointwise_on_a_megapixel() -> NumberedStep:
     return step
 
 
+def cells_of_a_table() -> NumberedStep:
+    """Counts of 32 pairs of classes; then warping of 6 by 6 numbers, cell by cell."""
+    a, b = torch.randint(0, 5, (4096,)), torch.randint(0, 5, (4096,))
+
+    def step(i: int) -> torch.Tensor:
+        first = i % 4000
+        counts = torch.zeros(5, 5)
+        for row, column in zip(a[first : first + 32], b[first : first + 32], strict=True):
+            counts[row, column] += 1
+        paths = torch.full((6, 6), 1e9)
+        paths[0, 0] = 0
+        for j in range(1, 6):
+            for k in range(1, 6):
+                before = min(paths[j - 1, k], paths[j, k - 1], paths[j - 1, k - 1])
+                paths[j, k] = counts[j - 1, k - 1] + before
+        return paths[5, 5]
+
+    return step
+
+
+def arrays_and_back() -> NumberedStep:
+    """A policy 8-16-3 asked by an environment that is numpy's, eight times."""
+    policy = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    def step(i: int) -> torch.Tensor:
+        state = np.full((4, 8), i % 7 / 7, np.float32)
+        with torch.inference_mode():
+            for _ in range(8):
+                actions = policy(torch.from_numpy(state)).softmax(-1).numpy()
+                state = state * np.float32(0.9) + actions.max()
+        return torch.tensor(state.sum())
+
+    return step
+
+
 def numbered(make: Callable[[], NumberedStep]) -> Step:
     step, numbers = make(), iter(range(10**9))
     return lambda: step(next(numbers))
@@ -210,6 +246,6 @@ SMALL_PROGRAMS: dict[str, Callable[[], Step]] = {
     for make in (
         read_numbers, branch_on_values, accuracy, fill_a_buffer, discounted_advantages, act,
         sample_actions, new_lengths, collate, loss_by_sample, recurrent_cell, moving_average,
-        masked_values, conditions, pointwise_on_a_megapixel,
+        masked_values, conditions, pointwise_on_a_megapixel, cells_of_a_table, arrays_and_back,
     )
 }  # fmt: skip

@@ -178,6 +178,9 @@ def call_eagerly(
     """Waits for recorded writes to the plain tensor, then calls function(tensor, *args, **kwargs) as if outside lazy().
     A failed write is raised if its values are read."""
 
+def read_memory(method: Callable[[torch.Tensor], R], tensor: torch.Tensor, /) -> R:
+    """Waits for recorded writes to the plain tensor, then calls one of torch's methods of C."""
+
 # ---- creation stacks
 
 def set_stack_mode(mode: int, /) -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.utils.dlpack
 
 from lazyeng import _C, errors
-from lazyeng.tensor import LazyTensor
+from lazyeng.tensor import LazyTensor, array_of, list_of
 
 _METHODS = (
     "numpy", "tolist", "data_ptr", "__dlpack__", "__deepcopy__", "__reduce_ex__", "untyped_storage",
@@ -26,6 +26,10 @@ _METHODS = (
 _LENDING = frozenset({"__dlpack__", "to_dlpack"})
 # These do not raise what failed. (The text of a plain tensor is that of the values it keeps.)
 _NO_READS = frozenset({"share_memory_", "is_shared", "__repr__"})
+# Programs call these all the time.
+_WITHOUT_ARGUMENTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "numpy": array_of, "tolist": list_of,
+}  # fmt: skip
 _METHODS_OF_ELEMENTS = ("apply_", "map_", "map2_")
 
 
@@ -71,12 +75,15 @@ def _waiting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     of_lazy = vars(LazyTensor).get(name)
     look = _giving(name, original)
     reads = name not in _NO_READS
+    look_alone = _WITHOUT_ARGUMENTS.get(name)
 
     def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if of_lazy is not None and isinstance(self, LazyTensor):
             return of_lazy(self, *args, **kwargs)
         if _C.reads_directly(self):
             return look(self, *args, **kwargs)
+        if look_alone is not None and not args and not kwargs:
+            return look_alone(self)
         return _C.call_eagerly(look, self, args, kwargs, reads)
 
     # What sync_debug calls the frame that waits.

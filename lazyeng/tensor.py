@@ -14,6 +14,24 @@ from lazyeng import _C, errors
 
 _plain_data: Any = torch.Tensor.data  # a descriptor, whatever its stub says
 _plain_deepcopy = torch.Tensor.__deepcopy__
+# torch's own, whatever stands in torch.Tensor (lazyeng/plain_reads.py).
+_numpy = torch._C.TensorBase.numpy
+_tolist = torch._C.TensorBase.tolist
+
+
+def list_of(plain: torch.Tensor) -> Any:
+    """`plain.tolist()`, inside a block too. Waits for recorded writes."""
+    return _C.read_memory(_tolist, plain)
+
+
+def array_of(plain: torch.Tensor) -> Any:
+    """`plain.numpy()`, likewise; recorder and engine hear of the array (unseen_writers.h)."""
+    _C.before_lending(plain)
+    array = _C.read_memory(_numpy, plain)
+    # (torch's own tensor over the memory, which lives for as long as the array and its views.)
+    if isinstance(array.base, torch.Tensor):
+        _C.lent(array.base)
+    return array
 
 
 class LazyTensor(torch.Tensor):
@@ -93,7 +111,7 @@ class LazyTensor(torch.Tensor):
         Raises:
             LazyError: what the tensor depends on failed.
         """
-        return self._plain().tolist()
+        return list_of(self._plain())
 
     @errors.boundary
     def numpy(self, *, force: bool = False) -> Any:
@@ -108,7 +126,9 @@ class LazyTensor(torch.Tensor):
             TypeError: it is on a GPU, or numpy has no such dtype (bfloat16).
             LazyError: what the tensor depends on failed.
         """
-        return self._plain().numpy() if force else self._plain_with_grad_flag().numpy()
+        if force or self.requires_grad:
+            return self._plain().numpy() if force else self._plain_with_grad_flag().numpy()
+        return array_of(self._plain())
 
     @errors.boundary
     def __array__(self, dtype: Any = None) -> Any:

@@ -1,5 +1,7 @@
 // csrc/bindings/tensors.cpp: functions of lazyeng._C about a tensor: wrapping it, reading it, what
 // is known of it.
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -185,6 +187,31 @@ PyObject* call_eagerly(PyObject*, PyObject* arguments) {
   });
 }
 
+/// Nobody's Python code is called when one of torch's own methods of C looks at the tensor.
+bool is_read_by_torch_alone(PyObject* object) {
+  return THPVariable_CheckExact(object) && record::recordable(THPVariable_Unpack(object)) &&
+         !at::impl::torch_function_mode_enabled() &&
+         !c10::impl::TorchDispatchModeTLS::any_modes_set();
+}
+
+/// read_memory(method, tensor): as call_eagerly, of one of torch's own methods of C that looks at
+/// the memory: past all that records, where that is enough, so that the block need not be left.
+PyObject* read_memory(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded([&]() -> PyObject* {
+    TORCH_CHECK_TYPE(count == 2 && THPVariable_Check(args[1]), "expected a method and a tensor");
+    if (run::StorageVarRef var = run::plain_storages().find(THPVariable_Unpack(args[1]))) {
+      current_recorder()->wait_for(*var);
+      if (engine::FailurePtr failure = var->failure()) run::throw_python_error(failure);
+    }
+    if (is_read_by_torch_alone(args[1])) {
+      const run::RealDispatch below;
+      return PyObject_CallOneArg(args[0], args[1]);
+    }
+    const record::OutsideBlock outside;
+    return PyObject_CallOneArg(args[0], args[1]);
+  });
+}
+
 /// Whether nobody but the program's threads is in there, and the tensor is one that eager code has.
 bool is_handed_out(const at::Tensor& tensor) {
   return !record::lazy_impl(tensor) && record::recordable(tensor) && tensor.is_cpu() &&
@@ -332,6 +359,8 @@ PyMethodDef tensor_methods[] = {
     {"status", status, METH_O, nullptr},
     {"reads_directly", reads_directly, METH_O, nullptr},
     {"call_eagerly", call_eagerly, METH_VARARGS, nullptr},
+    {"read_memory", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(read_memory)),
+     METH_FASTCALL, nullptr},
     {"before_lending", before_lending, METH_O, nullptr},
     {"lent", lent, METH_O, nullptr},
     {"lend", lend, METH_O, nullptr},

@@ -3,6 +3,9 @@
 // lazyeng/tensor.py reads through a plain tensor over the memory, whose methods know every case.
 // Here one number of a common dtype in the CPU's memory is taken from where it lies, which costs a
 // tenth of that. What is something else, and what has failed, is left to the methods there.
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -12,6 +15,7 @@
 #include <variant>
 
 #include "csrc/record/direct.h"
+#include "csrc/record/gate.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/slots.h"
@@ -69,10 +73,28 @@ std::optional<Number> number_in(const run::Value& value) {
   return load(memory + look.offset() * static_cast<int64_t>(c10::elementSize(dtype)), dtype);
 }
 
+/// Reading is the same under autocast and in inference mode, and autograd is not asked. (What else
+/// wants to see the call has a dispatch key, or is asked for here.)
+bool reads_as_usual() {
+  static const c10::impl::LocalDispatchKeySet usual(c10::impl::PODLocalDispatchKeySet{0, 0});
+  static const c10::DispatchKeySet changed =
+      c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset |
+      c10::DispatchKeySet({c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::PrivateUse1});
+  // (Taking keys away leaves their backends.)
+  const auto others = [](c10::DispatchKeySet keys) {
+    return (keys - changed).remove_backend(c10::BackendComponent::PrivateUse1Bit);
+  };
+  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  return others(keys.included_) == others(usual.included_) &&
+         others(keys.excluded_) == others(usual.excluded_) && Gate::is_open() &&
+         thread_mode().mode != Mode::sync && !at::impl::torch_function_mode_enabled() &&
+         !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
+}
+
 /// Waits for the number. Null: it is not for us to read; with a Python error if the wait was
 /// interrupted.
 std::optional<Number> read_number(PyObject* self) {
-  if (Py_TYPE(self) != python_class() || !ordinary_thread()) return std::nullopt;
+  if (Py_TYPE(self) != python_class() || !reads_as_usual()) return std::nullopt;
   if (waits_are_heard_of()) return std::nullopt;  // the report says which method waits
   const LazyImpl* lazy = lazy_impl(THPVariable_Unpack(self));
   if (!lazy || lazy->resized_outside() || lazy->value()->geometry().numel() != 1)

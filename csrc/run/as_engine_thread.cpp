@@ -7,9 +7,16 @@
 
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "csrc/run/cpu_allocator.h"
 #include "csrc/run/kernel_warnings.h"
+
+// (Its header includes one that torch does not ship.)
+namespace at::functorch {
+struct DynamicLayer;
+TORCH_API const std::vector<DynamicLayer>& getDynamicLayerStack();
+}  // namespace at::functorch
 
 namespace lazyeng::run {
 namespace {
@@ -35,12 +42,18 @@ const Fresh& fresh() {
   return *state;
 }
 
+/// Whether the thread is within a transform (vmap, grad). Its first one leaves an empty stack
+/// behind.
+bool transforms() {
+  return at::functorch::functorchTLSAccessor() && !at::functorch::getDynamicLayerStack().empty();
+}
+
 /// Whether the calling thread has more than dispatch keys and autograd's switches. (That those are
 /// enough then: all that a program sets up on a thread takes part in an op through a key of its
 /// own, or is looked at by the kernels of autograd, except for what is asked for here.)
 bool has_more() {
-  return c10::impl::TorchDispatchModeTLS::any_modes_set() ||
-         at::functorch::functorchTLSAccessor() || c10::ThreadLocalDebugInfo::current();
+  return c10::impl::TorchDispatchModeTLS::any_modes_set() || transforms() ||
+         c10::ThreadLocalDebugInfo::current();
 }
 
 }  // namespace
