@@ -9,8 +9,8 @@
 // If its kernel throws, the call is recorded after all, as a node that has failed: like any other
 // op it fails what is computed from it, and raises where that is read.
 //
-// So do a read of a number that is there, and a little that is written in place and that nothing
-// else waits for (`table[i, j] = x`): these read their arguments from the stack, without a Call.
+// So do a read of a number that is there, and a number written in place that nothing else waits
+// for (`table[i, j] = x`): these read their arguments from the stack, without a Call.
 #include "csrc/record/at_once.h"
 
 #include "csrc/fuse/op_table.h"
@@ -122,23 +122,16 @@ bool changes_elements(const run::OpInfo& info) {
          info.returns.size() == 1 && info.returns[0].written_arg == 0;
 }
 
-bool is_number(const at::Tensor& tensor) { return tensor.numel() == 1; }
-
-/// (More than a little would be done on all cores.)
-bool is_little(const at::Tensor& tensor) {
-  return static_cast<uint64_t>(tensor.numel()) * tensor.element_size() < run::kWideBytes;
+bool is_number(const c10::IValue& input) {
+  return input.isTensor() && input.toTensor().defined() && input.toTensor().numel() == 1;
 }
 
-template <class Condition>
-bool is_of_tensors(const run::OpInfo& info, const torch::jit::Stack& stack,
-                   const Condition& condition) {
+/// All its tensors are numbers.
+bool is_of_numbers(const run::OpInfo& info, const torch::jit::Stack& stack) {
   const size_t count = info.args.size();
-  for (size_t i = 0; i < count; ++i) {
-    const c10::IValue& input = torch::jit::peek(stack, i, count);
-    if (info.args[i].kind == run::ArgKind::tensor &&
-        !(input.isTensor() && input.toTensor().defined() && condition(input.toTensor())))
+  for (size_t i = 0; i < count; ++i)
+    if (info.args[i].kind == run::ArgKind::tensor && !is_number(torch::jit::peek(stack, i, count)))
       return false;
-  }
   return true;
 }
 
@@ -148,7 +141,7 @@ run::StorageVarRef known_var(const at::Tensor& tensor) {
 }
 
 /// Runs the kernel. False if it threw: the usual way finds out what becomes of that.
-bool run_kernel(const run::OpInfo& info, torch::jit::Stack& arguments) {
+bool write_number(const run::OpInfo& info, torch::jit::Stack& arguments) {
   std::vector<c10::Warning> warned;
   try {
     const run::WarningsOfCall warnings(warned);
@@ -177,36 +170,19 @@ bool is_read(const at::Tensor& tensor, const run::StorageVar& var) {
   return !lazy_impl(tensor) || var.values_read.load(std::memory_order_relaxed);
 }
 
-/// A plain tensor and a lazy one over the same memory have two storages: a kernel that refuses
-/// arguments which overlap would not see that they do.
-bool has_two_faces(const run::OpInfo& info, const torch::jit::Stack& stack,
-                   const at::Tensor& written, const run::StorageVar& var) {
-  return !is_of_tensors(info, stack, [&](const at::Tensor& tensor) {
-    return (lazy_impl(tensor) != nullptr) == (lazy_impl(written) != nullptr) ||
-           known_var(tensor).get() != &var;
-  });
-}
-
-/// Runs a counter (is_counter in recorder.cpp) without a Node, and in a program that reads often
-/// what writes a little. False: it is to be recorded.
-bool write_elements_at_once(const run::OpInfo& info, torch::jit::Stack& stack, bool reads_often,
-                            std::mutex& recording, RecordCounters& counters) {
-  if (!changes_elements(info) || has_new_autograd_node()) return false;
-  const bool numbers = is_of_tensors(info, stack, is_number);
-  reads_often &= read_habit.runs_at_once(/*fusable=*/true);
-  if (!numbers && !(reads_often && is_of_tensors(info, stack, is_little))) return false;
+/// Runs a counter (is_counter in recorder.cpp) without a Node. False: it may be one all the same.
+bool write_number_at_once(const run::OpInfo& info, torch::jit::Stack& stack, std::mutex& recording,
+                          RecordCounters& counters) {
+  if (!changes_elements(info) || !is_of_numbers(info, stack) || has_new_autograd_node())
+    return false;
   const size_t count = info.args.size();
   const at::Tensor written = torch::jit::peek(stack, 0, count).toTensor();
   const run::StorageVarRef var = known_var(written);
-  const bool counts = numbers && (!var || is_read(written, *var));
-  if (!(counts || reads_often)) return false;
-  if (var && (has_two_faces(info, stack, written, *var) || !is_untouched(*var, recording)))
-    return false;
+  if (var && !(is_read(written, *var) && is_untouched(*var, recording))) return false;
   torch::jit::Stack arguments(stack.end() - static_cast<ptrdiff_t>(count), stack.end());
-  if (!complete_tensors(info, arguments) || !run_kernel(info, arguments)) return false;
+  if (!complete_tensors(info, arguments) || !write_number(info, arguments)) return false;
   note_backward_of_lazy();
   run::note_own_write(written);
-  if (!counts) read_habit.records(/*brief=*/true, /*fusable=*/true);
   counters.at_once.fetch_add(1, std::memory_order_relaxed);
   counters.without_node.fetch_add(1, std::memory_order_relaxed);
   torch::jit::drop(stack, count);
@@ -240,15 +216,12 @@ void call_kernel(const Call& call, const Plan& plan, torch::jit::Stack& stack) {
 
 }  // namespace
 
-/// `x.item()` and the like, once x is there; and what changes a few (above).
+/// `x.item()` and the like, once x is there; and what changes a number (below).
 bool Recorder::answer_at_once(const run::OpInfo& info, torch::jit::Stack* stack) {
   if (!(info.returns_plain || info.writes) || info.random || !info.aten || run::tracing() ||
       info.collective != run::Collectivity::none || thread_mode().mode != Mode::async)
     return false;
-  if (info.writes) {
-    const bool reads_often = read_habit.expects_read() && watched() && !reports_waits();
-    return write_elements_at_once(info, *stack, reads_often, window_mutex_, counters_);
-  }
+  if (info.writes) return write_number_at_once(info, *stack, window_mutex_, counters_);
   note_values_read(info, *stack);
   if (!complete_tensors(info, *stack)) return false;
   count_fallback(info);
