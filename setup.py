@@ -45,6 +45,9 @@ from torch.utils.cpp_extension import (  # noqa: E402
 # What BuildExtension defines for each file; a compiled header must have been made with the same.
 MACROS = ("TORCH_API_INCLUDE_EXTENSION_H", "TORCH_EXTENSION_NAME=_C")
 
+# Bytes of the files that are compiled together: some seconds for one compiler.
+MOST_TOGETHER = 40_000
+
 
 class build_ext(BuildExtension):  # noqa: N801 (the name of the command)
     """Torch's, which also keeps its object files and records what it built against."""
@@ -61,7 +64,23 @@ class build_ext(BuildExtension):  # noqa: N801 (the name of the command)
         (extension,) = self.extensions
         if header := self.precompiled(ROOT / "csrc" / "torch_headers.h", extension):
             extension.extra_compile_args["cxx"] += ["-include", str(header)]
+        extension.sources = [self.joined(files) for files in together(extension.sources)]
         super().build_extensions()
+
+    def joined(self, files):
+        """A file that includes these. Before a compiler comes to a file of ours, torch's headers
+        have cost it three seconds, also where they are precompiled."""
+        if len(files) == 1:
+            return files[0]
+        first, last = Path(files[0]), Path(files[-1])
+        path = Path(self.build_temp, "joined", first.parent, f"{first.stem}-{last.stem}.cpp")
+        # (What would be said of a header, whose types must not have parts without linkage.)
+        text = '#pragma GCC diagnostic ignored "-Wsubobject-linkage"\n'
+        text += "".join(f'#include "{file}"\n' for file in files)
+        if not path.exists() or path.read_text() != text:  # (ninja looks at its time)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return str(path.relative_to(ROOT))
 
     def precompiled(self, header, extension):
         """A copy of the header with its compiled form beside it, where compilers look for one.
@@ -96,6 +115,21 @@ class build_ext(BuildExtension):  # noqa: N801 (the name of the command)
             "# Written by setup.py: what lazyeng._C was built against.\n"
             f'TORCH_VERSION = "{torch.__version__}"\n'
         )
+
+
+def together(sources):
+    """The files of a folder in groups; the kernels for several instruction sets each alone. Files
+    of one group share their unnamed namespaces: a name that two of them define is an error."""
+    groups, left = [], 0
+    for file in sources:
+        size = (ROOT / file).stat().st_size
+        alone = Path(file).name.startswith("tile_kernels_")
+        if alone or size > left or Path(groups[-1][0]).parent != Path(file).parent:
+            groups.append([])
+            left = MOST_TOGETHER
+        groups[-1].append(file)
+        left = 0 if alone else left - size
+    return groups
 
 
 def extension():

@@ -1,7 +1,8 @@
 """Scripts in new processes, without the seconds that each would take to import torch.
 
-A server has imported torch, but not lazyeng, and forks for each script. The script finds what it
-would find under `python -c`, after `import torch` with lazyeng not there yet. Differences: what is
+A server has imported torch and torch._dynamo, for which torch's meta functions ask, but not
+lazyeng, and forks for each script. The script finds what it would find under `python -c`, after
+these imports with lazyeng not there yet. Differences: what is
 read when torch's libraries are loaded (OMP_NUM_THREADS, LD_PRELOAD) cannot be changed by `env`, and
 the process ends after its exit handlers, without the interpreter's own end.
 """
@@ -31,7 +32,7 @@ def run(
     *,
     env: dict[str, str] | None = None,
     timeout: float = 90,
-    begin: str = "import torch",
+    begin: str = "import torch, torch._dynamo",
 ) -> subprocess.CompletedProcess[str]:
     """Runs the script with `env` on top of this process's environment. `begin` is a script that
     runs before, in a server of its own: it may start no threads.

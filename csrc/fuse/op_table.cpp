@@ -11,7 +11,7 @@
 namespace lazyeng::fuse {
 namespace {
 
-using Table = std::unordered_map<std::string, OpRule>;
+using Rules = std::unordered_map<std::string, OpRule>;
 
 struct Row {
   const char* name;
@@ -242,18 +242,18 @@ std::string in_place_name(const std::string& name) {
   return dot == std::string::npos ? name + "_" : name.substr(0, dot) + "_" + name.substr(dot);
 }
 
-Table make_table() {
-  Table table;
+Rules make_rules() {
+  Rules rules;
   for (const Row& row : kRows) {
     const std::string name = std::string("aten::") + row.name;
-    table.emplace(name, row.rule);
-    table.emplace(in_place_name(name), row.rule);
+    rules.emplace(name, row.rule);
+    rules.emplace(in_place_name(name), row.rule);
   }
-  return table;
+  return rules;
 }
 
-const Table& table() {
-  static const Table* const made = new Table(make_table());
+const Rules& rules() {
+  static const Rules* const made = new Rules(make_rules());
   return *made;
 }
 
@@ -273,12 +273,12 @@ bool is_unreduced(Form form, const run::Node& node) {
 const OpRule* rule_of(const run::OpInfo& info) {
   const void* known = info.fuse_rule.load(std::memory_order_acquire);
   if (!known) {
-    const auto found = table().find(info.name);
-    // (The table itself stands for "looked up, and not there".)
-    known = found == table().end() ? static_cast<const void*>(&table()) : &found->second;
+    const auto found = rules().find(info.name);
+    // (The rules themselves stand for "looked up, and not there".)
+    known = found == rules().end() ? static_cast<const void*>(&rules()) : &found->second;
     info.fuse_rule.store(known, std::memory_order_release);
   }
-  return known == &table() ? nullptr : static_cast<const OpRule*>(known);
+  return known == &rules() ? nullptr : static_cast<const OpRule*>(known);
 }
 
 namespace {
@@ -288,6 +288,6 @@ std::atomic<uint64_t> changes{0};
 uint64_t rules_version() { return changes.load(std::memory_order_acquire); }
 void rules_changed() { changes.fetch_add(1, std::memory_order_release); }
 
-std::map<std::string, OpRule> all_rules() { return {table().begin(), table().end()}; }
+std::map<std::string, OpRule> all_rules() { return {rules().begin(), rules().end()}; }
 
 }  // namespace lazyeng::fuse

@@ -9,14 +9,14 @@
 namespace lazyeng::record {
 namespace {
 
-struct Entry {
+struct Draws {
   at::Generator keep;  // so that the address is not used again
   run::StorageVarRef var;
 };
 
 struct Table {
   std::mutex mutex;
-  std::unordered_map<const c10::GeneratorImpl*, Entry> entries;
+  std::unordered_map<const c10::GeneratorImpl*, Draws> entries;
 };
 
 Table& table() {
@@ -38,7 +38,7 @@ at::Generator generator_of(const Call& call) {
 run::StorageVarRef generator_var(const Call& call) {
   at::Generator generator = generator_of(call);
   std::lock_guard lock(table().mutex);
-  Entry& entry = table().entries[generator.unsafeGetGeneratorImpl()];
+  Draws& entry = table().entries[generator.unsafeGetGeneratorImpl()];
   if (!entry.var) {
     entry.keep = std::move(generator);
     entry.var = make_ref<run::StorageVar>(run::StorageVar::generator_tag{});
