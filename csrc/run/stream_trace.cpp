@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <mutex>
 #include <tuple>
 
@@ -71,6 +72,25 @@ class Anchor {
   int64_t time_ = 0;
 };
 
+using RangeIterator = std::vector<Range>::iterator;
+
+/// One for each stream of a device, whose ranges these are, by stream. All times are by one anchor:
+/// how late the host is told of it would move one row against another.
+void add_rows(RangeIterator begin, RangeIterator end, std::vector<ThreadTrace>& rows) {
+  const c10::DeviceGuard here(begin->stream.device());
+  for (auto range = begin; range != end; ++range)
+    if (std::next(range) == end || std::next(range)->stream != range->stream)
+      range->end->synchronize();  // the last of its stream
+  const Anchor anchor(begin->stream.device());
+  for (auto range = begin; range != end; ++range) {
+    if (range == begin || range->stream != std::prev(range)->stream)
+      rows.push_back({kFirstRow + static_cast<int64_t>(rows.size()), row_name(*range), {}});
+    range->event.begin = anchor.time_of(*range->begin);
+    range->event.end = anchor.time_of(*range->end);
+    rows.back().events.push_back(std::move(range->event));
+  }
+}
+
 }  // namespace
 
 StreamRange::StreamRange(const Node& node) : node_(node) {
@@ -109,21 +129,14 @@ std::vector<ThreadTrace> take_stream_ranges() {
            std::tuple(b.stream.device_index(), b.stream.id());
   });
   std::vector<ThreadTrace> rows;
-  for (size_t i = 0; i < ranges.size();) {
-    const c10::Stream stream = ranges[i].stream;
-    const size_t first = i;
-    while (i < ranges.size() && ranges[i].stream == stream) ++i;
+  const auto same_device = [](const Range& a, const Range& b) {
+    return a.stream.device() == b.stream.device();
+  };
+  for (auto begin = ranges.begin(), end = begin; begin != ranges.end(); begin = end) {
+    end = std::find_if(begin, ranges.end(),
+                       [&](const Range& range) { return !same_device(*begin, range); });
     try {
-      const c10::DeviceGuard here(stream.device());
-      ranges[i - 1].end->synchronize();  // the last of its stream
-      const Anchor anchor(stream.device());
-      ThreadTrace row{kFirstRow + static_cast<int64_t>(rows.size()), row_name(ranges[first]), {}};
-      for (size_t r = first; r < i; ++r) {
-        ranges[r].event.begin = anchor.time_of(*ranges[r].begin);
-        ranges[r].event.end = anchor.time_of(*ranges[r].end);
-        row.events.push_back(std::move(ranges[r].event));
-      }
-      rows.push_back(std::move(row));
+      add_rows(begin, end, rows);
     } catch (const std::exception&) {
       // The device is lost: no times are known.
     }

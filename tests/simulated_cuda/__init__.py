@@ -34,7 +34,7 @@ def build() -> Path:
     # (Whoever opens CUDA's driver by name finds a library that is there under that name.)
     flags = ["-std=c++20", "-O1", "-Wall", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1",
              *_definitions()]  # fmt: skip
-    texts = [source.read_text() for source in [*sources, _HERE / "capture.h"]]
+    texts = [source.read_text() for source in [*sources, *sorted(_HERE.glob("*.h"))]]
     key = hashlib.sha256(repr((texts, flags, torch.__version__)).encode()).hexdigest()
     target = _ROOT / "build" / f"simulated_cuda-{key[:16]}.so"
     target.parent.mkdir(exist_ok=True)
