@@ -15,32 +15,32 @@ from .conformance.variants import SUITES
 
 JOBS = min(2, os.cpu_count() or 1)
 
-# What is run here, sized for two minutes or so on two cores together: (plan, one entry of so many).
+# What is run here, sized for a minute or so on two cores together: (plan, one entry of so many).
 # Plans of one suite begin at different entries, and each operator is among those of the first.
 # LAZYENG_TEST_CONFORMANCE=all: all entries.
 SAMPLES = [
     (Plan("op", "async", "wrap", limit=1), 1),
-    (Plan("op", "async", "block", limit=1), 3),
-    (Plan("op", "deferred", "wrap", limit=2), 2),
-    (Plan("op", "sync", "wrap", limit=1), 3),
-    (Plan("no_grad", "async", "wrap", limit=1), 3),
+    (Plan("op", "async", "block", limit=1), 6),
+    (Plan("op", "deferred", "wrap", limit=2), 4),
+    (Plan("op", "sync", "wrap", limit=1), 6),
+    (Plan("no_grad", "async", "wrap", limit=1), 6),
     (Plan("module", "async", "wrap", limit=2), 1),
     (Plan("module", "deferred", "block", limit=1), 1),
     (Plan("optim", "async", "wrap", limit=3), 1),
     (Plan("optim", "deferred", "block", limit=3), 1),
-    (Plan("offset", "deferred", "block", limit=3), 3),
+    (Plan("offset", "deferred", "block", limit=3), 6),
     (Plan("inplace", "async", "wrap", limit=1), 2),
-    (Plan("out", "async", "wrap", limit=1), 2),
-    (Plan("error", "async", "wrap", limit=3), 2),
+    (Plan("out", "async", "wrap", limit=1), 4),
+    (Plan("error", "async", "wrap", limit=3), 3),
     (Plan("op", "async", "wrap", limit=1, dtype="bfloat16"), 4),
     (Plan("op", "deferred", "block", limit=1, dtype="int64"), 4),
     (Plan("op", "async", "wrap", limit=1, dtype="complex64", fusion="on"), 4),
     (Plan("dtype", "async", "block", limit=2), 5),
     (Plan("inplace_forms", "async", "wrap", limit=4), 4),
     (Plan("out_forms", "async", "wrap", limit=7), 5),
-    (Plan("op", "deferred", "wrap", limit=1, fusion="on"), 3),
+    (Plan("op", "deferred", "wrap", limit=1, fusion="on"), 6),
     (Plan("op", "async", "block", limit=1, fusion="off"), 4),
-    (Plan("fused", "deferred", "wrap", limit=1, fusion="on"), 4),
+    (Plan("fused", "deferred", "wrap", limit=1, fusion="on"), 8),
     (Plan("module_error", "async", "wrap"), 1),
     (Plan("optim_error", "deferred", "block"), 1),
 ]
