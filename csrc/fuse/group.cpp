@@ -26,10 +26,6 @@ std::atomic<bool> log_groups{false};
 /// A group of so many bytes is asked how many of them it will never use.
 constexpr uint64_t kWorthALook = uint64_t{1} << 20;
 
-bool overwrites(const run::TensorArg& arg) {
-  return arg.overwritten && arg.value->geometry().covers(arg.value->var().nbytes());
-}
-
 /// The references to the var that claims hold: that of the group, or, before it has any, those of
 /// its members.
 size_t claims_on(const Group& group, const run::StorageVar& var) {
@@ -266,7 +262,7 @@ bool Group::run_by_hand() {
 void Group::settle_lost(const std::exception_ptr& error) {
   for (const Member& member : members) {
     engine::FailurePtr lost = run::device_failure(*member.node, error);
-    settle(*member.node, lost ? lost : member.node->fail(error));
+    outcomes_.settle(*member.node, lost ? lost : member.node->fail(error));
   }
 }
 
@@ -329,59 +325,16 @@ engine::FailurePtr Group::run() noexcept {
 
 /// A plain tensor may have been changed while the program read it: once more, as Node::execute.
 void Group::report_changed_inputs() {
-  for (const Member& member : members) {
-    run::Node& node = *member.node;
-    engine::FailurePtr failure = failed_input(node);
-    if (failure) {
-      failure = node.skip(failure);
-    } else {
-      try {
-        node.check_plain_reads();
-      } catch (...) {
-        failure = node.fail(std::current_exception());
-      }
-    }
-    if (failure) settle(node, failure);
-  }
+  for (const Member& member : members) outcomes_.report_changed_inputs(*member.node);
 }
 
 void Group::run_members() noexcept {
-  for (const Member& member : members) {
-    run::Node& node = *member.node;
-    const engine::FailurePtr cause = failed_input(node);
-    engine::FailurePtr failure = cause ? node.skip(cause) : node.run();
-    if (!cause && node.asks_again()) failure = node.run();  // (the group cannot wait for others)
-    settle(node, failure);
-  }
-}
-
-engine::FailurePtr Group::current_failure(const run::StorageVar& var) const {
-  for (size_t i = outcomes_.size(); i-- > 0;)
-    if (outcomes_[i].first == &var) return outcomes_[i].second;
-  return var.failure();
-}
-
-/// What keeps a member from running, as DependencyTracker::failed_input.
-engine::FailurePtr Group::failed_input(const run::Node& node) const {
-  for (const run::TensorArg& arg : node.tensors) {
-    if (!arg.value || (arg.written && overwrites(arg))) continue;
-    if (engine::FailurePtr failure = current_failure(arg.value->var())) return failure;
-  }
-  return nullptr;
-}
-
-/// The member is over: its versions are ready, or carry the failure.
-void Group::settle(run::Node& node, const engine::FailurePtr& failure) {
-  node.finish(failure);
-  for (run::StorageVar* var : node.written_vars)
-    if (failure || current_failure(*var)) outcomes_.emplace_back(var, failure);
+  for (const Member& member : members) outcomes_.run(*member.node);
 }
 
 const engine::FailurePtr& Group::failure_of(const engine::Var& var,
                                             const engine::FailurePtr& failure) const noexcept {
-  for (size_t i = outcomes_.size(); i-- > 0;)
-    if (outcomes_[i].first == &var) return outcomes_[i].second;
-  return failure;
+  return outcomes_.failure_of(var, failure);
 }
 
 }  // namespace lazyeng::fuse

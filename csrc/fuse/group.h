@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 
+#include "csrc/fuse/outcomes.h"
 #include "csrc/fuse/tile_program.h"
 #include "csrc/run/node.h"
 
@@ -93,12 +94,8 @@ class Group final : public engine::Op, public GroupTraits, public engine::Pooled
   void trace(int64_t begin) const noexcept;
   void report_changed_inputs();
   void run_members() noexcept;
-  engine::FailurePtr failed_input(const run::Node& node) const;
-  engine::FailurePtr current_failure(const run::StorageVar& var) const;
-  void settle(run::Node& node, const engine::FailurePtr& failure);
 
-  /// What members that ran one by one made of the vars, the newest last.
-  std::vector<std::pair<const engine::Var*, engine::FailurePtr>> outcomes_;
+  Outcomes outcomes_;  // of members that ran one by one
 };
 
 /// Of each var, whether anybody but the group can still ask for its newest version: its memory must

@@ -1,18 +1,12 @@
 // csrc/fuse/segment.cpp: claims of several ops, and running them one by one.
 #include "csrc/fuse/segment.h"
 
+#include <algorithm>
+
 #include "csrc/fuse/step_graph.h"
 #include "csrc/run/torch_profiler.h"
 
 namespace lazyeng::fuse {
-namespace {
-
-bool overwrites(const run::TensorArg& arg) {
-  return arg.overwritten && arg.value->geometry().covers(arg.value->var().nbytes());
-}
-
-}  // namespace
-
 Group* as_group(engine::Op& op) { return dynamic_cast<Group*>(&op); }
 
 Segment::Segment(Batch ops, std::shared_ptr<StepGraph> graph)
@@ -52,7 +46,7 @@ void Segment::run_ops() noexcept {
     if (Group* const group = as_group(*ops_[i]))
       run_group(*group);
     else
-      run_node(static_cast<run::Node&>(*ops_[i]));
+      outcomes_.run(static_cast<run::Node&>(*ops_[i]));
     let_go_of(i, first, end);
     first = end;
   }
@@ -72,77 +66,37 @@ void Segment::let_go_of(size_t op, size_t first_node, size_t end_node) {
     if (var->use_count() == 1) var->set_engine_face(c10::Storage());
 }
 
-void Segment::run_node(run::Node& node) {
-  const engine::FailurePtr cause = failed_input(node);
-  engine::FailurePtr failure = cause ? node.skip(cause) : node.run();
-  if (!cause && node.asks_again()) failure = node.run();  // (a segment cannot wait for others)
-  settle(node, failure);
-}
-
 /// A group looks at the vars for failures; of what an op of this segment has failed they know only
 /// when all of it is over.
 bool Segment::met_failure(const Group& group) const {
-  for (const GroupVar& var : group.vars)
-    for (const auto& outcome : outcomes_)
-      if (outcome.first == var.var) return true;
-  return false;
+  return std::ranges::any_of(group.vars,
+                             [this](const GroupVar& var) { return outcomes_.has(*var.var); });
 }
 
 void Segment::run_group(Group& group) {
   if (met_failure(group)) {
-    for (const Member& member : group.members) run_node(*member.node);
+    for (const Member& member : group.members) outcomes_.run(*member.node);
     return;
   }
   group.run();
   for (const GroupVar& var : group.vars) {
     if (!var.fresh && !var.written) continue;
     const engine::FailurePtr& failure = group.failure_of(*var.var, nullptr);
-    if (failure || var.var->failure()) outcomes_.emplace_back(var.var, failure);
+    if (failure || var.var->failure()) outcomes_.add(*var.var, failure);
   }
-}
-
-engine::FailurePtr Segment::current_failure(const run::StorageVar& var) const {
-  for (size_t i = outcomes_.size(); i-- > 0;)
-    if (outcomes_[i].first == &var) return outcomes_[i].second;
-  return var.failure();
-}
-
-/// What keeps a node from running, as DependencyTracker::failed_input.
-engine::FailurePtr Segment::failed_input(const run::Node& node) const {
-  for (const run::TensorArg& arg : node.tensors) {
-    if (!arg.value || (arg.written && overwrites(arg))) continue;
-    if (engine::FailurePtr failure = current_failure(arg.value->var())) return failure;
-  }
-  return nullptr;
 }
 
 void Segment::settle(run::Node& node, const engine::FailurePtr& failure) {
-  node.finish(failure);
-  for (run::StorageVar* var : node.written_vars)
-    if (failure || current_failure(*var)) outcomes_.emplace_back(var, failure);
+  outcomes_.settle(node, failure);
 }
 
 void Segment::report_changed_inputs() {
-  for (run::Node* const node : nodes_) {
-    engine::FailurePtr failure = failed_input(*node);
-    if (failure) {
-      failure = node->skip(failure);
-    } else {
-      try {
-        node->check_plain_reads();
-      } catch (...) {
-        failure = node->fail(std::current_exception());
-      }
-    }
-    if (failure) settle(*node, failure);
-  }
+  for (run::Node* const node : nodes_) outcomes_.report_changed_inputs(*node);
 }
 
 const engine::FailurePtr& Segment::failure_of(const engine::Var& var,
                                               const engine::FailurePtr& failure) const noexcept {
-  for (size_t i = outcomes_.size(); i-- > 0;)
-    if (outcomes_[i].first == &var) return outcomes_[i].second;
-  return failure;
+  return outcomes_.failure_of(var, failure);
 }
 
 }  // namespace lazyeng::fuse

@@ -48,10 +48,7 @@ class Segment final : public engine::Op {
   }
 
  private:
-  engine::FailurePtr failed_input(const run::Node& node) const;
-  engine::FailurePtr current_failure(const run::StorageVar& var) const;
   bool met_failure(const Group& group) const;
-  void run_node(run::Node& node);
   void run_group(Group& group);
   void let_go_of(size_t op, size_t first_node, size_t end_node);
 
@@ -59,7 +56,7 @@ class Segment final : public engine::Op {
   std::vector<run::Node*> nodes_;
   std::vector<uint32_t> op_of_;  // of each node, its op
   const std::shared_ptr<StepGraph> graph_;
-  std::vector<std::pair<const engine::Var*, engine::FailurePtr>> outcomes_;  // the newest last
+  Outcomes outcomes_;
 };
 
 /// The op as a group, or null: it is a node.
