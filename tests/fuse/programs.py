@@ -81,6 +81,7 @@ class Sample:
     exact: bool
     floats: tuple[torch.dtype, ...] = FLOATS
     rows: bool = False
+    deepest: int = DEEPEST  # (compiling functions and rows takes minutes where they are deep)
 
     def plans(self, groups: int) -> Iterator[tuple[Plans, list[tuple[Planned, Source]]]]:
         """Programs until there are this sample's share of so many groups, and what is new in each:
@@ -88,7 +89,7 @@ class Sample:
         known: set[str] = set()
         seed = 0
         while len(known) < groups // PARTS * self.share:
-            depth = DEEPEST - seed * 7 % DEEPEST
+            depth = self.deepest - seed * 7 % self.deepest
             plans = random_plans(seed, depth, self.exact, self.floats, self.rows)
             new = {}
             for op in groups_of(plans):
@@ -104,8 +105,8 @@ class Sample:
 PARTS = 8
 SAMPLES = {
     "exact": Sample(4, True),
-    "functions": Sample(1, False, FLOATS[:2]),
-    "functions of narrow dtypes": Sample(1, False, FLOATS[2:]),
-    "rows": Sample(1, False, FLOATS[:2], True),
-    "rows of narrow dtypes": Sample(1, False, FLOATS[2:], True),
+    "functions": Sample(1, False, FLOATS[:2], deepest=10),
+    "functions of narrow dtypes": Sample(1, False, FLOATS[2:], deepest=10),
+    "rows": Sample(1, False, FLOATS[:2], True, deepest=6),
+    "rows of narrow dtypes": Sample(1, False, FLOATS[2:], True, deepest=6),
 }
