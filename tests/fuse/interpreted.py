@@ -1,7 +1,7 @@
 """What Triton's interpreter lacks, or does otherwise than a GPU, so that generated kernels run in
-it as they are: libdevice (it has none), rounding to bfloat16 (it cuts off), what a comparison of two
-scalars is (it takes it for one of their type), and the sign of a number that is -0.0 (Triton 3.7
-takes each constant that equals 0 for 0, in `scalar_constant` of language/semantic.py; on a GPU
+it as they are: libdevice (it has none), rounding to bfloat16 (it cuts off), what a comparison of
+two scalars is (it takes it for one of their type), and the sign of a number that is -0.0 (Triton
+3.7 takes each constant that equals 0 for 0, in `scalar_constant` of language/semantic.py; on a GPU
 numbers are arguments, and keep it). And folds in NumPy, which it makes element by element."""
 
 from __future__ import annotations
