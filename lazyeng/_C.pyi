@@ -262,9 +262,10 @@ def answer_kernel_request(
     partial_bytes: list[int] = ...,
     kernels: list[tuple] = ...,
     tables: list[tuple] = ...,
+    draws: int = ...,
     /,
 ) -> None:
-    """Loads the kernels of a group or of calls: (key, name, bytes of shared memory, warps, cubin, grid, arguments) each, an argument being (kind, type, index, number); tables are (elements of a piece, ((places of tensors, whether it moves, call and position of numbers), ...)). Without kernels torch's own run."""
+    """Loads the kernels of a group or of calls: (key, name, bytes of shared memory, warps, cubin, grid, arguments) each, an argument being (kind, type, index, number); tables are (elements of a piece, ((places of tensors, whether it moves, call and position of numbers), ...)); draws: how far they move on the offset of the device's generator. Without kernels torch's own run."""
 
 def set_chosen_ops(names: list[str], pairs: list[tuple[str, str]], lists: list[str], /) -> None:
     """From now on kernels are asked for, hand-written ones, for calls of these ops on devices, for these pairs of calls, and for chains of those ops over lists of tensors."""

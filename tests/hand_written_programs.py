@@ -131,6 +131,69 @@ def check_softmax_of_any_length() -> None:
     assert {"softmax_online_kernel", "softmax_backward_long_kernel"} <= {*kernels.names}
 
 
+def check_dropout_draws_what_torchs_kernel_draws() -> None:
+    """Of each width of vectors, from the same generator: in the order of the program, whoever of
+    the two draws, and the offset moves on as far."""
+    kernels.install()
+    slow()
+    simulated = torch.ops.simulated_cuda
+    tensors = [torch.randn(n).to(dtype).cuda()
+               for n, dtype in ((40, torch.float32), (9002, torch.float32), (33001, torch.float32),
+                                (40008, torch.bfloat16), (4100, torch.float16),
+                                (5000, torch.float64))]  # fmt: skip
+
+    def draw() -> list[torch.Tensor]:
+        simulated.manual_seed(0, 2**62 + 5)
+        results = []
+        for p in (0.5, 0.1):
+            for x in tensors:
+                results += aten.native_dropout(x, p, True)
+                results += aten.native_dropout(x[1:], p, True)  # (not aligned: torch's own)
+        return results
+
+    expected, offset = [x.cpu() for x in draw()], simulated.offset(0)
+    for _ in range(3):
+        before = _by_hand()
+        with lazyeng.lazy("deferred"):
+            results = draw()
+        for ours, theirs in zip(_values(results), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+        assert simulated.offset(0) == offset
+        kernels.wait()
+    assert _by_hand() - before == 2 * len(tensors), _by_hand() - before
+
+
+def check_dropout_without_a_draw_is_torchs() -> None:
+    """With a p of 1, which is a number that kernels are not asked for anew."""
+    kernels.install()
+    x = torch.randn(64).cuda()
+    for p, train in ((1.0, True), (0.5, False), (0.5, True)):
+        for _ in range(3):
+            with lazyeng.lazy("deferred"):
+                y, mask = aten.native_dropout(x, p, train)
+            kept = _values([mask])[0]
+            scale = 2 if p < 1 and train else 1
+            torch.testing.assert_close(_values([y])[0], x.cpu() * kept * scale)
+            kernels.wait()
+        assert bool(kept.all()) == (not train) and bool(kept.any()) == (p < 1)
+        assert bool(_by_hand()) == (p < 1 and train)
+
+
+def check_dropout_of_another_torch_is_torchs() -> None:
+    """The numbers are compared before the kernel is chosen."""
+    from lazyeng.fuse.chosen import dropout
+
+    kernels.install()
+    dropout.SEED += 1
+    x = torch.randn(4096).cuda()
+    for _ in range(3):
+        with lazyeng.lazy("deferred"):
+            y, _ = aten.native_dropout(x, 0.5, True)
+        _values([y])
+        kernels.wait()
+    assert _by_hand() == 0
+
+
 def check_nll_loss_and_its_backward() -> None:
     kernels.install()
     n, few, classes = 1500, 40, 7  # (more than a block; the backward has a program for each row)

@@ -288,3 +288,17 @@ def test_trials_leave_no_threads_of_openmp():
             assert count_threads(name) == before
     """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_ops_whose_first_call_tells_what_they_return_are_tried_too():
+    """Large tensors are not made up to ask a kernel."""
+    code = """if True:
+        import torch
+        from lazyeng import _C, lazy, wrap
+        names = ("aten::var.correction", "aten::native_layer_norm")
+        x = wrap(torch.rand(4096, 256))
+        with lazy():
+            (x * 2).var(-1), torch.layer_norm(x * 2, (256,))
+        assert [_C.tried_ops()[name][0] for name in names] == ["wanted"] * 2
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -1,16 +1,18 @@
-"""Dropout whose mask is not stored: the backward makes it again from the same seed.
+"""Dropout. The random numbers are Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy
+as 1, 2, 3", 2011): a function of key and counter, so any program can make any element's number.
 
-The random numbers are Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-2011): a function of key and counter, so any program can make any element's number. Element
-4 i + j is kept if the j-th number for the key `seed` and the counter (offset, i) is small enough.
+``dropout`` stores no mask: the backward makes it again from the same seed. Element 4 i + j is kept
+if the j-th number for the key `seed` and the counter (offset, i) is small enough. These are not the
+numbers of torch's own dropout, so give each call its own seed or offset.
 
-They are not the numbers of torch's own dropout. That is Philox too, and a program here draws what
-curand_uniform4 would for subsequence i; but torch lets a thread draw for several elements, by a
-vector width and a grid that depend on dtype, alignment and GPU, and takes seed and offset from its
-generator, which this does not touch. So give each call its own seed or offset.
+``native_dropout`` makes the mask that torch's CUDA kernel makes. That is Philox too, by curand: a
+thread draws four numbers at a time, for neighbours in memory or, where the elements do not fall
+into whole vectors, for elements as far from each other as there are threads. `Drawing` says how.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -19,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from . import _launch
 
-OP = "dropout"
+OP, NATIVE = "dropout", "native_dropout"
 
 
 @triton.jit
@@ -58,6 +60,119 @@ def dropout_forward(x: torch.Tensor, p: float, seed: int, offset: int) -> torch.
             1.0 - p, COMPUTE=_launch.compute_type(x), GROUPS=groups, elements=4 * groups,
         )  # fmt: skip
     return y
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Which thread of torch's kernel draws for which element, on a GPU that has room for
+    ``resident`` blocks of 256 threads at once.
+
+    ``vector`` neighbours belong to one thread, as many as 16 bytes hold unless some would be left
+    over, and the next ones to the next thread. Without neighbours (1) a thread has every
+    ``threads``-th element, four of them for each draw.
+    """
+
+    vector: int
+    threads: int
+    increment: int  # of the generator's offset: numbers that a thread may draw
+
+    @staticmethod
+    def of(n_elements: int, itemsize: int, resident: int) -> Drawing:
+        vector = 16 // itemsize
+        while n_elements % vector:
+            vector //= 2
+        threads = 256 * min(resident, -(-n_elements // 256))
+        return Drawing(vector, threads, 4 * -(-n_elements // (4 * threads)))
+
+    def draws(self, n_elements: int) -> int:
+        """Of four numbers each; of those for a vector of two, two are not looked at."""
+        if self.vector == 1:
+            return self.increment // 4 * self.threads
+        return n_elements // min(self.vector, 4)
+
+
+@triton.jit
+def native_dropout_kernel(x_ptr, y_ptr, mask_ptr, n_elements, n_threads, seed: tl.int64,  # pyright: ignore[reportInvalidTypeForm]
+                          offset: tl.int64, p: tl.float64,  # pyright: ignore[reportInvalidTypeForm]
+                          COMPUTE: tl.constexpr, VECTOR: tl.constexpr,
+                          DRAWS: tl.constexpr):  # fmt: skip
+    """DRAWS draws a program, each of four numbers, of which a vector of two takes half."""
+    draws = tl.program_id(0).to(tl.int64) * DRAWS + tl.arange(0, DRAWS)
+    # A vector of eight takes two draws of its thread, one after the other.
+    EACH: tl.constexpr = 2 if VECTOR == 8 else 1
+    turns = draws // EACH
+    threads = turns % n_threads
+    rounds = turns // n_threads
+    # (torch's offset counts numbers, the counter counts fours.)
+    counters = offset // 4 + rounds * EACH + draws % EACH
+    r0, r1, r2, r3 = tl.philox(seed, counters.to(tl.uint32), (counters >> 32).to(tl.uint32),
+                               threads.to(tl.uint32), (threads >> 32).to(tl.uint32))  # fmt: skip
+    keep = tl.full((), 1.0 - p, COMPUTE)
+    scale = (1.0 / keep.to(tl.float64)).to(COMPUTE)
+    k0, k1, k2, k3 = _kept(r0, keep), _kept(r1, keep), _kept(r2, keep), _kept(r3, keep)
+    if VECTOR == 1:
+        first = rounds * (4 * n_threads) + threads
+        _drop(x_ptr, y_ptr, mask_ptr, first, n_elements, k0, scale)
+        _drop(x_ptr, y_ptr, mask_ptr, first + n_threads, n_elements, k1, scale)
+        _drop(x_ptr, y_ptr, mask_ptr, first + 2 * n_threads, n_elements, k2, scale)
+        _drop(x_ptr, y_ptr, mask_ptr, first + 3 * n_threads, n_elements, k3, scale)
+    else:
+        # Neighbours in memory stay in one thread, so loads and stores are wide.
+        NUMBERS: tl.constexpr = 2 if VECTOR == 2 else 4
+        if NUMBERS == 2:
+            kept = tl.interleave(k0, k1)
+        else:
+            kept = tl.interleave(tl.interleave(k0, k2), tl.interleave(k1, k3))
+        begin = tl.program_id(0).to(tl.int64) * (DRAWS * NUMBERS)
+        offsets = begin + tl.arange(0, DRAWS * NUMBERS)
+        _drop(x_ptr, y_ptr, mask_ptr, offsets, n_elements, kept, scale)
+
+
+@triton.jit
+def _kept(number, keep):
+    """curand's uniform number in (0, 1] is compared: 0 for what is dropped, or 1."""
+    uniform = number.to(tl.float32) * (1.0 / 4294967296.0) + (1.0 / 8589934592.0)
+    return (uniform < keep).to(keep.dtype)
+
+
+@triton.jit
+def _drop(x_ptr, y_ptr, mask_ptr, offsets, n_elements, kept, scale):
+    """A product, as torch's: an infinite element that is dropped becomes NaN."""
+    mask = offsets < n_elements
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(scale.dtype)
+    tl.store(y_ptr + offsets, x * kept * scale, mask=mask)
+    tl.store(mask_ptr + offsets, kept != 0, mask=mask)
+
+
+def native_dropout(
+    x: torch.Tensor, p: float, *, seed: int, offset: int, resident: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What torch.native_dropout(x, p, True) returns on a GPU whose generator has `seed` (64 bits)
+    and `offset` (a multiple of 4), and that has room for `resident` blocks of 256 threads:
+    multiprocessors times (threads of each // 256).
+
+    x contiguous, aligned to 16 bytes, of less than 2^31 elements, float32, bfloat16, float16
+    (computed in float32) or float64 -> (y of its shape and dtype, mask: bool). The generator is the
+    caller's to advance, by Drawing.increment. Raises ValueError for p, seed and offset,
+    NotImplementedError for the dtype, RuntimeError for a device without Triton.
+    """
+    _launch.check_tensors(NATIVE, x=x)
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"[{NATIVE}] p is out of range, got {p}, expected 0.0 to below 1.0")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"[{NATIVE}] seed is out of range, got {seed}, expected 0 to 2**64 - 1")
+    if offset % 4 or not 0 <= offset < 2**63:
+        raise ValueError(f"[{NATIVE}] offset does not fit, got {offset}, expected a multiple of 4")
+    y, mask = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+    if x.numel():
+        drawing, draws = Drawing.of(x.numel(), x.element_size(), resident), 256
+        _launch.launch(
+            native_dropout_kernel, (triton.cdiv(drawing.draws(x.numel()), draws),), x, y, mask,
+            x.numel(), drawing.threads, seed - (seed >> 63 << 64), offset, p,
+            COMPUTE=_launch.compute_type(x), VECTOR=drawing.vector, DRAWS=draws,
+            elements=4 * draws,
+        )  # fmt: skip
+    return y, mask
 
 
 def _check(x, p, seed, offset) -> None:

@@ -98,6 +98,7 @@ py::dict describe_calls(const fuse::DeviceCalls& calls) {
   data["tensors"] = tensors;
   data["calls"] = made;
   data["tf32"] = calls.tf32;
+  data["device"] = calls.device;
   return data;
 }
 
@@ -137,6 +138,10 @@ fuse::KernelArgument argument_of(const py::handle& row) {
     argument.kind = Kind::partial;
   } else if (kind == "table") {
     argument.kind = Kind::table;
+  } else if (kind == "seed") {
+    argument.kind = Kind::seed;
+  } else if (kind == "offset") {
+    argument.kind = Kind::offset;
   } else if (kind == "argument") {
     argument.kind = Kind::argument;
     argument.call = number.cast<uint16_t>();
@@ -179,7 +184,7 @@ fuse::AddressTable table_of(const py::handle& row) {
   return table;
 }
 
-/// answer_kernel_request(id, bytes of partial results, kernels, tables), each kernel
+/// answer_kernel_request(id, bytes of partial results, kernels, tables, draws), each kernel
 /// (key, name, shared, warps, cubin, grid, arguments), an argument (kind, type, index, number).
 /// Without kernels: there are none.
 PyObject* answer_kernel_request(PyObject*, PyObject* args) {
@@ -202,6 +207,7 @@ PyObject* answer_kernel_request(PyObject*, PyObject* args) {
     }
     if (made && row.size() > 3)
       for (const py::handle& table : row[3]) made->tables.push_back(table_of(table));
+    if (made && row.size() > 4) made->draws = row[4].cast<uint64_t>();
     kernel_requests().answer(id, std::move(made));
     Py_RETURN_NONE;
   });

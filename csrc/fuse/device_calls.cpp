@@ -11,10 +11,12 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 #include "csrc/fuse/chosen_ops.h"
 #include "csrc/fuse/device_arguments.h"
+#include "csrc/fuse/drawn_state.h"
 #include "csrc/fuse/group.h"
 #include "csrc/fuse/kernel_requests.h"
 #include "csrc/fuse/kernel_run.h"
@@ -81,6 +83,7 @@ class CallsRun {
   std::shared_ptr<const DeviceCalls> describe() const {
     auto made = std::make_shared<DeviceCalls>();
     made->tf32 = at::globalContext().allowTF32CuBLAS();
+    made->device = device_.index();
     for (const Tensor& tensor : tensors_)
       made->tensors.push_back({tensor.value->geometry_ref(), tensor.state,
                                tensor.state != State::given || is_aligned(tensor.address)});
@@ -116,9 +119,32 @@ class CallsRun {
         return true;
       case Kind::argument:
         return bind_number(nodes_[argument.call]->args[argument.index], argument.type, arguments);
+      case Kind::seed:
+        arguments.add(static_cast<int64_t>(drawn_->seed()));
+        return true;
+      case Kind::offset:
+        arguments.add(static_cast<int64_t>(drawn_->offset()));
+        return true;
       default:
         return false;
     }
+  }
+
+  /// Before the arguments are bound. False: torch draws nothing for such numbers, or there is no
+  /// generator whose state can be known.
+  bool begin_to_draw(const GroupKernels& kernels) {
+    if (kernels.draws == 0) return true;
+    for (const run::Node* node : nodes_)
+      for (const c10::IValue& arg : node->args)
+        if (arg.isDouble() && !(arg.toDouble() >= 0 && arg.toDouble() < 1)) return false;
+    drawn_.emplace(device_);
+    return true;
+  }
+
+  /// Once all kernels are launched: what is drawn next is drawn after it.
+  void end_drawing(const GroupKernels& kernels) {
+    if (drawn_) drawn_->move_on(kernels.draws);
+    drawn_.reset();
   }
 
   /// Of the largest tensor that is made or written.
@@ -265,6 +291,7 @@ class CallsRun {
   std::unordered_map<const void*, int16_t> known_;  // places: of vars that calls make, of values
   std::vector<int16_t> places_;                     // of each call's tensors and results, in order
   std::vector<at::Tensor> tables_;
+  std::optional<DrawnState> drawn_;  // held from the first argument to the last launch
 };
 
 struct Entry {
@@ -350,7 +377,7 @@ Launched launch_calls(c10::ArrayRef<run::Node*> nodes,
     const auto kernels = kernels_for(run, nodes[0]->device);
     if (!kernels) return Launched::no;
     // (Their upload would be captured as a copy from memory that others have by the next launch.)
-    if (nodes[0]->captured && !kernels->tables.empty()) return Launched::no;
+    if (nodes[0]->captured && (!kernels->tables.empty() || kernels->draws)) return Launched::no;
     RECORD_FUNCTION("lazyeng::hand_written", c10::ArrayRef<const c10::IValue>());
     const c10::DeviceGuard here(nodes[0]->device);
     const run::OnStream on_stream(*nodes[0]);
@@ -360,7 +387,7 @@ Launched launch_calls(c10::ArrayRef<run::Node*> nodes,
     const auto own = [&run](const KernelArgument& argument, LaunchArguments& arguments) {
       return run.bind(argument, arguments);
     };
-    if (!launches.bind(*kernels, own)) return Launched::no;
+    if (!run.begin_to_draw(*kernels) || !launches.bind(*kernels, own)) return Launched::no;
     std::deque<run::Launch> log;  // any of the calls may be the one that a failure is blamed on
     for (const run::Node* node : nodes) log.emplace_back(*node);
     const c10::SmallVector<const run::Node*, 8> all(nodes.begin(), nodes.end());
@@ -368,6 +395,7 @@ Launched launch_calls(c10::ArrayRef<run::Node*> nodes,
     run::StreamRange range(*all[0]);
     for (; launched < kernels->kernels.size(); ++launched)
       launches.launch(kernels->kernels[launched], launched);
+    run.end_drawing(*kernels);
     range.end(run::group_event(all));
     run.install();
     run::note_launch(all);

@@ -36,6 +36,7 @@ struct DeviceCalls {
   std::vector<Tensor> tensors;
   std::vector<Call> calls;
   bool tf32 = false;  ///< products of float32 may be rounded
+  c10::DeviceIndex device = 0;
 };
 
 /// Whether the argument is a number that no choice of kernels depends on: floats, and numbers other

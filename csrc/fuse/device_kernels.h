@@ -26,6 +26,8 @@ struct KernelArgument {
     argument,   ///< a number: of call `call`, the argument `index`
     partial,    ///< the address of the partial results `index`
     table,      ///< the address of the table `index`
+    seed,       ///< of the device's default generator
+    offset,     ///< the same: numbers that each thread has drawn so far
     integer,
     real,
   };
@@ -62,6 +64,9 @@ struct GroupKernels {
   std::vector<DeviceKernel> kernels;
   std::vector<uint64_t> partial_bytes;  ///< of each fold's partial results
   std::vector<AddressTable> tables;
+  /// By so much they move on the offset of the device's default generator: a multiple of 4. 0: they
+  /// draw nothing.
+  uint64_t draws = 0;
 };
 
 struct Variant {

@@ -446,7 +446,10 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
     compare_with_meta(call, node->found);
     // (No matter if it was the kernel that was in doubt.)
     doubt_of(call).structured.store(true, std::memory_order_relaxed);
-    if (PlanRef plan = learn(call, node->found)) plans_.insert(*learn_under, call, std::move(plan));
+    if (PlanRef plan = learn(call, node->found)) {
+      want_trials(call, counters_.recorded.load(std::memory_order_relaxed));
+      plans_.insert(*learn_under, call, std::move(plan));
+    }
   }
   Made made;
   push_found(call, *node, made, results);

@@ -146,7 +146,7 @@ class Service:
             (table.piece, [(c.places, c.moves, c.call, c.index) for c in table.columns])
             for table in launches.tables
         ]
-        return launches.scratch, kernels, tables
+        return launches.scratch, kernels, tables, launches.draws
 
     def _report(self, error: Exception) -> None:
         """Once for each thing that is said, however many groups it is said of."""

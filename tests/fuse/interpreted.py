@@ -1,7 +1,8 @@
 """What Triton's interpreter lacks, or does otherwise than a GPU, so that generated kernels run in
-it as they are: libdevice (it has none), rounding to bfloat16 (it cuts off), and what a comparison
-of two scalars is (it takes it for one of their type). And folds in NumPy, which it makes element by
-element."""
+it as they are: libdevice (it has none), rounding to bfloat16 (it cuts off), what a comparison of
+two scalars is (it takes it for one of their type), and the sign of a number that is -0.0 (Triton
+3.7 takes each constant that equals 0 for 0, in `scalar_constant` of language/semantic.py; on a GPU
+numbers are arguments, and keep it). And folds in NumPy, which it makes element by element."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import types
 import numpy as np
 import torch
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 _count = 0
@@ -71,6 +73,15 @@ def mend() -> None:
         return (self.to_tensor(values.astype(data.dtype), inputs[0].dtype),)
 
     before = interpreter.InterpreterBuilder.cast_impl
+    constant = TritonSemantic.scalar_constant
+
+    def signed_constant(self, value, dtype):
+        made = constant(self, value, dtype)
+        if isinstance(value, float) and value == 0 and np.signbit(value) and dtype.is_floating():
+            data = np.asarray(made.handle.data)
+            if data.dtype.kind == "f":  # (bfloat16 is kept as integers, and is no number's type)
+                made.handle.data = -np.abs(data)
+        return made
 
     def splat(self, type, scalar):
         del self
@@ -86,6 +97,7 @@ def mend() -> None:
             return interpreter.TensorHandle(narrow.float().numpy(), target.scalar)
         return before(self, source, target)
 
+    TritonSemantic.scalar_constant = signed_constant
     interpreter.InterpreterBuilder.cast_impl = cast
     interpreter.InterpreterBuilder.create_splat = splat
     interpreter.ReduceOps.generic_reduce = fold

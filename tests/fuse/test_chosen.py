@@ -6,7 +6,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 import torch
 
-from lazyeng.fuse.chosen import kernels
+from lazyeng.fuse.chosen import dropout, kernels
 from lazyeng.fuse.chosen.calls import calls_from
 from lazyeng.fuse.chosen.names import ALONE, LISTS, PAIRS
 from lazyeng.fuse.chosen.requests import hand_written
@@ -34,7 +34,19 @@ def dead(*sizes, dtype=F32):
 
 
 def calls(tensors, *rows, tf32=False):
-    return calls_from({"tensors": tensors, "calls": rows, "tf32": tf32})
+    return calls_from({"tensors": tensors, "calls": rows, "tf32": tf32, "device": 0})
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch):
+    """One with 132 multiprocessors whose torch draws as ours."""
+    monkeypatch.setattr(dropout, "resident_blocks", lambda device: 132 * 8)
+    monkeypatch.setattr(dropout, "is_torchs", lambda device, dtype, vector: True)
+
+
+def drop(n, dtype, train=True, **look):
+    tensors = tensor(n, dtype=dtype, **look), made(n, dtype=dtype), made(n, dtype=torch.bool)
+    return calls(tensors, ("aten::native_dropout", (0, ..., train), (1, 2)))
 
 
 def optimizer(op, n_lists, *options, dtype=F32, n=3):
@@ -157,6 +169,8 @@ def examples():
         yield chain(dtype)
         for op in ("aten::_softmax", "aten::_softmax_backward_data"):
             yield rows(op, 300, dtype)
+    for n, dtype in ((4096, BF16), (4100, torch.float16), (4098, F32), (4097, F32), (4096, F64)):
+        yield drop(n, dtype, None)
     for op in ("aten::_log_softmax", "aten::_log_softmax_backward_data"):
         yield rows(op, 40, F32)
         yield rows(op, 70000, BF16)
@@ -195,6 +209,36 @@ def test_a_chain_reads_and_writes_each_list_once():
     (kernel,) = launches.kernels
     assert kernel.text.count("tl.load(p") == 3 and kernel.text.count("tl.store(p") == 2
     assert [bool(column.places) for column in launches.tables[0].columns] == [1, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+@pytest.mark.parametrize("numel", [1, 6, 4096, 4098, 300_001, 3_000_000])
+def test_drawing_gives_each_element_a_number_of_its_own(numel, itemsize):
+    """No number of a thread goes to two elements. Where a draw is for four of them torch moves the
+    offset on by enough (otherwise it may not, and draws some numbers again later)."""
+    drawing = dropout.Drawing.of(numel, itemsize, 132 * 8)
+    places = {drawing.place(element) for element in range(0, numel, 7)}
+    assert len(places) == len(range(0, numel, 7))
+    assert all(thread < drawing.threads and which < 4 for thread, _, which in places)
+    if drawing.vector in (1, 4):
+        assert max(draw for _, draw, _ in places) * 4 < drawing.increment
+
+
+def test_dropout_that_is_not_chosen(monkeypatch):
+    for other in (
+        drop(64, F32, train=False), drop(64, F32, aligned=False), drop(64, F32, strides=(2,)),
+        drop(64, I64), drop(0, F32), drop(1 << 31, F32),
+    ):  # fmt: skip
+        assert choose(other) is None
+    monkeypatch.setattr(dropout, "is_torchs", lambda device, dtype, vector: False)
+    assert choose(drop(64, F32)) is None
+
+
+def test_dropout_moves_on_the_generator():
+    launches = choose(drop(132 * 8 * 256 * 4 + 4, F32))
+    assert launches is not None
+    assert launches.draws == 8
+    assert {"seed", "offset"} <= {o.kind for o in launches.kernels[0].operands if o}
 
 
 def test_a_label_out_of_range_is_an_assertion():

@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from lazyeng.triton_kernels import dropout as kernels
@@ -100,9 +101,93 @@ def test_errors(device):
         kernels.dropout(x.long(), seed=0)
 
 
+class Curand:
+    """curandStatePhilox4_32_10 after curand_init(seed, subsequence, offset): for one thread."""
+
+    def __init__(self, seed, subsequence, offset):
+        assert offset % 4 == 0
+        self.key = seed % WORD, seed // WORD
+        self.high = subsequence % WORD, subsequence // WORD
+        self.counter = offset // 4
+
+    def uniform4(self):
+        """Four float32 in (0, 1]: the word as a float32 is rounded, the rest is exact."""
+        words = philox((self.counter % WORD, self.counter // WORD, *self.high), self.key)
+        self.counter += 1
+        return np.float32(words) * np.float32(2**-32) + np.float32(2**-33)
+
+
+def torchs_mask(n, itemsize, p, seed, offset, resident):
+    """That of torch's kernel for CUDA, thread by thread, as its source has it
+    (aten/src/ATen/native/cuda/Dropout.cu, fused_dropout_kernel_vec and fused_dropout_kernel)."""
+    vector = next(v for v in (8, 4, 2, 1) if v * itemsize <= 16 and n % v == 0)
+    threads = min(-(-n // 256), resident) * 256
+    keep = (np.float64 if itemsize == 8 else np.float32)(1 - p)
+    kept = np.zeros(n, bool)
+    for thread in range(threads):
+        state = Curand(seed, thread, offset)
+        if vector > 1:
+            for start in range(thread * vector, n, threads * vector):
+                drawn = np.concatenate([state.uniform4() for _ in range(-(-vector // 4))])
+                kept[start : start + vector] = (drawn < keep)[:vector]
+        else:
+            for start in range(thread, n, threads * 4):
+                places = start + threads * np.arange(4)
+                there = places < n
+                kept[places[there]] = (state.uniform4() < keep)[there]
+    return torch.from_numpy(kept)
+
+
+# A size a block does not fill, one that needs several blocks, and several turns of each thread; of
+# each vector width.
+SIZES = [
+    (n, resident)
+    for n, resident in ((3, 4), (255, 4), (258, 4), (1026, 4), (1028, 1), (1201, 1), (5001, 2),
+                        (5002, 2), (5004, 1), (8200, 2))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("n, resident", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_native_dropout_is_torchs(dtype, n, resident, device):
+    """The number of each element is that which torch's thread draws for it; what is dropped is
+    multiplied by 0, so that what is infinite becomes NaN."""
+    seed, offset, p = 2**63 + 12345678901234567, 4 * (2**33 + 5), 0.3
+    kept = torchs_mask(n, dtype.itemsize, p, seed, offset, resident).to(device)
+    x = torch.randn(n, device=device).to(dtype)
+    x[::5] = torch.inf
+    y, mask = kernels.native_dropout(x, p, seed=seed, offset=offset, resident=resident)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    scale = torch.tensor(1 / torch.tensor(1 - p, dtype=wide).double().item(), dtype=wide)
+    assert_same(mask, kept)
+    # (Triton's interpreter cuts bfloat16 off where a GPU rounds.)
+    exact = None if dtype == torch.bfloat16 else (0, 0)
+    assert_same(y, (x.to(wide) * kept.to(wide) * scale.to(device)).to(dtype), exact)
+
+
+def test_native_dropout_at_the_ends(device):
+    x = torch.ones(64, device=device)
+    y, mask = kernels.native_dropout(x, 0.0, seed=0, offset=0, resident=1)
+    assert_same(y, x)
+    assert mask.all()
+    assert kernels.native_dropout(x[:0], 0.5, seed=0, offset=0, resident=1)[0].shape == (0,)
+    for error, arguments in (
+        ("p is out of range, got 1.0", (1.0, 0, 0)),
+        ("seed is out of range, got -1", (0.5, -1, 0)),
+        ("offset does not fit, got 6", (0.5, 0, 6)),
+    ):
+        p, seed, offset = arguments
+        with pytest.raises(ValueError, match=error):
+            kernels.native_dropout(x, p, seed=seed, offset=offset, resident=1)
+
+
 @pytest.mark.plain_process
 @pytest.mark.parametrize("arch", ARCHES)
 def test_compiles(arch, tmp_path, monkeypatch):
     with compiling(arch, tmp_path, monkeypatch) as compiled:
         kernels.dropout(torch.ones(4096, dtype=torch.bfloat16), 0.1, seed=2**40)
+        for n, dtype in ((4096, torch.bfloat16), (4096, torch.float32), (4098, torch.float16),
+                         (4096, torch.float64), (4097, torch.float32)):  # fmt: skip
+            x = torch.ones(n, dtype=dtype)
+            kernels.native_dropout(x, 0.1, seed=2**63, offset=4, resident=1056)
     assert compiled == kernels_of(kernels)

@@ -7,11 +7,11 @@
 // slow (`set_delay`), so that whatever is not ordered is seen. A stream can be captured
 // (capture.h).
 //
-// streams.h, memory.h and ops.h are its parts; here is what torch and the tests call.
+// streams.h, memory.h, ops.h and random.h are its parts; here is what torch and the tests call.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <torch/library.h>
 
-#include "ops.h"
+#include "random.h"
 
 namespace at {
 
@@ -30,6 +30,12 @@ struct SimulatedCudaHooks final : CUDAHooksInterface {
   DeviceIndex getCurrentDevice() const override { return DeviceIndex(::current_device); }
   DeviceIndex deviceCount() const override { return kDevices; }
   int getNumGPUs() const override { return kDevices; }
+  const Generator& getDefaultGenerator(DeviceIndex device) const override {
+    return default_generator(device < 0 ? ::current_device : device);
+  }
+  Generator getNewGenerator(DeviceIndex device) const override {
+    return make_generator<PhiloxGenerator>(device < 0 ? ::current_device : device);
+  }
 };
 
 }  // namespace at
@@ -123,6 +129,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("copy_", &copy_);
   m.impl("resize_", &resize_);
   m.impl("_fused_rms_norm_backward", &rms_norm_backward);
+  m.impl("native_dropout", &native_dropout);
+  m.impl("_fused_dropout", &fused_dropout);
 }
 
 TORCH_LIBRARY(simulated_cuda, m) {
@@ -141,6 +149,13 @@ TORCH_LIBRARY(simulated_cuda, m) {
         [](int64_t device, int64_t bytes) { device_memory.set_limit(int(device), size_t(bytes)); });
   m.def("most_memory(int device) -> int",
         [](int64_t device) -> int64_t { return int64_t(device_memory.most_used(int(device))); });
+  // The default generator's state (torch.cuda has no build).
+  m.def("manual_seed(int device, int seed) -> ()", [](int64_t device, int64_t seed) {
+    at::Generator(default_generator(int(device))).set_current_seed(uint64_t(seed));
+  });
+  m.def("offset(int device) -> int", [](int64_t device) -> int64_t {
+    return int64_t(default_generator(int(device)).get_offset());
+  });
   m.def("host_waits() -> int", []() -> int64_t { return host_waits; });
   // The stream that the calling thread has selected, and selecting one (torch.cuda has no build).
   m.def("exchange_stream(int device, int stream) -> int", [](int64_t device, int64_t stream) {

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import importlib.util
 import os
+import types
 from pathlib import Path
 
 spec = importlib.util.find_spec("torch")
@@ -53,5 +54,8 @@ class Graph:
     __del__ = reset
 
 
+torch.cuda.get_device_properties = lambda device=None: types.SimpleNamespace(
+    multi_processor_count=2, max_threads_per_multi_processor=2048
+)  # (as random.h has it)
 torch.cuda.CUDAGraph = Graph
 torch.cuda.graph_pool_handle = lambda: (0, 1)

@@ -66,11 +66,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """What runs as one. ``tf32``: products of float32 may be rounded."""
+    """What runs as one, on the ``device`` of that number. ``tf32``: products of float32 may be
+    rounded."""
 
     tensors: tuple[Tensor, ...]
     calls: tuple[Call, ...]
     tf32: bool
+    device: int = 0
 
 
 @cache
@@ -85,4 +87,4 @@ def calls_from(data: dict[str, Any]) -> Calls:
                for dtype, sizes, strides, state, aligned in data["tensors"])  # fmt: skip
     calls = (Call(op, dict(zip(_argument_names(op), arguments, strict=True)), tuple(results))
              for op, arguments, results in data["calls"])  # fmt: skip
-    return Calls(tuple(tensors), tuple(calls), data["tf32"])
+    return Calls(tuple(tensors), tuple(calls), data["tf32"], data["device"])

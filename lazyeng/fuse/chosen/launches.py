@@ -31,12 +31,13 @@ class Operand:
     """What a kernel is called with, in Triton's type.
 
     ``kind``: "tensor", "partial" (scratch memory) and "table" number ``index``; "argument": the
-    number that stands at position ``index`` in the call ``number``; "number": ``number`` itself.
+    number that stands at position ``index`` in the call ``number``; "seed" and "offset" of the
+    device's default generator; "number": ``number`` itself.
     ``divisible``: by 16; of a pointer its address. ``fixed``: a number that the kernel is compiled
     for.
     """
 
-    kind: Literal["tensor", "partial", "table", "argument", "number"]
+    kind: Literal["tensor", "partial", "table", "argument", "seed", "offset", "number"]
     type: str
     index: int = 0
     number: int | float = 0
@@ -83,12 +84,14 @@ class Table:
 
 @dataclass(slots=True)
 class Launches:
-    """What runs the calls: kernels, one after another, with scratch memory (bytes) and tables."""
+    """What runs the calls: kernels, one after another, with scratch memory (bytes) and tables.
+    ``draws``: how far they move on the offset of the device's default generator."""
 
     calls: Calls
     kernels: list[KernelLaunch] = field(default_factory=list)
     scratch: list[int] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
+    draws: int = 0
 
     def add(self, file: str, kernel: str, grid: tuple[int, ...], *operands: Operand | int | None,
             elements: int, options: dict[str, bool | int] | None = None, text: str = "",

@@ -11,7 +11,7 @@ ALONE = (
     "aten::_fused_rms_norm_backward", "aten::_softmax", "aten::_log_softmax",
     "aten::_softmax_backward_data", "aten::_log_softmax_backward_data",
     "aten::nll_loss_forward", "aten::nll_loss_backward", "aten::_fused_adamw_",
-    "aten::_fused_adam_", "aten::_fused_sgd_",
+    "aten::_fused_adam_", "aten::_fused_sgd_", "aten::native_dropout",
 )  # fmt: skip
 #: What one runs as one: the first tensor of the second is what the first makes.
 PAIRS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lazyeng.fuse.chosen import lists, losses, norms, optimizers, products, softmax
+from lazyeng.fuse.chosen import dropout, lists, losses, norms, optimizers, products, softmax
 from lazyeng.fuse.chosen.calls import Calls
 from lazyeng.fuse.chosen.launches import MOST_PROGRAMS, Launches
 from lazyeng.fuse.chosen.names import LISTS
@@ -32,6 +32,7 @@ CHOICES: dict[tuple[str, ...], Choice] = {
     ("aten::_fused_adamw_",): optimizers.adamw,
     ("aten::_fused_adam_",): optimizers.adam,
     ("aten::_fused_sgd_",): optimizers.sgd,
+    ("aten::native_dropout",): dropout.native_dropout,
 }
 
 
