@@ -17,7 +17,7 @@ import torch
 from torch.nn import Parameter
 
 from lazyeng import _C, errors
-from lazyeng.tensor import LazyTensor
+from lazyeng.tensor import LazyTensor, wrappable
 
 
 class _Quiet:
@@ -97,7 +97,10 @@ def _make_subclass_like(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> torch.Tensor:
         lazy = _C.is_lazy(data)
         if isinstance(cls, type) and issubclass(cls, LazyTensor) and not lazy:
-            data, lazy = _C.wrap_tensor(data.detach()), True
+            if wrappable(data):
+                data, lazy = _C.wrap_tensor(data.detach()), True
+            else:
+                cls = plain_class(cls)
         if not lazy:
             return _C.call_outside(original, (cls, data, require_grad), kwargs)
         if issubclass(cls, Parameter):
