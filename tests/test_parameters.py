@@ -127,9 +127,22 @@ def other_classes_below(w: Wrap) -> Any:
     return isinstance(x, Plain), x.tolist()
 
 
+def made_in_a_transform(w: Wrap) -> Any:
+    """As those who swap a module's parameters do, in a function that vmap maps."""
+    weight = w(torch.ones(2))
+    found = []
+    for requires_grad in (False, True):
+
+        def scaled(x: torch.Tensor, requires_grad: bool = requires_grad) -> torch.Tensor:
+            return torch.nn.Parameter(weight, requires_grad) * x
+
+        found.append(torch.vmap(scaled)(torch.ones(3, 2)))
+    return found
+
+
 PROGRAMS = (
     methods_and_gradients, arguments_of_constructors, copies, training, own_torch_function,
-    other_classes_below, made_by_the_class_of_another,
+    other_classes_below, made_by_the_class_of_another, made_in_a_transform,
 )  # fmt: skip
 
 
