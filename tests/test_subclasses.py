@@ -19,9 +19,8 @@ class Bare(torch.Tensor): ...
 class Tagged(torch.Tensor):
     """As tutorials write it."""
 
-    @staticmethod
-    def __new__(cls: Any, data: Any, tag: str) -> Any:
-        return super().__new__(cls, data)  # pyright: ignore[reportCallIssue]
+    def __new__(cls, data: Any, tag: str) -> Any:
+        return super().__new__(cls, data)
 
     def __init__(self, data: Any, tag: str) -> None:
         self.tag = tag
