@@ -17,7 +17,7 @@ import torch
 from torch.nn import Parameter
 
 from lazyeng import _C, errors
-from lazyeng.tensor import LazyTensor
+from lazyeng.tensor import LazyTensor, wrappable
 
 
 class _Quiet:
@@ -79,10 +79,14 @@ def _turned_into(cls: type, made: Any) -> Any:
 def _new_like(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def new(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
-        made = original(cls, data, requires_grad)
-        if cls is not Parameter and type(made) is LazyTensor:
-            return _turned_into(cls, made)
-        return made
+        if not isinstance(data, LazyTensor):
+            return original(cls, data, requires_grad)
+        # As torch's does of tensors of another class; but that calls requires_grad_, which is
+        # refused inside of torch.func's transforms, where a parameter may be made.
+        made: Any = data.detach()
+        made.requires_grad = requires_grad
+        made._is_param = True
+        return made if cls is Parameter else _turned_into(cls, made)
 
     return new
 
@@ -97,7 +101,10 @@ def _make_subclass_like(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> torch.Tensor:
         lazy = _C.is_lazy(data)
         if isinstance(cls, type) and issubclass(cls, LazyTensor) and not lazy:
-            data, lazy = _C.wrap_tensor(data.detach()), True
+            if wrappable(data):
+                data, lazy = _C.wrap_tensor(data.detach()), True
+            else:
+                cls = plain_class(cls)
         if not lazy:
             return _C.call_outside(original, (cls, data, require_grad), kwargs)
         if issubclass(cls, Parameter):

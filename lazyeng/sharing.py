@@ -60,7 +60,7 @@ def _reduce(tensor: LazyTensor) -> tuple[Any, ...]:
         )
     torch.utils.hooks.warn_if_has_hooks(tensor)
     try:
-        return tensor.__reduce_ex__(2)
+        return tensor._reduced()
     except Exception as error:
         if not isinstance(error, LazyError):
             raise

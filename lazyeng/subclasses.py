@@ -1,4 +1,4 @@
-"""`tensor.as_subclass(cls)`, which results of a user's tensor class go through.
+"""`tensor.as_subclass(cls)`, which results of a user's tensor class go through, and `cls(tensor)`.
 
 A LazyTensor has its class already, and torch gives no tensor a second one. So what becomes another
 class is plain, a view of the same memory, as in eager: the call waits.
@@ -7,25 +7,48 @@ class is plain, a view of the same memory, as in eager: the call waits.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from lazyeng import _C, errors
 from lazyeng.compiled import _inside
+from lazyeng.tensor import LazyTensor
 
 
 def install() -> None:
-    """Puts the waiting method in place of torch's. Once per process, at import."""
+    """Puts the waiting methods in place of torch's. Once per process, at import."""
     original: Any = torch.Tensor.as_subclass
 
     @functools.wraps(original)
     @errors.boundary
     def as_subclass(self: torch.Tensor, cls: type[torch.Tensor]) -> torch.Tensor:
-        plain = not _C.is_lazy(self) and not _inside()
-        if plain or not isinstance(cls, type) or isinstance(self, cls):
+        lazy = _C.is_lazy(self)
+        if not (lazy or _inside()) or not isinstance(cls, type):
             return original(self, cls)
-        view = _C.plain_view(self) if _C.is_lazy(self) else self
+        if cls is torch.Tensor or (lazy and isinstance(self, cls)):
+            return original(self, cls)
+        view = _C.plain_view(self) if lazy else self
         return _C.call_outside(original, (view, cls), {})
 
     torch.Tensor.as_subclass = as_subclass
+    torch.Tensor.__new__ = staticmethod(_new_like(torch.Tensor.__new__))
+
+
+def _new_like(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The constructor that tensor classes inherit, or call: it gives an alias another class."""
+
+    @functools.wraps(original)
+    @errors.boundary
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        data = args[0] if args else None
+        if cls is torch.Tensor or not (_C.is_lazy(data) or _inside()):
+            return original(cls, *args, **kwargs)
+        if issubclass(cls, LazyTensor):
+            return original(cls, *args, **kwargs)
+        if isinstance(data, torch.Tensor) and len(args) == 1 and not kwargs:
+            return data.as_subclass(cls)
+        return _C.call_outside(original, (cls, *args), kwargs)
+
+    return new

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
+from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 
 from lazyeng import _C, errors
 
@@ -42,14 +44,18 @@ class LazyTensor(torch.Tensor):
     and raises the failure of any operation that it depends on, as an exception of the type that
     eager raises, which is a `lazyeng.LazyError` too. ``repr()`` never waits.
 
-    ``LazyTensor(data)`` is ``lazyeng.wrap(torch.as_tensor(data))``, detached.
+    ``LazyTensor(data)`` is ``lazyeng.wrap(torch.as_tensor(data))``, detached. It is the class of
+    lazy parameters too: ``type(p)(data, requires_grad=p.requires_grad)`` makes a parameter, as
+    ``torch.nn.Parameter`` does.
 
     Args:
         data: what `torch.as_tensor` takes; a strided tensor of any shape and dtype shares its
             memory with the result.
-        requires_grad: whether autograd records operations on the result.
+        requires_grad: whether autograd records operations on the result, which is a parameter if
+            this is given; of what cannot be lazy, such as meta tensors, a plain one.
 
     Raises:
+        TypeError: `data` cannot be lazy, and `requires_grad` is not given.
         RuntimeError: `requires_grad` for a dtype that is neither floating nor complex.
     """
 
@@ -57,10 +63,12 @@ class LazyTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
 
     @staticmethod
-    def __new__(cls, data: Any, *, requires_grad: bool = False) -> LazyTensor:
-        tensor = _C.wrap_tensor(torch.as_tensor(data).detach())
-        tensor.requires_grad_(requires_grad)
-        return tensor
+    def __new__(cls, data: Any, requires_grad: bool | None = None) -> Any:
+        tensor = torch.as_tensor(data).detach()
+        if requires_grad is None:
+            return _C.wrap_tensor(tensor)
+        lazy = _C.wrap_tensor(tensor) if wrappable(tensor) else tensor
+        return torch.nn.Parameter(lazy, requires_grad)
 
     # ---- waiting
 
@@ -264,12 +272,50 @@ class LazyTensor(torch.Tensor):
         vars(copy).update(_deepcopied(vars(self), memo))
         return copy
 
+    def __copy__(self) -> torch.Tensor:
+        make, arguments = self._reduced()
+        return make(*arguments)
+
     @errors.boundary
     def __reduce_ex__(self, protocol: Any) -> Any:
+        if _C.thread_mode()[1]:
+            return self._plain_twin().__reduce_ex__(protocol)
+        return self._reduced()
+
+    def _plain_twin(self) -> torch.Tensor:
+        """What the program would have without the block around it: whoever reads a file that is
+        written there may not have lazyeng, and was not asked to."""
+        plain = self._plain()
+        if self.__dict__.get("_is_param"):
+            plain = torch.nn.Parameter(plain, self.requires_grad)
+        else:
+            plain.requires_grad_(self.requires_grad)
+        vars(plain).update(self._attributes())
+        return plain
+
+    def _attributes(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_is_param"}
+
+    @errors.boundary
+    def _reduced(self) -> Any:
+        """How a lazy tensor is made of this one's memory."""
         # An OrderedDict, as torch keeps it for backward hooks, is not allowed by weights_only.
-        state = {key: value for key, value in self.__dict__.items() if key != "_is_param"}
         is_param = bool(self.__dict__.get("_is_param", False))
-        return (_rebuild, (self._plain(), self.requires_grad, is_param, state))
+        return (_rebuild, (self._plain(), self.requires_grad, is_param, self._attributes()))
+
+
+def wrappable(tensor: torch.Tensor) -> bool:
+    """Strided tensors with memory; sparse, quantized, nested and meta ones stay as they are, and
+    those that stand for many in vmap."""
+    return (
+        tensor.layout == torch.strided
+        and tensor.device.type in ("cpu", "cuda")
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and not isinstance(tensor, UninitializedTensorMixin)
+        and not is_functorch_wrapped_tensor(tensor)
+        and not is_legacy_batchedtensor(tensor)
+    )
 
 
 def _plain_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,14 +7,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
-from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 
 from lazyeng import _C, errors
 from lazyeng.config import MODES
 from lazyeng.containers import map_leaves
 from lazyeng.parameters import as_parameter, plain_class
-from lazyeng.tensor import LazyTensor
+from lazyeng.tensor import LazyTensor, wrappable
 
 T = TypeVar("T")
 
@@ -56,7 +54,7 @@ def unwrap(obj: T) -> T:
 
 
 def _wrap_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    if _C.is_lazy(tensor) or not _wrappable(tensor):
+    if _C.is_lazy(tensor) or not wrappable(tensor):
         return tensor
     if tensor.grad_fn is not None and not torch.is_inference_mode_enabled():
         return _with_history(tensor)
@@ -82,20 +80,6 @@ def _unwrap_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if not _C.is_lazy(tensor):
         return tensor
     return _like(tensor, _C.plain(tensor), _unwrap_tensor)
-
-
-def _wrappable(tensor: torch.Tensor) -> bool:
-    """Strided tensors with memory; sparse, quantized, nested and meta ones stay as they are, and
-    those that stand for many in vmap."""
-    return (
-        tensor.layout == torch.strided
-        and tensor.device.type in ("cpu", "cuda")
-        and not tensor.is_quantized
-        and not tensor.is_nested
-        and not isinstance(tensor, UninitializedTensorMixin)
-        and not is_functorch_wrapped_tensor(tensor)
-        and not is_legacy_batchedtensor(tensor)
-    )
 
 
 def _like(

@@ -100,6 +100,20 @@ def training(w: Wrap) -> Any:
     return list(layer.parameters()), copied.weight, layer.weight.twice(), copied.weight.twice()
 
 
+def made_by_the_class_of_another(w: Wrap) -> Any:
+    """As loaders and offloading do, which replace a parameter by one of its class."""
+    found = []
+    for p in torch.nn.Parameter(w(torch.ones(2))), Doubling(w(torch.ones(2))):
+        cls = type(p)
+        again = cls(w(torch.zeros(2)), requires_grad=p.requires_grad)
+        frozen = cls(w(torch.zeros(2)), False)
+        away = cls(p.detach().to("meta"), requires_grad=p.requires_grad)
+        made = again, frozen, away
+        found += [[isinstance(x, torch.nn.Parameter) for x in made], again, frozen]
+        found += [away.device.type, away.requires_grad, isinstance(away, Doubling)]
+    return found
+
+
 def own_torch_function(w: Wrap) -> Any:
     p = Listening(w(torch.ones(2)))
     before = Listening.calls
@@ -113,9 +127,22 @@ def other_classes_below(w: Wrap) -> Any:
     return isinstance(x, Plain), x.tolist()
 
 
+def made_in_a_transform(w: Wrap) -> Any:
+    """As those who swap a module's parameters do, in a function that vmap maps."""
+    weight = w(torch.ones(2))
+    found = []
+    for requires_grad in (False, True):
+
+        def scaled(x: torch.Tensor, requires_grad: bool = requires_grad) -> torch.Tensor:
+            return torch.nn.Parameter(weight, requires_grad) * x
+
+        found.append(torch.vmap(scaled)(torch.ones(3, 2)))
+    return found
+
+
 PROGRAMS = (
     methods_and_gradients, arguments_of_constructors, copies, training, own_torch_function,
-    other_classes_below,
+    other_classes_below, made_by_the_class_of_another, made_in_a_transform,
 )  # fmt: skip
 
 

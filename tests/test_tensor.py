@@ -349,6 +349,55 @@ assert torch.load("saved.pt").tolist() == [[3.0] * 3] * 2
     assert done.returncode == 0, done.stderr
 
 
+SAVED_IN_A_BLOCK = {
+    "result": lambda: torch.ones(2, 3) + 1,
+    "transposed": lambda: (torch.arange(6.0).view(2, 3) + 1).t(),
+    "views": lambda: [(x := torch.arange(6.0) + 1), x[1:]],
+    "requires grad": lambda: (torch.ones(2) + 1).requires_grad_(),
+    "parameter": lambda: torch.nn.Parameter(torch.ones(2) + 1),
+    "optimizer": lambda: trained_in_a_block().state_dict(),
+    "wrapped": lambda: wrap(torch.ones(2)),
+}
+
+
+def trained_in_a_block() -> torch.optim.Optimizer:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("name", SAVED_IN_A_BLOCK)
+@pytest.mark.parametrize("save", [torch.save, pickle.dump])
+def test_files_written_in_a_block_are_those_of_eager(name, save, mode):
+    """A program that does not know of lazyeng may read them."""
+    eager, lazy = io.BytesIO(), io.BytesIO()
+    plain = SAVED_IN_A_BLOCK[name]() if name != "wrapped" else torch.ones(2)
+    save(plain, eager)
+    with lazyeng.lazy(mode):
+        save(SAVED_IN_A_BLOCK[name](), lazy)
+    assert b"lazyeng" not in lazy.getvalue()
+    lazy.seek(0)
+    loaded = torch.load(lazy) if save is torch.save else pickle.load(lazy)
+    pairs = zip(*map(torch.utils._pytree.tree_leaves, (loaded, plain)), strict=True)
+    for x, y in pairs:
+        assert type(x) is type(y)
+        if isinstance(y, torch.Tensor):
+            assert torch.equal(x, y) and x.stride() == y.stride()
+            assert x.requires_grad == y.requires_grad
+
+
+def test_shallow_copies_in_a_block_are_lazy():
+    with lazyeng.lazy():
+        x = torch.ones(2) + 1
+        y = copy.copy(x)
+        assert type(y) is LazyTensor
+        y += 1
+    assert x.tolist() == [3.0, 3.0]
+
+
 def test_saved_views_share_a_storage_again():
     x = wrap(torch.zeros(4))
     file = io.BytesIO()
