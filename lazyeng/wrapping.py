@@ -27,8 +27,8 @@ def wrap(obj: T) -> T:
             list, tuple, mapping, mutable sequence or dataclass, also nested, gives a copy of the
             same structure, or itself if there is nothing to make lazy in it; an ``nn.Module`` gets
             lazy parameters and buffers in place and is returned; anything else, and what is lazy
-            already, is returned as it is; so are sparse, quantized, nested and meta tensors and
-            parameters without a shape yet.
+            already, is returned as it is; so are sparse, quantized, nested and meta tensors, those
+            of a class of their own (parameters excepted) and parameters without a shape yet.
 
     Returns:
         The same structure. Lazy tensors have the shape, strides, dtype and device of what they
@@ -86,9 +86,11 @@ def _unwrap_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 def _wrappable(tensor: torch.Tensor) -> bool:
     """Strided tensors with memory; sparse, quantized, nested and meta ones stay as they are, and
-    those that stand for many in vmap."""
+    those that stand for many in vmap. So do those of a user's class: a LazyTensor has a class
+    already, and without its own a tensor has neither its methods nor its attributes."""
     return (
-        tensor.layout == torch.strided
+        (type(tensor) is torch.Tensor or isinstance(tensor, torch.nn.Parameter))
+        and tensor.layout == torch.strided
         and tensor.device.type in ("cpu", "cuda")
         and not tensor.is_quantized
         and not tensor.is_nested
