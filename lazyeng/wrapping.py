@@ -25,8 +25,8 @@ def wrap(obj: T) -> T:
             list, tuple, mapping, mutable sequence or dataclass, also nested, gives a copy of the
             same structure, or itself if there is nothing to make lazy in it; an ``nn.Module`` gets
             lazy parameters and buffers in place and is returned; anything else, and what is lazy
-            already, is returned as it is; so are sparse, quantized, nested and meta tensors and
-            parameters without a shape yet.
+            already, is returned as it is; so are sparse, quantized, nested and meta tensors, those
+            of a class of their own (parameters excepted) and parameters without a shape yet.
 
     Returns:
         The same structure. Lazy tensors have the shape, strides, dtype and device of what they
@@ -54,7 +54,7 @@ def unwrap(obj: T) -> T:
 
 
 def _wrap_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    if _C.is_lazy(tensor) or not wrappable(tensor):
+    if _C.is_lazy(tensor) or not (_has_no_class_of_its_own(tensor) and wrappable(tensor)):
         return tensor
     if tensor.grad_fn is not None and not torch.is_inference_mode_enabled():
         return _with_history(tensor)
@@ -80,6 +80,12 @@ def _unwrap_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if not _C.is_lazy(tensor):
         return tensor
     return _like(tensor, _C.plain(tensor), _unwrap_tensor)
+
+
+def _has_no_class_of_its_own(tensor: torch.Tensor) -> bool:
+    """A LazyTensor has a class already, and without its own a user's tensor has neither its methods
+    nor its attributes. (Those of parameters are kept.)"""
+    return type(tensor) is torch.Tensor or isinstance(tensor, torch.nn.Parameter)
 
 
 def _like(

@@ -228,6 +228,30 @@ def test_op_with_wrong_fake_shape_is_reported(lazy_mode):
             y.tolist()
 
 
+def no_fake(kernel):
+    return None
+
+
+def fake_of_dynamic_size(kernel):
+    """As torch's documentation has it; asked of tensors on the meta device it raises."""
+    kernel.register_fake(lambda x: x.new_empty(torch.library.get_ctx().new_dynamic_size()))
+
+
+@pytest.mark.parametrize("give_fake", [no_fake, fake_of_dynamic_size])
+def test_op_whose_results_are_as_large_as_values_say(give_fake, mode):
+    """Boxes that a vision library keeps: of arguments that look the same, now more, now fewer."""
+
+    @torch.library.custom_op(fresh("positive"), mutates_args=())
+    def positive(x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0]
+
+    give_fake(positive)
+    with lazy(mode):
+        kept = [positive(torch.arange(6.0) - n) for n in (0, 1, 3, 5, 6)]
+        assert [x.shape[0] for x in kept] == [5, 4, 2, 0, 0]
+    assert [x.tolist() for x in kept[:3]] == [[1, 2, 3, 4, 5], [1, 2, 3, 4], [1, 2]]
+
+
 def test_numpy_inside_a_kernel(mode):
     @torch.library.custom_op(fresh("by_numpy"), mutates_args=())
     def by_numpy(x: torch.Tensor) -> torch.Tensor:

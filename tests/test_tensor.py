@@ -615,6 +615,40 @@ def test_torchscript_indexes_by_tensors():
     assert type(taken) is LazyTensor and taken.tolist() == [3.0, 0.0]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+@pytest.mark.parametrize("where", ["block", "wrapped"])
+def test_traces_of_convolutions_are_those_of_eager(where):
+    """Also where the traced program asks for the size of what a convolution made."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.BatchNorm2d(3)).eval()
+    x, other = torch.rand(1, 2, 5, 5), torch.rand(1, 2, 5, 5)
+    lazily = wrap(copy.deepcopy(model))
+    expected = torch.jit.trace(model, x)
+    if where == "wrapped":
+        found = torch.jit.trace(lazily, wrap(x))
+    else:
+        with lazy():
+            found = torch.jit.trace(model, x)
+    kinds = [[node.kind() for node in trace.inlined_graph.nodes()] for trace in (expected, found)]
+    assert kinds[0] == kinds[1]
+    assert torch.equal(unwrap(found(other)), unwrap(model(other)))
+
+
+def test_sobol_points_are_those_of_eager(mode):
+    """Their operators work on memory, and are registered as decompositions."""
+
+    def draw():
+        engine = torch.quasirandom.SobolEngine(3, scramble=True, seed=5)
+        points = [engine.draw(4), engine.fast_forward(2).draw(3)]
+        return [*points, torch.quasirandom.SobolEngine(2).draw(4)]
+
+    expected = draw()
+    with lazy(mode):
+        found = draw()
+    for a, b in zip(expected, found, strict=True):
+        assert torch.equal(a, unwrap(b))
+
+
 def test_functions_called_for_each_element():
     x = pending()
     assert x.apply_(lambda a: a + 1) is x and x.tolist() == [[4.0] * 3] * 2

@@ -81,15 +81,11 @@ def plain_with_grad():
     return x
 
 
-class Named(torch.Tensor):
-    pass
-
-
 # What has no part in autograd is wrapped and unwrapped without Python; this has one.
 @pytest.mark.parametrize("make", [
     lambda: torch.ones(3, requires_grad=True), parameter_with_grad, plain_with_grad,
     lambda: torch.ones(3, requires_grad=True) * 2, lambda: torch.ones(3, requires_grad=True)[1:],
-    lambda: torch.ones(3).as_subclass(Named), lambda: torch.ones(3)[1:].conj(),
+    lambda: torch.ones(3)[1:].conj(),
 ])  # fmt: skip
 def test_what_belongs_to_a_tensor_goes_both_ways(make):
     plain = make()
@@ -103,6 +99,32 @@ def test_what_belongs_to_a_tensor_goes_both_ways(make):
     assert back.requires_grad == (plain.requires_grad and plain.is_leaf)
     if plain.is_leaf and plain.grad is not None:
         assert back.grad.tolist() == plain.grad.tolist() and type(back.grad) is torch.Tensor
+
+
+class Boxes(torch.Tensor):
+    """As libraries make them: what is computed from one is one, and has its attributes."""
+
+    @staticmethod
+    def of(tensor, canvas):
+        boxes = tensor.as_subclass(Boxes)
+        boxes.canvas = canvas
+        return boxes
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs or {})
+        return Boxes.of(result, args[0].canvas) if type(result) is torch.Tensor else result
+
+
+def test_tensors_of_a_class_of_their_own_are_not_wrapped():
+    boxes = Boxes.of(torch.ones(3), canvas=(4, 5))
+    sample = wrap({"boxes": boxes, "image": torch.ones(3)})
+    assert sample["boxes"] is boxes and type(sample["image"]) is LazyTensor
+    assert (sample["boxes"] * 2).canvas == (4, 5)
+    module = torch.nn.Module()
+    module.register_buffer("boxes", boxes)
+    assert wrap(module).boxes is boxes and type(boxes) is Boxes
 
 
 def test_modes_hear_of_a_wrap():

@@ -7,6 +7,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/to_compositeimplicitautograd_dispatch.h>
+#include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/library.h>
 
 #include <array>
@@ -42,6 +43,11 @@ constexpr std::array<const char*, 4> kReadIndices = {
 constexpr std::array<const char*, 5> kStartFromFactory = {
     "one_hot", "linalg_matrix_rank", "linalg_matrix_rank.tol_tensor",
     "linalg_matrix_rank.atol_rtol_tensor", "linalg_matrix_rank.atol_rtol_float"};
+
+/// Their kernel works on memory, and is registered as a decomposition. Not differentiable.
+constexpr std::array<const char*, 4> kWorkOnMemory = {"_sobol_engine_draw", "_sobol_engine_ff_",
+                                                      "_sobol_engine_scramble_",
+                                                      "_sobol_engine_initialize_state_"};
 
 /// Their error prints a tensor.
 constexpr std::array<const char*, 2> kPrint = {"meshgrid", "meshgrid.indexing"};
@@ -206,6 +212,13 @@ void record_whole_on_cuda(const c10::OperatorHandle& op, torch::jit::Stack* stac
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
 }
 
+/// torch.jit.trace sees convolutions as `_convolution`, which this op's decomposition calls: of
+/// what is recorded whole it would make a constant.
+void convolve(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (!torch::jit::tracer::isTracing()) return record_whole(op, stack);
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
+}
+
 /// A copy that shares memory until one of the two is written: the engine has writes in order, and
 /// so may copy at once.
 at::Tensor lazy_clone(const at::Tensor& self) { return self.clone(); }
@@ -259,8 +272,11 @@ void register_opaque_composites() {
   add(autograd, kFillFactory, fills);
   add(backend, kFillFactory, fills);
   add(backend, kStartFromFactory, whole);
+  add(backend, kWorkOnMemory, whole);
+  add(autograd, kWorkOnMemory, [] { return torch::CppFunction::makeFallthrough(); });
   const run::IgnoredWarnings silent;  // it replaces the kernel that records
   backend.impl("_lazy_clone", &lazy_clone);
+  backend.impl("convolution", torch::CppFunction::makeFromBoxedFunction<&convolve>());
   add(autograd, kStartFromFactory, [] { return torch::CppFunction::makeFallthrough(); });
 }
 

@@ -438,10 +438,21 @@ bool meta_agrees(const Call& call, const run::Node::Discovery& found, bool exact
                     [&](const OutputPlan& a, const OutputPlan& b) { return same(a, b, exactly); });
 }
 
+/// The op may be one of those whose results have as many elements as its arguments' values say
+/// (boxes that are kept, neighbours that are near): a fake kernel raises then, and that an op has
+/// none says nothing.
+bool makes_what_values_decide(const Call& call) {
+  if (call.info.torchs || !makes_tensors(call.info)) return false;
+  Answer answer = Answer::none;
+  if (!call.info.distrust_plans) ask_meta(call, For::meta, answer);
+  return answer != Answer::given;
+}
+
 }  // namespace
 
 PlanRef learn(const Call& call, const run::Node::Discovery& found) {
   if (call.info.data_dependent || !left_written_as_they_were(call, found)) return nullptr;
+  if (makes_what_values_decide(call)) return nullptr;
   const std::vector<at::Tensor> inputs = real_arguments_of(call);
   auto plan = make_ref<Plan>();
   if (!ResultReader(call, inputs, std::nullopt, *plan).read(found.results)) {
