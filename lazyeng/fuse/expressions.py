@@ -41,6 +41,7 @@ EXPRESSIONS: dict[str | tuple[str, str], str] = {
     "add_scaled": "{0} + {1} * {2}",
     ("add_scaled", "float"): "tl.fma({1}, {2}, {0})",
     "neg": "-{0}",
+    ("neg", "float"): "{0} * -1",  # (-x is 0 - x in Triton 3.7, and 0.0 of 0.0)
     "square": "{0} * {0}",
     "relu": "tl.where({0} < 0, 0, {0})",  # (NaN and -0.0 stay)
     "round": "libdevice.rint({0})",

@@ -13,6 +13,7 @@ import types
 import numpy as np
 import torch
 import triton.language as tl
+from triton.language import semantic
 from triton.runtime import interpreter
 
 _count = 0
@@ -59,6 +60,7 @@ FOLDS = {
     "maximum": np.max,
     "minimum": np.min,
 }  # (NaN wins in NumPy's)
+FLOATS = {tl.float32: np.float32, tl.float64: np.float64}
 
 
 @functools.cache
@@ -89,3 +91,30 @@ def mend() -> None:
     interpreter.InterpreterBuilder.cast_impl = cast
     interpreter.InterpreterBuilder.create_splat = splat
     interpreter.ReduceOps.generic_reduce = fold
+    mend_numbers()
+
+
+def mend_numbers() -> None:
+    """What Triton 3.7's does otherwise: bool arguments and ~ of unsigned integers raise, and -0.0
+    among the arguments is 0.0 (floats are constants to it, on a GPU they are not)."""
+    convert = interpreter._implicit_cvt
+    constant = semantic.TritonSemantic.scalar_constant
+
+    def scalar(value, type, dtype):
+        return tl.tensor(interpreter.TensorHandle(np.array([value], dtype=type), dtype), dtype)
+
+    def argument(value):
+        return scalar(value, np.bool_, tl.int1) if isinstance(value, bool) else convert(value)
+
+    def scalar_constant(self, value, dtype):
+        zero = dtype in FLOATS and value == 0
+        return scalar(value, FLOATS[dtype], dtype) if zero else constant(self, value, dtype)
+
+    def all_ones(self, type):
+        del self
+        ones = np.full(1, -1).astype(interpreter._get_np_dtype(type))
+        return interpreter.TensorHandle(ones, type.scalar)
+
+    interpreter._implicit_cvt = argument
+    semantic.TritonSemantic.scalar_constant = scalar_constant
+    interpreter.InterpreterBuilder.get_all_ones_value = all_ones
