@@ -14,9 +14,9 @@ namespace {
 
 using run::PyRef;
 
-constexpr std::array<const char*, 7> kNames = {
-    "get_state",    "set_state",   "manual_seed",        "seed",
-    "initial_seed", "clone_state", "graphsafe_get_state"};
+constexpr std::array<const char*, 10> kNames = {
+    "get_state",   "set_state",           "manual_seed",         "seed",       "initial_seed",
+    "clone_state", "graphsafe_get_state", "graphsafe_set_state", "get_offset", "set_offset"};
 std::array<PyObject*, kNames.size()> originals{};  // torch's methods, owned
 
 template <size_t I>

@@ -169,6 +169,13 @@ def test_a_page_keeps_the_lines_of_what_was_not_run_again():
     assert report.docs_page([], again) == again
 
 
+def test_a_page_keeps_the_line_of_what_was_run_again_in_part():
+    page = report.docs_page([result("add"), result("mul")])
+    assert report.docs_page([result("add", seconds=7.0)], page) == page
+    other = report.docs_page([result("add", torch="9.0", seconds=1.0)], page)
+    assert "| op | int64 | auto | async | wrap | 1 | 1 | 0 | 2 | 1 |" in other
+
+
 def test_a_page_keeps_the_reasons_of_what_was_not_run_again():
     late = {"late": ["IndexError: a"]}
     page = report.docs_page([result("mul", "different"), result("take", suite="error", **late)])

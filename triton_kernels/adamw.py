@@ -30,7 +30,7 @@ def _adamw_block(param_ptr, grad_ptr, mean_ptr, square_ptr, largest_ptr, offsets
     mean = tl.load(mean_ptr + offsets, mask=mask, other=0.0).to(COMPUTE)
     square = tl.load(square_ptr + offsets, mask=mask, other=0.0).to(COMPUTE)
     if MAXIMIZE:
-        grad = -grad
+        grad = grad * -1  # (Triton 3.7 makes 0 - x of -x)
     if PENALTY:  # Adam's weight decay, which takes part in the means
         grad += penalty * param
     mean += (grad - mean) * one_minus_beta1

@@ -99,7 +99,7 @@ def native_dropout_kernel(x_ptr, y_ptr, mask_ptr, n_elements, n_threads, seed: t
     """DRAWS draws a program, each of four numbers, of which a vector of two takes half."""
     draws = tl.program_id(0).to(tl.int64) * DRAWS + tl.arange(0, DRAWS)
     # A vector of eight takes two draws of its thread, one after the other.
-    EACH: tl.constexpr = 2 if VECTOR == 8 else 1
+    EACH: tl.constexpr = 2 if VECTOR == 8 else 1  # pyright: ignore[reportAssignmentType]
     turns = draws // EACH
     threads = turns % n_threads
     rounds = turns // n_threads
@@ -118,7 +118,7 @@ def native_dropout_kernel(x_ptr, y_ptr, mask_ptr, n_elements, n_threads, seed: t
         _drop(x_ptr, y_ptr, mask_ptr, first + 3 * n_threads, n_elements, k3, scale)
     else:
         # Neighbours in memory stay in one thread, so loads and stores are wide.
-        NUMBERS: tl.constexpr = 2 if VECTOR == 2 else 4
+        NUMBERS: tl.constexpr = 2 if VECTOR == 2 else 4  # pyright: ignore[reportAssignmentType]
         if NUMBERS == 2:
             kept = tl.interleave(k0, k1)
         else:

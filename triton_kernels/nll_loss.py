@@ -47,7 +47,7 @@ def nll_loss_kernel(x_ptr, target_ptr, weight_ptr, y_ptr, total_weight_ptr, n_ro
         if HAS_WEIGHT:
             w = tl.load(weight_ptr + label, mask=used, other=0.0).to(COMPUTE)
         x = tl.load(x_ptr + rows * n_cols + label, mask=used, other=0.0).to(COMPUTE)
-        loss = tl.where(used, -x * w, 0.0)
+        loss = tl.where(used, x * w * -1, 0.0)  # (Triton 3.7 makes 0 - x of -x)
         if REDUCTION == 0:
             tl.store(y_ptr + rows, loss, mask=inside)
         losses += loss
@@ -76,7 +76,7 @@ def _gradient(row, dy_ptr, target_ptr, weight_ptr, total_weight_ptr, n_cols, ign
         dy /= tl.load(total_weight_ptr).to(COMPUTE)
     if HAS_WEIGHT:
         dy *= tl.load(weight_ptr + label, mask=used, other=0.0).to(COMPUTE)
-    return label, tl.where(used, -dy, 0.0)
+    return label, tl.where(used, dy * -1, 0.0)
 
 
 @triton.jit

@@ -25,7 +25,7 @@ def _sgd_block(param_ptr, grad_ptr, buffer_ptr, offsets, mask, lr, momentum, one
     param = tl.load(param_ptr + offsets, mask=mask, other=0.0).to(COMPUTE)
     grad = tl.load(grad_ptr + offsets, mask=mask, other=0.0).to(COMPUTE)
     if MAXIMIZE:
-        grad = -grad
+        grad = grad * -1  # (Triton 3.7 makes 0 - x of -x)
     grad += weight_decay * param
     if MOMENTUM:
         buffer = grad  # the first gradient is not damped

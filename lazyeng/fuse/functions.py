@@ -241,7 +241,7 @@ def huber(a, b, delta):
 
 @triton.jit
 def bounded_slope(x, bound, inside, at_bound):
-    return tl.where(x >= bound, at_bound, tl.where(x <= -bound, -at_bound, inside))
+    return tl.where(x >= bound, at_bound, tl.where(x <= -bound, at_bound * -1, inside))
 
 
 @triton.jit

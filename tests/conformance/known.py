@@ -26,6 +26,7 @@ WITH_FUSION_ON: dict[tuple[str, str], str] = {
     ("op:rsqrt", "bfloat16"): _ROUNDED_ONCE,
     ("fused:rsqrt", "bfloat16"): _ROUNDED_ONCE,
     ("inplace:rsqrt", "bfloat16"): _ROUNDED_ONCE,
+    ("inplace_forms:rsqrt", "bfloat16"): _ROUNDED_ONCE,
     ("optim:Adafactor", "bfloat16"): (
         "three steps that amplify roundings: eager differs five times as much from the same steps in "
         "float64, and six times as much from itself with one parameter changed in its last place"

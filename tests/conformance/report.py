@@ -168,7 +168,7 @@ def summary(results: list[dict[str, Any]], earlier: str = "") -> list[str]:
     """The table: a line for each suite, dtype, setting of fusion, mode and kind of inputs. Of an
     earlier page, the lines of what was not run again."""
     lines = {cells[:5]: cells for cells in rows(earlier)}
-    for what, group in complete(results).items():
+    for what, group in complete(results, earlier).items():
         if not counts(group)["of"]:
             continue
         suite, dtype, fusion, mode, how, limit = what
@@ -200,13 +200,26 @@ def docs_page(results: list[dict[str, Any]], earlier: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def complete(results: list[dict[str, Any]]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+def complete(
+    results: list[dict[str, Any]], earlier: str = ""
+) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
     """Without what was run in part: some entries (`--op`), or cut short."""
     found = groups(results)
-    entries: dict[str, int] = {}
+    # (Another PyTorch may have fewer entries than an earlier page.)
+    same = all(f"PyTorch {r['torch']}," in earlier for r in results)
+    entries = entries_of(earlier) if same else {}
     for what, group in found.items():
         entries[what[0]] = max(entries.get(what[0], 0), len(group))
     return {what: group for what, group in found.items() if len(group) == entries[what[0]]}
+
+
+def entries_of(page: str) -> dict[str, int]:
+    """How many each suite has, with those that have no sample of the dtype."""
+    found: dict[str, int] = {}
+    for suite, *cells in rows(page):
+        named = dict(zip(COLUMNS[1:], cells, strict=True))
+        found[suite] = max(found.get(suite, 0), int(named["of"]) + int(named["no sample"]))
+    return found
 
 
 def versions(results: list[dict[str, Any]], earlier: str) -> str:

@@ -1,8 +1,7 @@
 """What Triton's interpreter lacks, or does otherwise than a GPU, so that generated kernels run in
 it as they are: libdevice (it has none), rounding to bfloat16 (it cuts off), what a comparison of
-two scalars is (it takes it for one of their type), and the sign of a number that is -0.0 (Triton
-3.7 takes each constant that equals 0 for 0, in `scalar_constant` of language/semantic.py; on a GPU
-numbers are arguments, and keep it). And folds in NumPy, which it makes element by element."""
+two scalars is (it takes it for one of their type), and numbers (`mend_numbers`). And
+folds in NumPy, which it makes element by element."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import types
 import numpy as np
 import torch
 import triton.language as tl
-from triton.language.semantic import TritonSemantic
+from triton.language import semantic
 from triton.runtime import interpreter
 
 _count = 0
@@ -61,6 +60,7 @@ FOLDS = {
     "maximum": np.max,
     "minimum": np.min,
 }  # (NaN wins in NumPy's)
+FLOATS = {tl.float32: np.float32, tl.float64: np.float64}
 
 
 @functools.cache
@@ -73,15 +73,6 @@ def mend() -> None:
         return (self.to_tensor(values.astype(data.dtype), inputs[0].dtype),)
 
     before = interpreter.InterpreterBuilder.cast_impl
-    constant = TritonSemantic.scalar_constant
-
-    def signed_constant(self, value, dtype):
-        made = constant(self, value, dtype)
-        if isinstance(value, float) and value == 0 and np.signbit(value) and dtype.is_floating():
-            data = np.asarray(made.handle.data)
-            if data.dtype.kind == "f":  # (bfloat16 is kept as integers, and is no number's type)
-                made.handle.data = -np.abs(data)
-        return made
 
     def splat(self, type, scalar):
         del self
@@ -97,7 +88,33 @@ def mend() -> None:
             return interpreter.TensorHandle(narrow.float().numpy(), target.scalar)
         return before(self, source, target)
 
-    TritonSemantic.scalar_constant = signed_constant
     interpreter.InterpreterBuilder.cast_impl = cast
     interpreter.InterpreterBuilder.create_splat = splat
     interpreter.ReduceOps.generic_reduce = fold
+    mend_numbers()
+
+
+def mend_numbers() -> None:
+    """What Triton 3.7's does otherwise: bool arguments and ~ of unsigned integers raise, and -0.0
+    among the arguments is 0.0 (floats are constants to it, on a GPU they are not)."""
+    convert = interpreter._implicit_cvt
+    constant = semantic.TritonSemantic.scalar_constant
+
+    def scalar(value, type, dtype):
+        return tl.tensor(interpreter.TensorHandle(np.array([value], dtype=type), dtype), dtype)
+
+    def argument(value):
+        return scalar(value, np.bool_, tl.int1) if isinstance(value, bool) else convert(value)
+
+    def scalar_constant(self, value, dtype):
+        zero = dtype in FLOATS and value == 0
+        return scalar(value, FLOATS[dtype], dtype) if zero else constant(self, value, dtype)
+
+    def all_ones(self, type):
+        del self
+        ones = np.full(1, -1).astype(interpreter._get_np_dtype(type))
+        return interpreter.TensorHandle(ones, type.scalar)
+
+    interpreter._implicit_cvt = argument
+    semantic.TritonSemantic.scalar_constant = scalar_constant
+    interpreter.InterpreterBuilder.get_all_ones_value = all_ones

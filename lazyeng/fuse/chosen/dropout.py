@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -97,7 +98,8 @@ def is_torchs(device: int, dtype: torch.dtype, vector: int) -> bool:
     # (As it is made: its methods would wait for what is recorded.)
     generator = torch.Generator(gpu)
     x = torch.ones(numel, dtype=dtype, device=gpu)
-    masks = [torch._fused_dropout(x, keep, generator)[1].cpu() for _ in range(2)]
+    draw: Any = torch.ops.aten._fused_dropout
+    masks = [draw(x, keep, generator)[1].cpu() for _ in range(2)]
     chosen = random.Random(0)
     elements = {0, numel - 1, *(chosen.randrange(numel) for _ in range(SAMPLE))}
     return all(
