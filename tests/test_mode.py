@@ -1,6 +1,7 @@
 """lazy(): what records, when it runs, and what plain tensors show in and after the block."""
 
 import asyncio
+import contextlib
 import copy
 import inspect
 import pickle
@@ -912,3 +913,18 @@ def test_module_conversions_keep_plain_parameters(mode, convert):
     for a, b in zip(expected, found, strict=True):
         assert type(b) is torch.nn.Parameter
         torch.testing.assert_close(b, a)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda g: g.get_offset(), lambda g: g.set_offset(0), lambda g: g.graphsafe_set_state(g)],
+    ids=["get_offset", "set_offset", "graphsafe_set_state"],
+)
+def test_states_of_generators_wait_for_draws(call):
+    generator = torch.Generator().manual_seed(0)
+    with lazy("deferred"):
+        x = wrap(torch.zeros(3)).uniform_(generator=generator)
+        assert not x.is_ready()
+        with contextlib.suppress(RuntimeError):  # (one of a CPU has no offset, as in eager)
+            call(generator)
+        assert x.is_ready()
