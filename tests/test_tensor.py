@@ -649,6 +649,43 @@ def test_sobol_points_are_those_of_eager(mode):
         assert torch.equal(a, unwrap(b))
 
 
+def int8_linear(x, w):
+    weight, offsets, scale, zero = torch.ops.aten.fbgemm_linear_quantize_weight(w * 1)
+    packed = torch.ops.aten.fbgemm_pack_quantized_matrix(weight)
+    return torch.ops.aten.fbgemm_linear_int8_weight(x, weight, packed, offsets, scale, zero, w[0])
+
+
+def float16_linear(x, w):
+    return torch.ops.aten.fbgemm_linear_fp16_weight(
+        x, torch.ops.aten.fbgemm_pack_gemm_matrix_fp16(w * 1), w[0]
+    )
+
+
+@pytest.mark.filterwarnings("ignore:fbgemm_:UserWarning")
+@pytest.mark.parametrize("where", ["async", "deferred", "sync", "wrap"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        int8_linear,
+        float16_linear,
+        lambda x, w: torch.ops.aten.choose_qparams_optimized((x @ w).flatten(), 64, 50, 0.16, 8)[0],
+        lambda x, w: torch.ops.aten._reshape_from_tensor(
+            x, (w * 0).long().sum() + torch.tensor([4, 16])
+        ),
+    ],
+    ids=["int8 linear", "float16 linear", "choose_qparams_optimized", "reshape"],
+)
+def test_decompositions_that_read_memory(function, where):
+    """More than once: what is known of a call is asked first."""
+    x, w = torch.randn(8, 8), torch.randn(8, 8)
+    expected = function(x, w)
+    for _ in range(3):
+        with lazy(where) if where != "wrap" else contextlib.nullcontext():
+            found = function(*(wrap((x, w)) if where == "wrap" else (x, w)))
+            assert type(found) is LazyTensor
+            assert torch.equal(unwrap(found), expected)
+
+
 def test_functions_called_for_each_element():
     x = pending()
     assert x.apply_(lambda a: a + 1) is x and x.tolist() == [[4.0] * 3] * 2

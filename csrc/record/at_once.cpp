@@ -190,6 +190,11 @@ bool write_number_at_once(const run::OpInfo& info, torch::jit::Stack& stack, std
   return true;
 }
 
+bool returns_no_tensor(const run::OpInfo& info) {
+  return info.returns_plain && std::none_of(info.returns.begin(), info.returns.end(),
+                                            [](const auto& made) { return made.tensor; });
+}
+
 void note_values_read(const run::OpInfo& info, const torch::jit::Stack& stack) {
   const c10::IValue& input = torch::jit::peek(stack, 0, info.args.size());
   if (info.args.size() != 1 || !input.isTensor()) return;
@@ -218,7 +223,7 @@ void call_kernel(const Call& call, const Plan& plan, torch::jit::Stack& stack) {
 
 /// `x.item()` and the like, once x is there; and what changes a number (below).
 bool Recorder::answer_at_once(const run::OpInfo& info, torch::jit::Stack* stack) {
-  if (!(info.returns_plain || info.writes) || info.random || !info.aten || run::tracing() ||
+  if (!(returns_no_tensor(info) || info.writes) || info.random || !info.aten || run::tracing() ||
       info.collective != run::Collectivity::none || thread_mode().mode != Mode::async)
     return false;
   if (info.writes) return write_number_at_once(info, *stack, window_mutex_, counters_);

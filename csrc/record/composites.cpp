@@ -24,15 +24,16 @@ namespace lazyeng::record {
 namespace {
 
 /// Their decomposition looks at the memory of an integer tensor: lengths, places to split at, the
-/// batch sizes of a packed sequence.
-constexpr std::array<const char*, 8> kReadMemory = {"ctc_loss.Tensor",
+/// batch sizes of a packed sequence, a shape.
+constexpr std::array<const char*, 9> kReadMemory = {"ctc_loss.Tensor",
                                                     "tensor_split.tensor_indices_or_sections",
                                                     "lstm.data",
                                                     "gru.data",
                                                     "rnn_tanh.data",
                                                     "rnn_relu.data",
                                                     "_pad_packed_sequence",
-                                                    "_pack_padded_sequence_backward"};
+                                                    "_pack_padded_sequence_backward",
+                                                    "_reshape_from_tensor"};
 
 /// The same, and of what it computes from them: the largest index. The result is not lazy.
 constexpr std::array<const char*, 4> kReadIndices = {
@@ -45,9 +46,22 @@ constexpr std::array<const char*, 5> kStartFromFactory = {
     "linalg_matrix_rank.atol_rtol_tensor", "linalg_matrix_rank.atol_rtol_float"};
 
 /// Their kernel works on memory, and is registered as a decomposition. Not differentiable.
-constexpr std::array<const char*, 4> kWorkOnMemory = {"_sobol_engine_draw", "_sobol_engine_ff_",
-                                                      "_sobol_engine_scramble_",
-                                                      "_sobol_engine_initialize_state_"};
+constexpr std::array<const char*, 15> kWorkOnMemory = {
+    "_sobol_engine_draw",
+    "_sobol_engine_ff_",
+    "_sobol_engine_scramble_",
+    "_sobol_engine_initialize_state_",
+    "choose_qparams_optimized",
+    "fbgemm_linear_fp16_weight",
+    "fbgemm_linear_fp16_weight.out",
+    "fbgemm_linear_fp16_weight_fp32_activation",
+    "fbgemm_linear_fp16_weight_fp32_activation.out",
+    "fbgemm_linear_int8_weight",
+    "fbgemm_linear_int8_weight_fp32_activation",
+    "fbgemm_linear_quantize_weight",
+    "fbgemm_pack_gemm_matrix_fp16",
+    "fbgemm_pack_quantized_matrix",
+    "fbgemm_pack_quantized_matrix.KN"};
 
 /// Their error prints a tensor.
 constexpr std::array<const char*, 2> kPrint = {"meshgrid", "meshgrid.indexing"};
