@@ -15,6 +15,7 @@ from .runner import DEFAULT_TIMEOUT, Plan, names_of, run_together
 MODES = ("async", "deferred", "sync")
 SUITES = ("op", "module", "optim")
 MORE_SUITES = (
+    "foreach",
     "no_grad",
     "fused",
     "inplace",

@@ -72,6 +72,8 @@ def total(what: tuple[Any, ...], results: list[dict[str, Any]]) -> str:
     name = f"{suite} variants of {data_base}_db"
     if suite in ("op", "module", "optim"):
         name = f"{suite}_db"
+    elif suite == "foreach":
+        name = "foreach data bases"
     found = counts(results)
     run = f"fusion {fusion}, {mode}, {how}"
     limited = f", at most {limit} of an entry" if limit else ""
@@ -110,6 +112,7 @@ unless it depends on values (`DEPENDS_ON_VALUES` in known.py); equal dtype, shap
 | `op`, `module`, `optim` | PyTorch's data bases, forward and backward |
 | `no_grad` | op_db without gradients, which takes other ways into the recorder |
 | `fused` | each operator between pointwise ones that join groups: `op(-(-x))`, then `-` |
+| `foreach` | functions over lists of tensors, those in place without gradients |
 | `inplace`, `out` | the operators in place, and with an empty `out=` |
 | `inplace_forms` | the first samples on views, transposed and expanded tensors and on leaves |
 | `out_forms` | the first samples with `out=` of other strides, shapes and dtypes |
@@ -231,8 +234,8 @@ def versions(results: list[dict[str, Any]], earlier: str) -> str:
 
 ORDER = {
     "suite": (
-        "op", "no_grad", "fused", "module", "optim", "inplace", "inplace_forms", "out", "out_forms",
-        "error", "module_error", "optim_error", "dtype", "offset",
+        "op", "no_grad", "fused", "foreach", "module", "optim", "inplace", "inplace_forms", "out",
+        "out_forms", "error", "module_error", "optim_error", "dtype", "offset",
     ),
     "dtype": ("default", "float64", "bfloat16", "float16", "int64", "bool", "complex64"),
     "fusion": ("auto", "on", "off", "exact"),

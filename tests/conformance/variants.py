@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .compare import Program, clone
 from .known import METADATA_ONLY
+from .lists import list_entries
 from .suites import (
     Entry,
     Sample,
@@ -387,6 +388,7 @@ def dtype_entries(_: torch.dtype | None) -> list[Entry]:
 SUITES: dict[str, Callable[[torch.dtype | None], list[Entry]]] = {
     "op": partial(op_entries, "op"),
     "no_grad": partial(op_entries, "no_grad"),
+    "foreach": list_entries,
     "module": module_entries,
     "optim": optim_entries,
     "offset": offset_entries,

@@ -1,0 +1,51 @@
+"""`foreach`: PyTorch's data bases of functions over lists of tensors, which optimizers and the
+clipping of gradients call; both forms, the one in place without gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.testing._internal import common_methods_invocations as data_bases
+
+from .compare import Program, clone
+from .suites import Entry, Sample, Side, has_tensor, op_dtype
+
+NAMES = ("unary", "binary", "pointwise", "reduce", "other")
+
+
+def all_lists() -> list[Any]:
+    return [info for name in NAMES for info in getattr(data_bases, f"foreach_{name}_op_db", [])]
+
+
+def list_samples(info: Any, wanted: torch.dtype | None) -> Iterator[Sample]:
+    dtype = op_dtype(info, wanted)
+    if dtype is None:
+        return
+    floats = dtype.is_floating_point or dtype.is_complex
+    for function, label, grad in (
+        (info.method_variant, "", info.supports_autograd and floats),
+        (info.inplace_variant, " in place", False),
+    ):
+        if function is None:
+            continue
+        for i, sample in enumerate(info.sample_inputs("cpu", dtype, requires_grad=grad)):
+            yield Sample(f"{i}{label}", partial(build_list, function, sample, grad))
+
+
+def build_list(function: Callable[..., Any], sample: Any, grad: bool, side: Side) -> Program:
+    given = side(clone((sample.input, list(sample.args), sample.kwargs)))
+    tensors, args, kwargs = given
+    return Program(
+        call=lambda: function(tensors, *args, **kwargs),
+        inputs=lambda: given,
+        state=lambda: given,
+        backward=grad,
+        has_tensors=has_tensor(given),
+    )
+
+
+def list_entries(dtype: torch.dtype | None) -> list[Entry]:
+    return [Entry("foreach", info.name, partial(list_samples, info, dtype)) for info in all_lists()]
