@@ -131,7 +131,9 @@ def test_the_function_that_waits_is_named_without_its_decorators(name, read):
             p.add_(1)
             read(p)
 
-    reasons = [wait.reason for wait, _ in waits_of(program)]
+    # (A worker may have done it all before numpy() waits: then nothing waited.)
+    tries = ([wait.reason for wait, _ in waits_of(program)] for _ in range(20))
+    reasons = next((found for found in tries if found), [])
     assert any(reason.startswith(f"{name}: ") for reason in reasons), reasons
     assert not any("<locals>" in reason for reason in reasons)
 
