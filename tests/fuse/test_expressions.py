@@ -67,9 +67,10 @@ def test_each_op_is_close_to_eager(part, device):
 
 @pytest.mark.plain_process
 @pytest.mark.limit(400)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d != torch.int8], ids=str)
 def test_each_op_compiles(dtype, tmp_path):
-    """A dozen of them in one kernel: the time goes by more than their number."""
+    """A dozen of them in one kernel: the time goes by more than their number. (int64 stands for the
+    signed integers.)"""
     all_calls = list(calls_of(NAMES, dtype))
     compiled = set()
     for start in range(0, len(all_calls), 12):
