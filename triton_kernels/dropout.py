@@ -12,14 +12,13 @@ into whole vectors, for elements as far from each other as there are threads. `D
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from . import _launch
+from ._drawing import Drawing
 
 OP, NATIVE = "dropout", "native_dropout"
 
@@ -60,35 +59,6 @@ def dropout_forward(x: torch.Tensor, p: float, seed: int, offset: int) -> torch.
             1.0 - p, COMPUTE=_launch.compute_type(x), GROUPS=groups, elements=4 * groups,
         )  # fmt: skip
     return y
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """Which thread of torch's kernel draws for which element, on a GPU that has room for
-    ``resident`` blocks of 256 threads at once.
-
-    ``vector`` neighbours belong to one thread, as many as 16 bytes hold unless some would be left
-    over, and the next ones to the next thread. Without neighbours (1) a thread has every
-    ``threads``-th element, four of them for each draw.
-    """
-
-    vector: int
-    threads: int
-    increment: int  # of the generator's offset: numbers that a thread may draw
-
-    @staticmethod
-    def of(n_elements: int, itemsize: int, resident: int) -> Drawing:
-        vector = 16 // itemsize
-        while n_elements % vector:
-            vector //= 2
-        threads = 256 * min(resident, -(-n_elements // 256))
-        return Drawing(vector, threads, 4 * -(-n_elements // (4 * threads)))
-
-    def draws(self, n_elements: int) -> int:
-        """Of four numbers each; of those for a vector of two, two are not looked at."""
-        if self.vector == 1:
-            return self.increment // 4 * self.threads
-        return n_elements // min(self.vector, 4)
 
 
 @triton.jit

@@ -182,7 +182,7 @@ bool write_number_at_once(const run::OpInfo& info, torch::jit::Stack& stack, std
   torch::jit::Stack arguments(stack.end() - static_cast<ptrdiff_t>(count), stack.end());
   if (!complete_tensors(info, arguments) || !write_number(info, arguments)) return false;
   note_backward_of_lazy();
-  run::note_own_write(written);
+  var ? run::note_own_writes(written) : run::note_own_write_without_var(written);
   counters.at_once.fetch_add(1, std::memory_order_relaxed);
   counters.without_node.fetch_add(1, std::memory_order_relaxed);
   torch::jit::drop(stack, count);

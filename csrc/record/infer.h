@@ -95,9 +95,6 @@ class PlanCache {
 /// what that raised is not kept, since the run will raise eager's own message).
 PlanRef infer(const Call& call);
 
-/// True if the call came out of a structured meta function that infer() asked: it is answered.
-bool answer_structured_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack);
-
 /// The plan that a run taught. Null if it cannot be relied on.
 PlanRef learn(const Call& call, const run::Node::Discovery& found);
 

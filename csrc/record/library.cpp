@@ -17,6 +17,7 @@
 #include "csrc/record/composites.h"
 #include "csrc/record/factories.h"
 #include "csrc/record/gate.h"
+#include "csrc/record/meta_answers.h"
 #include "csrc/record/tensor_lists.h"
 
 namespace lazyeng::record {

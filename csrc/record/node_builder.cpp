@@ -120,9 +120,7 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   if (!discover) keep_values(*node);
   claim(*node, generator);
   // (Writes of collectives move no version counter, in eager neither.)
-  if (!node->collective)
-    for (const at::Tensor& tensor : call.written)
-      if (tensor.defined()) run::note_own_write(tensor);
+  if (!node->collective) run::note_own_writes(call.written);
   return node;
 }
 

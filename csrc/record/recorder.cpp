@@ -300,8 +300,7 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
       after.push_back(
           make_ref<run::Value>(call.tensors[rewrite.tensor].value->var_ref(), rewrite.after));
     }
-    for (const at::Tensor& tensor : call.written)
-      run::note_own_write(tensor);  // it bumps as a write does
+    run::note_own_writes(call.written);  // it bumps as a write does
     push_recorded(call, plan, views, made, results);
     apply_rewrites(call, call.tensors, plan, after);
     run::Gil gil;

@@ -13,7 +13,7 @@
 namespace lazyeng::run {
 
 /// Counts a write of the tensor, which the calling thread is about to bump and then to record;
-/// note_own_write does not count it again.
+/// note_own_writes does not count it again.
 void announce_own_write(const at::Tensor& tensor);
 
 /// Of a tensor whose counter torch is about to bump once more for writes that were or will be

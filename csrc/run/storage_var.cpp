@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
+#include <vector>
 
 #include "csrc/run/own_writes.h"
 #include "csrc/run/plain_storage.h"
@@ -62,18 +63,31 @@ Table& table() {
 /// Of the writes announced by this thread and not recorded yet.
 thread_local std::vector<const void*> announced;
 
-/// Whether somebody tracks the tensor's counter.
-bool count_own_write(const at::Tensor& tensor) {
+/// Those that this thread has counted last, and torch may not have bumped yet.
+thread_local std::vector<std::shared_ptr<TrackedVersion>> not_bumped;
+
+/// Null if nobody tracks the tensor's counter.
+std::shared_ptr<TrackedVersion> count_own_write(const at::Tensor& tensor) {
   const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
-  if (!counter.enabled()) return false;
+  if (!counter.enabled()) return nullptr;
   std::lock_guard lock(table().mutex);
   auto found = table().versions.find(identity(counter));
-  if (found == table().versions.end()) return false;
-  const auto tracked = found->second.lock();
-  if (!tracked) return false;
+  if (found == table().versions.end()) return nullptr;
+  std::shared_ptr<TrackedVersion> tracked = found->second.lock();
+  if (!tracked) return nullptr;
   most_foreign_writes(*tracked);
   tracked->own_writes.fetch_add(1, std::memory_order_seq_cst);
-  return true;
+  return tracked;
+}
+
+/// Whether the write has been counted before its op was called.
+bool was_announced(const at::Tensor& tensor) {
+  if (announced.empty()) [[likely]]
+    return false;
+  const void* const counter = identity(tensor.unsafeGetTensorImpl()->version_counter());
+  if (std::erase(announced, counter) != 0) return true;
+  announced.clear();  // the op that they were for has raised
+  return false;
 }
 
 }  // namespace
@@ -122,14 +136,13 @@ int64_t StorageVar::foreign_writes_when_run() const {
   return sum;
 }
 
-void note_own_write(const at::Tensor& tensor) {
+void note_own_writes(c10::ArrayRef<at::Tensor> written) {
   if (!table().some.load(std::memory_order_acquire)) return;
-  if (!announced.empty()) [[unlikely]] {
-    const void* const counter = identity(tensor.unsafeGetTensorImpl()->version_counter());
-    if (std::erase(announced, counter) != 0) return;
-    announced.clear();  // the op that they were for has raised
+  if (!written.empty()) not_bumped.clear();
+  for (const at::Tensor& tensor : written) {
+    if (!tensor.defined() || was_announced(tensor)) continue;
+    if (auto tracked = count_own_write(tensor)) not_bumped.push_back(std::move(tracked));
   }
-  count_own_write(tensor);
 }
 
 void announce_own_write(const at::Tensor& tensor) {
@@ -145,6 +158,11 @@ std::shared_ptr<TrackedVersion> expect_bump(const at::Tensor& tensor) {
   most_foreign_writes(*tracked);
   tracked->own_writes.fetch_add(1, std::memory_order_seq_cst);
   return tracked;
+}
+
+void note_own_write_without_var(const at::Tensor& written) {
+  not_bumped.clear();
+  if (auto tracked = expect_bump(written)) not_bumped.push_back(std::move(tracked));
 }
 
 std::mutex& SiblingGroup::mutex() {

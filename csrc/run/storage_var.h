@@ -136,8 +136,12 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
 };
 using StorageVarRef = Ref<StorageVar>;
 
-/// To be called for each tensor that a recorded op writes, before autograd bumps its counter.
-void note_own_write(const at::Tensor& tensor);
+/// To be called with the tensors that a recorded op writes, before autograd bumps their counters.
+/// What is tracked stays so until the thread's next call: the op may be done, and its vars gone,
+/// before the bump, which a var that another thread makes meanwhile would take for a foreign write.
+void note_own_writes(c10::ArrayRef<at::Tensor> written);
+/// The same for a write of memory that has no var, and may get one before the bump.
+void note_own_write_without_var(const at::Tensor& written);
 
 class SiblingGroup final : public RefCounted {
  public:

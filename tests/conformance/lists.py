@@ -3,15 +3,14 @@ clipping of gradients call; both forms, the one in place without gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch.testing._internal import common_methods_invocations as data_bases
 
-from .compare import Program, clone
-from .suites import Entry, Sample, Side, has_tensor, op_dtype
+from .suites import Entry, Sample, build_call, op_dtype
 
 NAMES = ("unary", "binary", "pointwise", "reduce", "other")
 
@@ -32,19 +31,7 @@ def list_samples(info: Any, wanted: torch.dtype | None) -> Iterator[Sample]:
         if function is None:
             continue
         for i, sample in enumerate(info.sample_inputs("cpu", dtype, requires_grad=grad)):
-            yield Sample(f"{i}{label}", partial(build_list, function, sample, grad))
-
-
-def build_list(function: Callable[..., Any], sample: Any, grad: bool, side: Side) -> Program:
-    given = side(clone((sample.input, list(sample.args), sample.kwargs)))
-    tensors, args, kwargs = given
-    return Program(
-        call=lambda: function(tensors, *args, **kwargs),
-        inputs=lambda: given,
-        state=lambda: given,
-        backward=grad,
-        has_tensors=has_tensor(given),
-    )
+            yield Sample(f"{i}{label}", partial(build_call, function, sample, backward=grad))
 
 
 def list_entries(dtype: torch.dtype | None) -> list[Entry]:

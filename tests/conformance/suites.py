@@ -76,16 +76,22 @@ def op_samples(op: Any, key: str, grad: bool, dtype: torch.dtype | None) -> Iter
 
 
 def build_op(op: Any, sample: Any, values: bool, side: Side) -> Program:
+    process = sample.output_process_fn_grad or (lambda outputs: outputs)
+    return build_call(
+        op, sample, side, process=process, backward=op.supports_autograd, values=values
+    )
+
+
+def build_call(function: Callable[..., Any], sample: Any, side: Side, **more: Any) -> Program:
+    """`more`: what else a Program has."""
     given = side(clone((sample.input, list(sample.args), sample.kwargs)))
     first, args, kwargs = given
     return Program(
-        call=lambda: op(first, *args, **kwargs),
+        call=lambda: function(first, *args, **kwargs),
         inputs=lambda: given,
         state=lambda: given,
-        process=sample.output_process_fn_grad or (lambda outputs: outputs),
-        backward=op.supports_autograd,
-        values=values,
         has_tensors=has_tensor(given),
+        **more,
     )
 
 

@@ -8,7 +8,6 @@ other elements than ours would, it goes on running.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -16,44 +15,16 @@ import torch
 
 from lazyeng.fuse.chosen.calls import Calls
 from lazyeng.fuse.chosen.launches import Launches, Operand, cdiv, compute_type, fit, triton_type
+from lazyeng.triton_kernels._drawing import (  # pyright: ignore[reportMissingImports] (see setup.py)
+    THREADS,
+    Drawing,
+)
 
 MOST_ELEMENTS = 1 << 31  # of torch's kernels that count in 32 bits
-THREADS = 256  # of a block of torch's kernel
 DRAWS = 256  # of a program of ours
 WORD = 1 << 32
 SAMPLE = 500  # elements that are compared
 SEED = 67280421310721  # of a generator that was not seeded (c10::default_rng_seed_val)
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """As in dropout.py, which says what the fields are."""
-
-    vector: int
-    threads: int
-    increment: int
-
-    @staticmethod
-    def of(numel: int, itemsize: int, resident: int) -> Drawing:
-        vector = 16 // itemsize
-        while numel % vector:
-            vector //= 2
-        threads = THREADS * min(resident, cdiv(numel, THREADS))
-        return Drawing(vector, threads, 4 * cdiv(numel, 4 * threads))
-
-    def draws(self, numel: int) -> int:
-        if self.vector == 1:
-            return self.increment // 4 * self.threads
-        return numel // min(self.vector, 4)
-
-    def place(self, element: int) -> tuple[int, int, int]:
-        """(thread, draw of the thread, which of its four numbers) for an element."""
-        if self.vector == 1:
-            turn, thread = divmod(element, self.threads)
-            return thread, turn // 4, turn % 4
-        vector, inside = divmod(element, self.vector)
-        turn, thread = divmod(vector, self.threads)
-        return thread, turn * cdiv(self.vector, 4) + inside // 4, inside % 4
 
 
 def native_dropout(calls: Calls) -> Launches | None:
