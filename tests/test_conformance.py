@@ -191,7 +191,7 @@ def test_a_page_keeps_the_reasons_of_what_was_not_run_again():
 
 def test_the_full_run_is_the_product_of_all():
     plans = [*conformance.plans(conformance.arguments(["--full"]))]
-    assert len({*plans}) == len(plans) == (10 * 6 + 4) * 3 * 3
+    assert len({*plans}) == len(plans) == (11 * 6 + 4) * 3 * 3
     assert {plan.suite for plan in plans} == {*SUITES}
     less = conformance.arguments(["--full", "--mode", "sync", "--suite", "op", "dtype"])
     assert {plan.mode for plan in conformance.plans(less)} == {"sync"}
