@@ -83,7 +83,7 @@ def build(
     inputs: Sequence[str],
     stack: Stack,
     path: Sequence[str],
-    root_id: int,
+    root_id: int | None,
     path_length: int | None = None,
     forward_stack: Stack = (),
     device_loss: tuple[str, Sequence[Candidate], int] | None = None,
@@ -97,7 +97,7 @@ def build(
         stack: (code, instruction offset) of the frames that called it, outermost first.
         path: names of the ops from the failed one to the one that is read; of more than 1000, the
             first 1000 and the last.
-        root_id: number of the failed op.
+        root_id: number of the failed op; None if it has none.
         path_length: how many ops the path has, if `path` leaves some out.
         forward_stack: of an op of a backward pass, the stack that called the op whose gradient it
             computes.
@@ -148,12 +148,32 @@ def warn_unseen(
     _warn(op, sites_of(forward_stack) or sites_of(stack), name, text)
 
 
-def warn_of_kernel(category: type[Warning], message: str, stack: Stack) -> None:
+def warn_of_kernel(
+    category: type[Warning],
+    message: str,
+    op: str,
+    inputs: Sequence[str],
+    stack: Stack,
+    forward_stack: Stack,
+    number: int,
+) -> None:
     """Passes on what a kernel warned of, as a warning of the user's line that called the op.
 
     Raises:
-        Warning: if the program turns warnings into errors.
+        Warning: if the program turns warnings into errors; it is also a LazyError, as `build` makes
+            it.
     """
+    try:
+        _warn_at(category, message, stack)
+    except Warning as raised:
+        error = build(raised, op=op, inputs=inputs, stack=stack, path=[op], root_id=number or None,
+                      forward_stack=forward_stack)  # fmt: skip
+    else:
+        return
+    raise error
+
+
+def _warn_at(category: type[Warning], message: str, stack: Stack) -> None:
     user = [site for site in sites_of(stack) if not site.internal]
     if not user:
         warnings.warn_explicit(message, category, filename="<lazyeng>", lineno=0)

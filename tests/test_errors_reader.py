@@ -431,6 +431,19 @@ def test_warning_made_an_error_is_raised_at_the_read():
     assert torch.tensor(x.item()).isnan()  # the tensor is not to blame
 
 
+def test_warning_made_an_error_names_the_op_and_its_line():
+    x = std_of_one()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning) as caught:
+            x.item()
+    error = caught.value
+    assert isinstance(error, LazyError) and error.op == "aten.std.correction"
+    assert "aten.std.correction(float32[1]@cpu), created at test_errors_reader.py:" in error.__notes__[0]
+    created = traceback.extract_tb(error.__cause__.__traceback__)[-1]
+    assert "# WARNS" in created.line and error.creation_stack[-1].lineno == created.lineno
+
+
 def test_warning_made_an_error_leaves_the_writes_of_a_block_complete():
     p, q = torch.zeros(1), torch.zeros(1)
     with warnings.catch_warnings():

@@ -153,7 +153,7 @@ bool write_number(const run::OpInfo& info, torch::jit::Stack& arguments) {
   if (warned.empty()) [[likely]]
     return true;
   run::Gil gil;
-  run::keep_warnings(std::move(warned), stacks::capture());
+  run::keep_warnings(std::move(warned), {0, info.torch_name, {}, stacks::capture(), {}});
   return true;
 }
 
@@ -290,7 +290,8 @@ void note_at_once(const Call& call, const Plan& plan, AtOnce& done, const at::Te
     const stacks::StackRef forward = forward_stack();
     note_forward(forward ? forward : stack, result);
   }
-  run::keep_warnings(std::move(done.warned), stack);
+  run::keep_warnings(std::move(done.warned), {done.number, call.info.torch_name,
+                                              run::describe(call.tensors), stack, forward_stack()});
   if (call.begin != 0)
     run::trace({.kind = run::TraceEvent::Kind::record,
                 .op = &call.info,
@@ -306,7 +307,7 @@ void Recorder::fail_at_once(run::Node& node, AtOnce& done) {
     number_locked(node);
   }
   counters_.at_once.fetch_add(1, std::memory_order_relaxed);
-  run::keep_warnings(std::move(done.warned), node.stack);
+  run::keep_warnings(std::move(done.warned), run::op_of(node));
   const engine::FailurePtr failure = node.fail(done.thrown);
   engine::Engine::fail_unpushed(node, failure);
   node.finish(failure);

@@ -14,15 +14,6 @@ namespace {
 
 PyRef errors_function(const char* name) { return imported("lazyeng.errors", name); }
 
-PyRef string_list(const std::vector<std::string>& items) {
-  PyRef list(PyList_New(static_cast<Py_ssize_t>(items.size())));
-  for (size_t i = 0; list && i < items.size(); ++i)
-    PyList_SET_ITEM(
-        list.get(), i,
-        PyUnicode_FromStringAndSize(items[i].data(), static_cast<Py_ssize_t>(items[i].size())));
-  return list;
-}
-
 /// The C++ exception as a Python one.
 PyRef translate(const std::exception_ptr& error) {
   translate_to_python(error);

@@ -13,7 +13,7 @@ namespace {
 
 struct Kept {
   c10::Warning warning;
-  stacks::StackRef stack;
+  WarningOp op;
 };
 
 // A program that never waits keeps this many; what comes later says the same in all likelihood.
@@ -33,11 +33,11 @@ thread_local const Node* running = nullptr;
 thread_local std::vector<c10::Warning>* apart = nullptr;
 thread_local int held = 0;
 
-void keep(const c10::Warning& warning, stacks::StackRef stack) {
+void keep(const c10::Warning& warning, WarningOp op) {
   Store& to = store();
   std::lock_guard lock(to.mutex);
   if (to.kept.size() >= kMostKept) return;
-  to.kept.push_back({warning, std::move(stack)});
+  to.kept.push_back({warning, std::move(op)});
   to.any.store(true, std::memory_order_release);
 }
 
@@ -47,7 +47,7 @@ class Handler final : public c10::WarningHandler {
     if (apart)
       apart->push_back(warning);
     else
-      keep(warning, running ? running->stack : stacks::StackRef());
+      keep(warning, running ? op_of(*running) : WarningOp());
   }
 };
 
@@ -73,11 +73,14 @@ std::string text_of(const c10::Warning& warning) {
 bool deliver(const Kept& kept) {
   const bool deprecation = std::holds_alternative<c10::DeprecationWarning>(kept.warning.type());
   PyRef function = imported("lazyeng.errors", "warn_of_kernel");
-  PyRef stack(stacks::to_python(kept.stack));
-  if (!function || !stack) return false;
-  PyRef result(PyObject_CallFunction(function.get(), "OsO",
-                                     deprecation ? PyExc_DeprecationWarning : PyExc_UserWarning,
-                                     text_of(kept.warning).c_str(), stack.get()));
+  PyRef inputs = string_list(kept.op.inputs);
+  PyRef stack(stacks::to_python(kept.op.stack));
+  PyRef forward(stacks::to_python(kept.op.forward_stack));
+  if (!function || !inputs || !stack || !forward) return false;
+  PyRef result(PyObject_CallFunction(
+      function.get(), "OssOOOK", deprecation ? PyExc_DeprecationWarning : PyExc_UserWarning,
+      text_of(kept.warning).c_str(), kept.op.name.c_str(), inputs.get(), stack.get(), forward.get(),
+      static_cast<unsigned long long>(kept.op.number)));
   return static_cast<bool>(result);
 }
 
@@ -88,6 +91,11 @@ c10::WarningHandler& kernel_warning_handler() {
   return *handler;
 }
 
+WarningOp op_of(const Node& node) {
+  return {node.number, node.info.torch_name, node.describe_inputs(), node.stack,
+          node.forward_stack};
+}
+
 WarningsOf::WarningsOf(const Node& node) : before_(running) { running = &node; }
 WarningsOf::~WarningsOf() { running = before_; }
 
@@ -95,8 +103,8 @@ WarningsOfCall::WarningsOfCall(std::vector<c10::Warning>& warned)
     : before_(std::exchange(apart, &warned)) {}
 WarningsOfCall::~WarningsOfCall() { apart = before_; }
 
-void keep_warnings(std::vector<c10::Warning> warned, const stacks::StackRef& stack) {
-  for (const c10::Warning& warning : warned) keep(warning, stack);
+void keep_warnings(std::vector<c10::Warning> warned, const WarningOp& op) {
+  for (const c10::Warning& warning : warned) keep(warning, op);
 }
 
 WarningsHeld::WarningsHeld() { ++held; }

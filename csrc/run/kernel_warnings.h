@@ -2,7 +2,8 @@
 //
 // torch would print them on stderr there. They are kept, with the stack that recorded the op, until
 // a thread that runs Python waits for something, and then go through Python's `warnings`, as
-// warnings of the line that called the op. Thread-safe.
+// warnings of the line that called the op; one that a filter makes an error is chained to it, as
+// any deferred failure. Thread-safe.
 #pragma once
 
 #include "csrc/run/node.h"
@@ -11,6 +12,16 @@ namespace lazyeng::run {
 
 /// Keeps what kernels warn of on the threads that it is set for.
 c10::WarningHandler& kernel_warning_handler();
+
+/// The op whose kernel warned, in words.
+struct WarningOp {
+  uint64_t number = 0;  ///< 0: it has none
+  std::string name;
+  std::vector<std::string> inputs;
+  stacks::StackRef stack, forward_stack;
+};
+
+WarningOp op_of(const Node& node);
 
 /// Says which node the kernel that runs in this scope belongs to.
 class WarningsOf {
@@ -36,8 +47,7 @@ class WarningsOfCall {
   std::vector<c10::Warning>* const before_;
 };
 
-/// Of a call with this stack.
-void keep_warnings(std::vector<c10::Warning> warned, const stacks::StackRef& stack);
+void keep_warnings(std::vector<c10::Warning> warned, const WarningOp& op);
 
 /// While one exists, deliver_warnings does nothing on its thread: waits that belong together are
 /// not to be cut short by a warning that a filter turns into an exception.

@@ -356,7 +356,9 @@ engine::FailurePtr Node::skip(const engine::FailurePtr& cause) noexcept {
   return std::make_shared<OpFailure>(std::static_pointer_cast<const OpFailure>(cause), label());
 }
 
-std::vector<std::string> Node::describe_inputs() const {
+std::vector<std::string> Node::describe_inputs() const { return describe(tensors); }
+
+std::vector<std::string> describe(std::span<const TensorArg> tensors) {
   std::vector<std::string> inputs;
   for (const TensorArg& arg : tensors)
     if (arg.value)

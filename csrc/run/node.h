@@ -155,5 +155,7 @@ std::unique_lock<std::mutex> take_all_cores();
 
 /// "float32[2,3]@cpu"
 std::string describe(const Geometry& geometry);
+/// Of each tensor of a call.
+std::vector<std::string> describe(std::span<const TensorArg> tensors);
 
 }  // namespace lazyeng::run

@@ -5,7 +5,9 @@
 #include <cxxabi.h>
 #include <unistd.h>
 
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace lazyeng::run {
 
@@ -44,6 +46,16 @@ class Gil {
 inline PyRef imported(const char* module, const char* name) {
   PyRef found(PyImport_ImportModule(module));
   return found ? PyRef(PyObject_GetAttrString(found.get(), name)) : PyRef();
+}
+
+/// GIL.
+inline PyRef string_list(const std::vector<std::string>& items) {
+  PyRef list(PyList_New(static_cast<Py_ssize_t>(items.size())));
+  for (size_t i = 0; list && i < items.size(); ++i)
+    PyList_SET_ITEM(
+        list.get(), i,
+        PyUnicode_FromStringAndSize(items[i].data(), static_cast<Py_ssize_t>(items[i].size())));
+  return list;
 }
 
 /// Lets go of the GIL for a scope, if this thread holds it.
