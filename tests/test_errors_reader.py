@@ -439,7 +439,10 @@ def test_warning_made_an_error_names_the_op_and_its_line():
             x.item()
     error = caught.value
     assert isinstance(error, LazyError) and error.op == "aten.std.correction"
-    assert "aten.std.correction(float32[1]@cpu), created at test_errors_reader.py:" in error.__notes__[0]
+    assert (
+        "aten.std.correction(float32[1]@cpu), created at test_errors_reader.py:"
+        in error.__notes__[0]
+    )
     created = traceback.extract_tb(error.__cause__.__traceback__)[-1]
     assert "# WARNS" in created.line and error.creation_stack[-1].lineno == created.lineno
 
