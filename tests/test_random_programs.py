@@ -1,5 +1,6 @@
 """Random programs give the same bits eagerly and lazily, in every mode and from many threads."""
 
+import functools
 import os
 import random
 import threading
@@ -25,12 +26,14 @@ NOT_MIXED = frozenset({"set_"})
 FACTORIES = frozenset({"rand", "randint", "randn", "randperm"})
 
 
+FRESH_SEED = int(os.environ.get("LAZYENG_TEST_SEED", random.SystemRandom().randrange(2**31)))
+
+
 @pytest.fixture
 def fresh_seed():
     """A new seed each run; LAZYENG_TEST_SEED repeats one. Printed when the test fails."""
-    seed = int(os.environ.get("LAZYENG_TEST_SEED", random.SystemRandom().randrange(2**31)))
-    print(f"repeat with LAZYENG_TEST_SEED={seed}")
-    return seed
+    print(f"repeat with LAZYENG_TEST_SEED={FRESH_SEED}")
+    return FRESH_SEED
 
 
 def wrap_all(tensors):
@@ -48,6 +51,17 @@ def wrap_none(tensors):
 def readable(x):
     """A plain tensor with a pending write may refuse tolist() and numpy(): read a copy of it."""
     return x if type(x) is lazyeng.LazyTensor else lazyeng.unwrap(x.clone())
+
+
+# Making a program takes three times as long as running it, and most are run in several ways.
+def generated_with_result(seed, length, **settings):
+    return _generated(programs.lengths(2), seed, length, **settings)
+
+
+@functools.cache
+def _generated(_scale, seed, length, **settings):
+    program = programs.generate(seed, length, **settings)
+    return program, run_eager(program, programs.make_shared())
 
 
 def run_eager(program, shared):
@@ -79,10 +93,8 @@ def shortest_failing(program, mode, wrap):
 
 def check(seed, length, mode, wrap):
     without = FACTORIES if wrap is wrap_all else NOT_MIXED
-    program = programs.generate(seed, length, without=without)
-    shared = programs.make_shared()
-    expected = run_eager(program, shared)
-    got = run_lazy(program, mode, wrap, wrap_all(shared))
+    program, expected = generated_with_result(seed, length, without=without)
+    got = run_lazy(program, mode, wrap, wrap_all(programs.make_shared()))
     different = programs.differences(expected, got)
     assert not different, f"{different[:5]}; {shortest_failing(program, mode, wrap)}"
 
@@ -123,20 +135,16 @@ def test_outside_any_block(fresh_seed):
 def run_threads(n_threads, mode, seed, length):
     """Each thread has its own program and generator; all read the same shared inputs."""
     # The default generator is the process's: no thread may draw from it.
-    mine = [
-        programs.generate(seed + i, length, default_generator=False, without=NOT_MIXED)
-        for i in range(n_threads)
-    ]
-    plain_shared = programs.make_shared()
-    expected = [run_eager(program, plain_shared) for program in mine]
-    shared = wrap_all(plain_shared)
+    settings = {"default_generator": False, "without": NOT_MIXED}
+    made = [generated_with_result(seed + i, length, **settings) for i in range(n_threads)]
+    shared = wrap_all(programs.make_shared())
     got: list = [None] * n_threads
     barrier = threading.Barrier(n_threads)
 
     def work(i):
         try:
             barrier.wait()
-            got[i] = run_lazy(mine[i], mode, wrap_half if i % 2 else wrap_all, shared)
+            got[i] = run_lazy(made[i][0], mode, wrap_half if i % 2 else wrap_all, shared)
         except BaseException as error:  # shown by the main thread
             got[i] = error
 
@@ -148,7 +156,7 @@ def run_threads(n_threads, mode, seed, length):
     for i in range(n_threads):
         if isinstance(got[i], BaseException):
             raise got[i]
-        different = programs.differences(expected[i], got[i])
+        different = programs.differences(made[i][1], got[i])
         assert not different, f"thread {i}, program seed {seed + i}: {different[:5]}"
 
 

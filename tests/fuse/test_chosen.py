@@ -178,11 +178,13 @@ def examples():
     yield nll(F32, weight=False, reduction=0)
     yield adam("aten::_fused_adam_", False, F32)
     yield sgd(False, F32)
-    for op in ("aten::relu", "aten::gelu", "aten::silu"):
-        yield linear(op, BF16, 1024)
-        yield linear(op, torch.float16, 64, state=made)
-        yield linear(op, F32, 128)
-        yield linear(op, F32, 512, tf32=True)
+    for op, *settings in (
+        ("aten::relu", (BF16, 1024), (F32, 128)),
+        ("aten::gelu", (torch.float16, 64, False, made), (F32, 512, True)),
+        ("aten::silu", (BF16, 64, False, made), (torch.float16, 128)),
+    ):
+        for given in settings:
+            yield linear(op, *given)
 
 
 def test_each_choice_compiles():
