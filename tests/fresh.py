@@ -97,16 +97,26 @@ def _become(request: dict) -> None:
 
 
 def _wait(child: int, timeout: float) -> int | None:
-    """The exit status; None if it was killed because the time was over."""
+    """The exit status; None if it was ended because the time was over: by an abort first, so that
+    `faulthandler` says where it was."""
+    if (status := _status(child, timeout)) is not None:
+        return status
+    for last in (signal.SIGABRT, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, last)
+        if _status(child, 5) is not None:
+            break
+    return None
+
+
+def _status(child: int, timeout: float) -> int | None:
+    """None: the process goes on."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.01)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
     return None
 
 

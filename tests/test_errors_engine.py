@@ -18,6 +18,7 @@ import torch
 
 import lazyeng
 from lazyeng import LazyError, lazy, synchronize, wrap
+from tests import fresh
 from tests.test_process import finished, start
 
 
@@ -445,7 +446,7 @@ def test_ctrl_c_during_an_op_run_at_the_call_keeps_its_failure():
 @pytest.mark.parametrize("lazily", [True, False])
 def test_what_a_signal_handler_raises_in_a_step_is_raised_as_it_is(lazily, mode):
     """100 times, at any moment of a training step; each next step is eager's, bit for bit."""
-    done = finished(start(f"""if True:
+    done = fresh.run(f"""if True:
         import random, signal, time, torch, lazyeng
         from lazyeng import lazy, wrap
         from tests.out_of_memory import Training
@@ -480,7 +481,7 @@ def test_what_a_signal_handler_raises_in_a_step_is_raised_as_it_is(lazily, mode)
             training.restore(training.begin)
             assert (step(), training.snapshot()) == expected, raised
         print(raised >= 20)
-    """))  # fmt: skip
+    """)  # fmt: skip
     assert done.stdout == "True\n", done.stderr[-3000:]
 
 
