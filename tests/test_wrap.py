@@ -435,6 +435,13 @@ def test_module_that_is_a_dataclass_or_a_sequence_too(around):
         assert {type(p) for p in parameters} == {torch.nn.Parameter}
 
 
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_parameters_stay_parameters(requires_grad):
+    parameter = torch.nn.Parameter(torch.ones(2), requires_grad)
+    for back in (unwrap(wrap(parameter)), *unwrap([wrap(parameter)])):
+        assert type(back) is torch.nn.Parameter and back.requires_grad is requires_grad
+
+
 def test_tied_parameters_stay_tied():
     model = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5, bias=False))
     model[1].weight = model[0].weight

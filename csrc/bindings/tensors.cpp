@@ -100,10 +100,16 @@ PyObject* plain_view(PyObject*, PyObject* object) {
   });
 }
 
+/// Whether it is a parameter: torch.nn.Parameter marks those of other classes so.
+bool is_parameter(PyObject* object) {
+  PyObject** const attributes = _PyObject_GetDictPtr(object);
+  return attributes && *attributes && PyDict_GetItemString(*attributes, "_is_param");
+}
+
 /// unwrap() of the common case: a lazy tensor that is bare. None: it is something else.
 PyObject* unwrap_bare(PyObject*, PyObject* object) {
   if (Py_TYPE(object) != record::python_class()) Py_RETURN_NONE;
-  if (!is_bare(THPVariable_Unpack(object))) Py_RETURN_NONE;
+  if (!is_bare(THPVariable_Unpack(object)) || is_parameter(object)) Py_RETURN_NONE;
   return plain(nullptr, object);
 }
 
