@@ -355,6 +355,21 @@ def test_device_is_there_without_an_import():
     assert "LazyTensor" in done.stdout, done.stderr
 
 
+def test_a_second_import_changes_nothing():
+    body = """
+    import importlib, sys
+    x = wrap(torch.ones(2))
+    importlib.reload(lazyeng)
+    print((x + 1).tolist())
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lazyeng"]:
+        del sys.modules[name]
+    try: importlib.import_module("lazyeng")
+    except ImportError as error: print("second" in str(error))
+    print((x + 1).tolist(), type(x + 1) is lazyeng.LazyTensor)
+    """
+    check(body, "[2.0, 2.0] True [2.0, 2.0] True")
+
+
 def test_version_and_public_names():
     names = [
         "LazyError", "LazyTensor", "Lagged", "engine_stats", "lazy", "reset_stats",
