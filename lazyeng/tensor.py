@@ -134,8 +134,10 @@ class LazyTensor(torch.Tensor):
             TypeError: it is on a GPU, or numpy has no such dtype (bfloat16).
             LazyError: what the tensor depends on failed.
         """
-        if force or self.requires_grad:
-            return self._plain().numpy() if force else self._plain_with_grad_flag().numpy()
+        if force:
+            return self._plain().numpy(force=True)
+        if self.requires_grad:
+            return self._plain_with_grad_flag().numpy()
         return array_of(self._plain())
 
     @errors.boundary

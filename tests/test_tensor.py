@@ -139,6 +139,12 @@ READS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("look", [torch.Tensor.conj, lambda x: x.conj().imag])
+def test_forced_numpy_of_conjugated_and_negated_ones(look):
+    x = torch.tensor([1 + 2j, 3 - 4j])
+    assert look(wrap(x)).numpy(force=True).tolist() == look(x).numpy(force=True).tolist()
+
+
 @pytest.mark.parametrize("name", READS)
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_reading_point(name):
