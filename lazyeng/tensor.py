@@ -235,6 +235,10 @@ class LazyTensor(torch.Tensor):
         _plain_data.__set__(self, _C.wrap_tensor(value.detach()) if lazy else value)
 
     # ---- calling a Python function for each element
+    @data.deleter
+    def data(self) -> None:
+        _plain_data.__delete__(self)  # which raises
+
 
     @errors.boundary
     def apply_(self, callable: Any) -> torch.Tensor:

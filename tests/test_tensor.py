@@ -145,6 +145,12 @@ def test_forced_numpy_of_conjugated_and_negated_ones(look):
     assert look(wrap(x)).numpy(force=True).tolist() == look(x).numpy(force=True).tolist()
 
 
+@pytest.mark.parametrize("make", [wrap, lambda x: x])
+def test_data_cannot_be_deleted(make):
+    with pytest.raises(RuntimeError, match="Deleting tensor data is not allowed"):
+        del make(torch.ones(2)).data
+
+
 @pytest.mark.parametrize("name", READS)
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_reading_point(name):
