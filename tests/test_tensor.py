@@ -145,6 +145,22 @@ def test_forced_numpy_of_conjugated_and_negated_ones(look):
     assert look(wrap(x)).numpy(force=True).tolist() == look(x).numpy(force=True).tolist()
 
 
+METHODS = [
+    "numpy", "tolist", "data_ptr", "untyped_storage", "storage", "apply_", "map_", "as_subclass",
+    "__dlpack__", "__repr__", "__deepcopy__",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_in_place_of_torchs(name):
+    """pickle finds them, as when a pool of processes maps one over tensors; and what is no tensor
+    is refused."""
+    method = getattr(torch.Tensor, name)
+    assert pickle.loads(pickle.dumps(method)) is method
+    with pytest.raises((TypeError, AttributeError)):
+        method(3)
+
+
 @pytest.mark.parametrize("make", [wrap, lambda x: x])
 def test_data_cannot_be_deleted(make):
     with pytest.raises(RuntimeError, match="Deleting tensor data is not allowed"):
