@@ -161,6 +161,10 @@ def test_methods_in_place_of_torchs(name):
         method(3)
 
 
+def test_methods_of_generators_keep_their_docstrings():
+    assert "seed" in (torch.Generator.manual_seed.__doc__ or "")
+
+
 @pytest.mark.parametrize("make", [wrap, lambda x: x])
 def test_data_cannot_be_deleted(make):
     with pytest.raises(RuntimeError, match="Deleting tensor data is not allowed"):
