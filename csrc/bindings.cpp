@@ -25,6 +25,10 @@ PyObject* init(PyObject*, PyObject* args) {
   PyObject* cls = nullptr;
   unsigned workers = 0;
   if (!PyArg_ParseTuple(args, "OI", &cls, &workers)) return nullptr;
+  if (session.recorder)
+    return PyErr_Format(PyExc_ImportError,
+                        "lazyeng was imported before in this process, and cannot be imported a "
+                        "second time: it was taken out of sys.modules, or is there twice");
   return guarded([&] {
     record::set_python_class(reinterpret_cast<PyTypeObject*>(cls));
     session.recorder = std::make_unique<record::Recorder>(engine::make_threaded_engine(workers));

@@ -52,7 +52,8 @@ bool install_generator_hooks() {
     PyObject* original = PyDict_GetItemString(dict, kNames[i]);
     if (!original) continue;  // this version of torch has no such method
     originals[i] = Py_NewRef(original);
-    methods[i].ml_doc = nullptr;
+    if (Py_IS_TYPE(original, &PyMethodDescr_Type))
+      methods[i].ml_doc = reinterpret_cast<PyMethodDescrObject*>(original)->d_method->ml_doc;
     PyRef descriptor(PyDescr_NewMethod(type, &methods[i]));
     if (!descriptor || PyDict_SetItemString(dict, kNames[i], descriptor.get()) != 0) return false;
   }

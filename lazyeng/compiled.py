@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Sequence
@@ -188,7 +187,11 @@ def _when_imported(name: str, change: Callable[[Any], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module, once, and has it changed after its code has run."""
+    """Finds one module, as the finders after it do, and has it changed after its code has run.
+
+    It stays where it is: who asks for a spec (importlib.util.find_spec) need not import it, and a
+    module that is loaded again has to be changed again.
+    """
 
     def __init__(self, name: str, change: Callable[[Any], None]) -> None:
         self.name = name
@@ -199,8 +202,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != self.name:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        spec = self._spec_of_others(path, target)
         if spec is None or spec.loader is None:
             return spec
         loader: Any = spec.loader
@@ -208,7 +210,18 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def then_change(module: ModuleType) -> None:
             execute(module)
-            self.change(module)
+            if module.__name__ == self.name:  # (a loader may be that of many modules)
+                self.change(module)
 
         loader.exec_module = then_change
         return spec
+
+    def _spec_of_others(
+        self, path: Sequence[str] | None, target: ModuleType | None
+    ) -> importlib.machinery.ModuleSpec | None:
+        for finder in list(sys.meta_path):
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = find(self.name, path, target) if find else None
+            if spec is not None:
+                return spec
+        return None

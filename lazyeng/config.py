@@ -27,6 +27,8 @@ def _positive(text: str) -> int:
     value = int(text)
     if value <= 0:
         raise ValueError("expected a positive integer")
+    if value >= 1 << 63:
+        raise ValueError("expected less than 2**63")
     return value
 
 

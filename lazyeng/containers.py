@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Mutable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
+
 T = TypeVar("T")
 Changes = dict[Any, Any]  # by index, key or field: what is to be there
 
@@ -84,7 +86,7 @@ class Kind:
 
 def _kind_of(obj: Any) -> Kind | None:
     cls = type(obj)
-    if cls in _LEAVES:
+    if cls in _LEAVES or issubclass(cls, _LEAF_BASES):
         return None
     for base, kind in KINDS:
         if issubclass(cls, base):
@@ -193,6 +195,8 @@ _DATACLASS = Kind(_fields, _copied_or_same, _fill_fields)
 
 # None of these has tensors in it, though some are sequences.
 _LEAVES = {int, float, bool, str, bytes, type(None), bytearray, array}
+# Whatever else they are: a module may be a dataclass, or a mapping of its parts.
+_LEAF_BASES = (torch.Tensor, torch.nn.Module)
 
 # The first that fits; classes besides these are leaves, but dataclasses.
 KINDS: list[tuple[type, Kind]] = [

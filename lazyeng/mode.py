@@ -32,6 +32,7 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
     Raises:
         ValueError: an unknown mode.
         TypeError: `mode` is not a string.
+        RuntimeError: at the end of the block, in another thread than the one that entered it.
         LazyError: at the end of the block, a recorded write to a plain tensor failed; several as an
             ``ExceptionGroup``.
     """
@@ -60,7 +61,14 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        block = self._entered.blocks.pop()
+        blocks = self._entered.__dict__.get("blocks")
+        if not blocks:
+            wrong = "lazy: a block ends here that this thread has not entered"
+            if exc is None:
+                raise RuntimeError(wrong)
+            exc.add_note(f"lazyeng: {wrong}")  # the exception on its way out is not masked
+            return
+        block = blocks.pop()
         if block is None:
             return
         waited: list[BaseException] = []

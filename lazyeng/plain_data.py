@@ -19,7 +19,7 @@ _original: Any = torch.Tensor.data  # a descriptor, whatever its stub says
 
 def install() -> None:
     """Puts the waiting setter in place of torch.Tensor's. Once per process, at import."""
-    data = property(_get_data, _set_data, doc=_original.__doc__)
+    data = property(_get_data, _set_data, _original.__delete__, doc=_original.__doc__)
     setattr(torch.Tensor, "data", data)  # noqa: B010
     name = "_has_compatible_shallow_copy_type"
     setattr(torch, name, _of_plain_ones(getattr(torch, name)))

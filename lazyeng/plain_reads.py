@@ -36,12 +36,18 @@ _METHODS_OF_ELEMENTS = ("apply_", "map_", "map2_")
 def install() -> None:
     """Puts the waiting methods in place of torch's. Once per process, at import."""
     for name in _METHODS:
-        setattr(torch.Tensor, name, _waiting(name, getattr(torch.Tensor, name)))
+        put_method(name, _waiting(name, getattr(torch.Tensor, name)))
     for name in _METHODS_OF_ELEMENTS:
-        setattr(torch.Tensor, name, _also_of_lazy(name, getattr(torch.Tensor, name)))
+        put_method(name, _also_of_lazy(name, getattr(torch.Tensor, name)))
     to_dlpack = _waiting_to_dlpack(torch.to_dlpack)
     for module in (torch, torch.utils.dlpack):
         vars(module)["to_dlpack"] = to_dlpack
+
+
+def put_method(name: str, method: Any) -> None:
+    """Makes it a method of torch.Tensor, as which pickle finds it: torch's own can be pickled."""
+    method.__module__, method.__qualname__ = "torch", f"Tensor.{name}"
+    setattr(torch.Tensor, name, method)
 
 
 def _giving(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,18 +56,18 @@ def _giving(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def numpy(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         _C.before_lending(self)
         array = original(self, *args, **kwargs)
-        # (torch's own tensor over the memory, which lives for as long as the array and its views.)
-        if isinstance(array.base, torch.Tensor):
-            _C.lent(array.base)
+        # (torch's own tensor over the memory, which lives for as long as the array and its views.
+        # A class of the program's may make anything of the call.)
+        if isinstance(owner := getattr(array, "base", None), torch.Tensor):
+            _C.lent(owner)
         return array
 
     def lend(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        # (torch refuses one that requires grad.)
-        return original(self if self.requires_grad else _C.lend(self), *args, **kwargs)
+        return original(_C.lend(self), *args, **kwargs)
 
-    def tell_address(self: torch.Tensor) -> Any:
+    def tell_address(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         _C.tell_address(self)
-        return original(self)
+        return original(self, *args, **kwargs)
 
     if name == "numpy":
         return numpy

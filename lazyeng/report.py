@@ -35,19 +35,23 @@ def read(path: str) -> Trace:
     """
     with open(path) as file:
         try:
-            events = json.load(file)["traceEvents"]
-        except (json.JSONDecodeError, KeyError, TypeError):
-            events = []
+            trace = _trace_of(json.load(file)["traceEvents"])
+        except (json.JSONDecodeError, KeyError, TypeError):  # somebody else's
+            trace = Trace()
+    whole = trace.ranges.pop("profile", None)
+    if not whole:
+        raise ValueError(f"{path}: expected a trace written by lazyeng.profile")
+    trace.duration = whole[0]["dur"]
+    return trace
+
+
+def _trace_of(events: Iterable[Event]) -> Trace:
     trace = Trace()
     for event in events:
         if event["ph"] == "M" and event["name"] == "thread_name":
             trace.threads[event["tid"]] = event["args"]["name"]
         elif event["ph"] == "X":
             trace.ranges.setdefault(event["cat"], []).append(event)
-    whole = trace.ranges.pop("profile", None)
-    if not whole:
-        raise ValueError(f"{path}: expected a trace written by lazyeng.profile")
-    trace.duration = whole[0]["dur"]
     return trace
 
 
@@ -162,6 +166,13 @@ def _is_number(cell: str) -> bool:
 # ---- the command
 
 
+def _rows(text: str) -> int:
+    """An argument of the command line; argparse says what is wrong with it."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number of rows, got {text!r}")
+    return int(text)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status: 2 for a file that is no trace."""
     parser = argparse.ArgumentParser(
@@ -170,7 +181,7 @@ def main(arguments: list[str] | None = None) -> int:
         "program waited, and per thread; and draws it as one self-contained HTML page.",
     )
     parser.add_argument("trace", help="the file that lazyeng.profile wrote")
-    parser.add_argument("--top", type=int, default=20, help="rows per table (default 20)")
+    parser.add_argument("--top", type=_rows, default=20, help="rows per table (default 20)")
     parser.add_argument("--html", help="the page to write (default: the trace's name with .html)")
     options = parser.parse_args(arguments)
     try:

@@ -34,9 +34,15 @@ _looks: list[Config] = []  # at the environment; the last one counts
 
 
 def start(config: Config) -> None:
-    """Brings the core up as `config` says. Once per process, at import."""
-    _looks.append(config)
+    """Brings the core up as `config` says, at import. A reload of the package changes nothing.
+
+    Raises:
+        ImportError: another copy of the package did so in this process.
+    """
+    if _looks:
+        return
     _C.init(LazyTensor, config.num_workers)
+    _looks.append(config)
     _apply(config)
     _C.arm_first_use()
     _C.announce_kernel_requests()

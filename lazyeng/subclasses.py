@@ -14,6 +14,7 @@ import torch
 
 from lazyeng import _C, errors
 from lazyeng.compiled import _inside
+from lazyeng.plain_reads import put_method
 from lazyeng.tensor import LazyTensor
 
 
@@ -32,7 +33,7 @@ def install() -> None:
         view = _C.plain_view(self) if lazy else self
         return _C.call_outside(original, (view, cls), {})
 
-    torch.Tensor.as_subclass = as_subclass
+    put_method("as_subclass", as_subclass)
     torch.Tensor.__new__ = staticmethod(_new_like(torch.Tensor.__new__))
 
 

@@ -30,9 +30,10 @@ def array_of(plain: torch.Tensor) -> Any:
     """`plain.numpy()`, likewise; recorder and engine hear of the array (unseen_writers.h)."""
     _C.before_lending(plain)
     array = _C.read_memory(_numpy, plain)
-    # (torch's own tensor over the memory, which lives for as long as the array and its views.)
-    if isinstance(array.base, torch.Tensor):
-        _C.lent(array.base)
+    # (torch's own tensor over the memory, which lives for as long as the array and its views. A
+    # class of the program's may make anything of the call.)
+    if isinstance(owner := getattr(array, "base", None), torch.Tensor):
+        _C.lent(owner)
     return array
 
 
@@ -134,8 +135,10 @@ class LazyTensor(torch.Tensor):
             TypeError: it is on a GPU, or numpy has no such dtype (bfloat16).
             LazyError: what the tensor depends on failed.
         """
-        if force or self.requires_grad:
-            return self._plain().numpy() if force else self._plain_with_grad_flag().numpy()
+        if force:
+            return self._plain().numpy(force=True)
+        if self.requires_grad:
+            return self._plain_with_grad_flag().numpy()
         return array_of(self._plain())
 
     @errors.boundary
@@ -231,6 +234,10 @@ class LazyTensor(torch.Tensor):
     def data(self, value: torch.Tensor) -> None:
         lazy = isinstance(value, torch.Tensor)
         _plain_data.__set__(self, _C.wrap_tensor(value.detach()) if lazy else value)
+
+    @data.deleter
+    def data(self) -> None:
+        _plain_data.__delete__(self)  # which raises
 
     # ---- calling a Python function for each element
 

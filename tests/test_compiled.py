@@ -185,6 +185,19 @@ def test_cond(backend):
         assert taken.tolist() == [expected] * 2
 
 
+def test_who_asks_for_the_compiler_need_not_import_it(backend):
+    """Libraries look with find_spec whether it is there."""
+    if backend != "eager":
+        pytest.skip("once is enough")
+    program = """if True:
+        import importlib.util, lazyeng, torch
+        importlib.util.find_spec("torch._dynamo")
+        double = torch.compile(lambda x: x * 2, backend="eager")
+        assert double(lazyeng.wrap(torch.ones(2)) + 1).is_ready()
+        """
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
 def test_import_of_lazyeng_leaves_the_compiler_alone(backend):
     """It takes seconds to import."""
     if backend != "eager":

@@ -63,7 +63,8 @@ def test_lazy_without_argument_is_async_whatever_the_default():
 @pytest.mark.parametrize("name, value", [
     ("LAZYENG_MODE", "eager"), ("LAZYENG_NUM_WORKERS", "zero"), ("LAZYENG_NUM_WORKERS", "-1"),
     ("LAZYENG_STACKS", "some"), ("LAZYENG_NUM_WORKERS", "1025"), ("LAZYENG_MAX_PENDING_OPS", "x"),
-    ("LAZYENG_MAX_PENDING_BYTES", "-5"),
+    ("LAZYENG_MAX_PENDING_BYTES", "-5"), ("LAZYENG_MAX_PENDING_OPS", str(2**64)),
+    ("LAZYENG_MAX_POOL_BYTES", str(2**64)),
 ])  # fmt: skip
 def test_wrong_value_names_the_variable(name, value):
     done = run("", **{name: value})
@@ -352,6 +353,21 @@ def test_device_is_there_without_an_import():
         capture_output=True, text=True, timeout=90,
     )  # fmt: skip
     assert "LazyTensor" in done.stdout, done.stderr
+
+
+def test_a_second_import_changes_nothing():
+    body = """
+    import importlib, sys
+    x = wrap(torch.ones(2))
+    importlib.reload(lazyeng)
+    print((x + 1).tolist())
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lazyeng"]:
+        del sys.modules[name]
+    try: importlib.import_module("lazyeng")
+    except ImportError as error: print("second" in str(error))
+    print((x + 1).tolist(), type(x + 1) is lazyeng.LazyTensor)
+    """
+    check(body, "[2.0, 2.0] True [2.0, 2.0] True")
 
 
 def test_version_and_public_names():

@@ -52,6 +52,11 @@ LOOPS = {
     "dropped": "for _ in range(10000): x + 1",
     "new tensors": "for _ in range(5000): y = wrap(torch.ones(8)) * 2",
     "random": "for _ in range(5000): y = torch.rand_like(x) + torch.nn.functional.dropout(x, 0.5)",
+    "generators": """
+        for _ in range(2000):
+            generator = torch.Generator()
+            y = torch.empty_like(x).uniform_(generator=generator)
+    """,
     "backward": """
         for _ in range(500):
             w = wrap(torch.ones(8)).requires_grad_()

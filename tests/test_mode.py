@@ -250,6 +250,26 @@ def test_generators_leave_the_block_with_their_frame():
     assert type(torch.ones(1) + 1) is torch.Tensor
 
 
+@pytest.mark.parametrize("error", [None, ValueError("in the block")])
+def test_a_block_that_another_thread_leaves(error):
+    """It stays open in its own thread; the error says so, and masks no other."""
+
+    def rows():
+        with lazy("deferred"):
+            yield
+            if error:
+                raise error
+
+    suspended = rows()
+    thread = threading.Thread(target=next, args=(suspended,))
+    thread.start()
+    thread.join()
+    with pytest.raises(type(error) if error else RuntimeError) as caught:
+        next(suspended, None)
+    said = caught.value.__notes__[0] if error else str(caught.value)
+    assert "a block ends here that this thread has not entered" in said
+
+
 # --- when things run
 
 

@@ -252,6 +252,41 @@ def test_forked_child_exits_normally():
     assert done.returncode == 0 and done.stdout.split() == ["0", "6.0"], done.stderr
 
 
+LATE = {
+    "an exit handler registered before the import": "atexit.register(late)",
+    "a destructor": """
+        class Late:
+            def __init__(self): self.late = late
+            def __del__(self): self.late()
+        kept = Late()
+        kept.itself = kept
+        """,
+}
+
+
+@pytest.mark.parametrize("how", LATE)
+def test_what_comes_after_our_exit_handler_runs_at_the_call(how):
+    """The engine has no threads by then, for which a read would wait for ever."""
+    before = """
+        import atexit, faulthandler
+        faulthandler.enable()
+        def late():
+            y = x * 2
+            print(y.sum().item(), y.tolist())
+            with lazy("deferred"): plain.add_(1)
+            print(plain.tolist())
+            synchronize()
+        """
+    after = """
+        import torch
+        from lazyeng import lazy, synchronize, wrap
+        x, plain = wrap(torch.ones(2)) + 1, torch.ones(1)
+        """
+    done = finished(start("".join(map(textwrap.dedent, (before, LATE[how], "\n", after)))))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["8.0", "[4.0,", "4.0]", "[2.0]"], done.stderr[-3000:]
+
+
 def test_fork_from_a_thread_while_others_record():
     check("""
         import threading

@@ -260,9 +260,13 @@ def test_report(path):
     assert "aten::mm" in page and "http" not in page  # it loads nothing
 
 
-def test_report_of_something_else(path, capsys):
+@pytest.mark.parametrize("text", [
+    '{"traceEvents": []}', '[]', '{"traceEvents": 3}', '{"traceEvents": [{"name": "no phase"}]}',
+    '{"traceEvents": [{"ph": "X", "ts": 1, "dur": 1, "name": "no category"}]}',
+])  # fmt: skip
+def test_report_of_something_else(text, path, capsys):
     with open(path, "w") as file:
-        file.write('{"traceEvents": []}')
+        file.write(text)
     assert report.main([path]) == 2
     assert "expected a trace written by lazyeng.profile" in capsys.readouterr().err
     assert report.main([path + ".none"]) == 2

@@ -77,3 +77,22 @@ def test_memory_is_shared():
     made = Bare(x)
     made += 1
     assert x.tolist() == [1.0, 1.0]
+
+
+class Answering(torch.Tensor):
+    """What a class of the program's makes of torch's methods need not be what torch makes."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None) -> Any:
+        return "an answer"
+
+
+@pytest.mark.parametrize("how", [
+    lambda x: x.data, lambda x: x.numpy(), lambda x: x.data_ptr(), lambda x: x.tolist(),
+    lambda x: x.__dlpack__(), lambda x: x.untyped_storage(), lambda x: x.detach(),
+])  # fmt: skip
+def test_answers_that_are_no_tensors(how):
+    answering = torch.ones(2).as_subclass(Answering)
+    assert how(answering) == "an answer"
+    with lazyeng.lazy():
+        assert how(answering) == "an answer"

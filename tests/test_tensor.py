@@ -139,6 +139,38 @@ READS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("look", [torch.Tensor.conj, lambda x: x.conj().imag])
+def test_forced_numpy_of_conjugated_and_negated_ones(look):
+    x = torch.tensor([1 + 2j, 3 - 4j])
+    assert look(wrap(x)).numpy(force=True).tolist() == look(x).numpy(force=True).tolist()
+
+
+METHODS = [
+    "numpy", "tolist", "data_ptr", "untyped_storage", "storage", "apply_", "map_", "as_subclass",
+    "__dlpack__", "__repr__", "__deepcopy__",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_in_place_of_torchs(name):
+    """pickle finds them, as when a pool of processes maps one over tensors; and what is no tensor
+    is refused."""
+    method = getattr(torch.Tensor, name)
+    assert pickle.loads(pickle.dumps(method)) is method
+    with pytest.raises((TypeError, AttributeError)):
+        method(3)
+
+
+def test_methods_of_generators_keep_their_docstrings():
+    assert "seed" in (torch.Generator.manual_seed.__doc__ or "")
+
+
+@pytest.mark.parametrize("make", [wrap, lambda x: x])
+def test_data_cannot_be_deleted(make):
+    with pytest.raises(RuntimeError, match="Deleting tensor data is not allowed"):
+        del make(torch.ones(2)).data
+
+
 @pytest.mark.parametrize("name", READS)
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_reading_point(name):

@@ -1,7 +1,9 @@
 """wrap and unwrap: tensors, containers, modules; zero-copy both ways."""
 
 import collections
+import collections.abc
 import dataclasses
+import operator
 import types
 
 import pytest
@@ -391,6 +393,53 @@ def test_optimizer_built_before_wrap_still_updates_the_module():
     optimizer.step()
     assert optimizer.param_groups[0]["params"][0] is model.weight
     assert not torch.equal(unwrap(model.weight.detach()), before)
+
+
+@pytest.mark.parametrize("around", [lambda module: module, lambda module: [module]])
+def test_module_that_is_a_dataclass_or_a_sequence_too(around):
+    @dataclasses.dataclass(eq=False)
+    class Layer(torch.nn.Module):
+        width: int
+
+        def __post_init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(self.width))
+
+    class Layers(torch.nn.Module, collections.abc.MutableSequence):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList([Layer(2)])
+            self.scale = torch.nn.Parameter(torch.ones(2))
+
+        def __getitem__(self, index):
+            return self.layers[index]
+
+        def __setitem__(self, index, layer):
+            self.layers[index] = layer
+
+        def __delitem__(self, index):
+            del self.layers[index]
+
+        def __len__(self):
+            return len(self.layers)
+
+        def insert(self, index, layer):
+            self.layers.insert(index, layer)
+
+    for module in (Layer(3), Layers()):
+        parameters = list(module.parameters())
+        wrap(around(module))
+        assert all(map(operator.is_, module.parameters(), parameters))
+        assert {type(p) for p in parameters} == {LazyTensor}
+        unwrap(around(module))
+        assert {type(p) for p in parameters} == {torch.nn.Parameter}
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_parameters_stay_parameters(requires_grad):
+    parameter = torch.nn.Parameter(torch.ones(2), requires_grad)
+    for back in (unwrap(wrap(parameter)), *unwrap([wrap(parameter)])):
+        assert type(back) is torch.nn.Parameter and back.requires_grad is requires_grad
 
 
 def test_tied_parameters_stay_tied():

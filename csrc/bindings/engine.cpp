@@ -16,6 +16,7 @@
 #include "csrc/record/gate.h"
 #include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
+#include "csrc/record/thread_mode.h"
 #include "csrc/run/buffers.h"
 #include "csrc/run/cpu_allocator.h"
 #include "csrc/run/openmp_team.h"
@@ -186,6 +187,7 @@ PyObject* fallback_counts(PyObject*, PyObject*) {
 PyObject* stop_engine(PyObject*, PyObject*) {
   return guarded([&] {
     if (record::Recorder* recorder = current_recorder()) {
+      record::record_in_sync_only();
       const run::NoGil released;
       const record::Gate::Inside inside;
       recorder->stop_threads();

@@ -100,10 +100,16 @@ PyObject* plain_view(PyObject*, PyObject* object) {
   });
 }
 
+/// Whether it is a parameter: torch.nn.Parameter marks those of other classes so.
+bool is_parameter(PyObject* object) {
+  PyObject** const attributes = _PyObject_GetDictPtr(object);
+  return attributes && *attributes && PyDict_GetItemString(*attributes, "_is_param");
+}
+
 /// unwrap() of the common case: a lazy tensor that is bare. None: it is something else.
 PyObject* unwrap_bare(PyObject*, PyObject* object) {
   if (Py_TYPE(object) != record::python_class()) Py_RETURN_NONE;
-  if (!is_bare(THPVariable_Unpack(object))) Py_RETURN_NONE;
+  if (!is_bare(THPVariable_Unpack(object)) || is_parameter(object)) Py_RETURN_NONE;
   return plain(nullptr, object);
 }
 
@@ -243,6 +249,7 @@ void finish_accesses(const at::Tensor& tensor) {
 
 /// before_lending(tensor): its memory is about to be given to others.
 PyObject* before_lending(PyObject*, PyObject* object) {
+  if (!THPVariable_Check(object)) Py_RETURN_NONE;  // torch refuses it
   return guarded([&]() -> PyObject* {
     const at::Tensor& tensor = THPVariable_Unpack(object);
     if (is_handed_out(tensor)) finish_accesses(tensor);
@@ -265,7 +272,8 @@ PyObject* lend(PyObject*, PyObject* object) {
   if (!THPVariable_CheckExact(object)) return Py_NewRef(object);
   return guarded([&]() -> PyObject* {
     const at::Tensor& tensor = THPVariable_Unpack(object);
-    if (!is_handed_out(tensor)) return Py_NewRef(object);
+    // (torch refuses one that requires grad.)
+    if (!is_handed_out(tensor) || tensor.requires_grad()) return Py_NewRef(object);
     const at::Tensor handle(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(
         tensor.unsafeGetTensorImpl()->version_counter(), /*allow_tensor_metadata_change=*/true));
     finish_accesses(tensor);
@@ -276,6 +284,7 @@ PyObject* lend(PyObject*, PyObject* object) {
 
 /// tell_address(tensor): somebody asks for the address of its memory.
 PyObject* tell_address(PyObject*, PyObject* object) {
+  if (!THPVariable_Check(object)) Py_RETURN_NONE;  // torch refuses it
   return guarded([&]() -> PyObject* {
     const at::Tensor& tensor = THPVariable_Unpack(object);
     if (!is_handed_out(tensor)) Py_RETURN_NONE;
@@ -286,9 +295,11 @@ PyObject* tell_address(PyObject*, PyObject* object) {
 }
 
 /// note_alias(tensor, alias): `alias` is over the same memory, with a version counter of its own.
+/// (A class of the program's may make anything of either.)
 PyObject* note_alias(PyObject*, PyObject* arguments) {
   PyObject *object = nullptr, *other = nullptr;
   if (!PyArg_ParseTuple(arguments, "OO", &object, &other)) return nullptr;
+  if (!THPVariable_Check(object) || !THPVariable_Check(other)) Py_RETURN_NONE;
   return guarded([&]() -> PyObject* {
     const at::Tensor& tensor = THPVariable_Unpack(object);
     if (!is_handed_out(tensor)) Py_RETURN_NONE;

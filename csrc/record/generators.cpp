@@ -3,6 +3,7 @@
 
 #include <ATen/Context.h>
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
 
@@ -17,6 +18,17 @@ struct Draws {
 struct Table {
   std::mutex mutex;
   std::unordered_map<const c10::GeneratorImpl*, Draws> entries;
+  size_t forget_at = 16;  ///< so many entries: twice as many as were in use
+
+  /// Some programs make a generator for each sample. What nobody else refers to draws no more. (A
+  /// node that has not run refers to its own.)
+  void forget_unused() {
+    std::erase_if(entries, [](const auto& entry) {
+      const Draws& draws = entry.second;
+      return draws.keep.getIntrusivePtr().use_count() == 1 && !draws.var->awaited();
+    });
+    forget_at = std::max<size_t>(16, 2 * entries.size());
+  }
 };
 
 Table& table() {
@@ -38,7 +50,9 @@ at::Generator generator_of(const Call& call) {
 run::StorageVarRef generator_var(const Call& call) {
   at::Generator generator = generator_of(call);
   std::lock_guard lock(table().mutex);
-  Draws& entry = table().entries[generator.unsafeGetGeneratorImpl()];
+  auto& entries = table().entries;
+  if (entries.size() >= table().forget_at) table().forget_unused();
+  Draws& entry = entries[generator.unsafeGetGeneratorImpl()];
   if (!entry.var) {
     entry.keep = std::move(generator);
     entry.var = make_ref<run::StorageVar>(run::StorageVar::generator_tag{});

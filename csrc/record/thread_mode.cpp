@@ -12,6 +12,7 @@ namespace lazyeng::record {
 namespace {
 
 std::atomic<Mode> default_mode_{Mode::async};
+std::atomic<bool> sync_only{false};
 std::atomic<uint64_t> next_block{1};
 
 /// Inside a block our kernels are chosen for plain tensors too.
@@ -67,11 +68,20 @@ const ThreadMode& detail::mode_outside() {
 }
 
 void set_default_mode(Mode mode) { default_mode_.store(mode, std::memory_order_relaxed); }
-Mode default_mode() { return default_mode_.load(std::memory_order_relaxed); }
+Mode default_mode() {
+  return sync_only.load(std::memory_order_relaxed) ? Mode::sync
+                                                   : default_mode_.load(std::memory_order_relaxed);
+}
+
+void record_in_sync_only() {
+  sync_only.store(true, std::memory_order_relaxed);
+  for (OpenBlock& open : open_blocks) open.mode = Mode::sync;
+  be_in_innermost();
+}
 
 uint64_t enter_block(Mode mode) {
   const uint64_t number = next_block.fetch_add(1, std::memory_order_relaxed);
-  open_blocks.push_back({mode, number});
+  open_blocks.push_back({sync_only.load(std::memory_order_relaxed) ? Mode::sync : mode, number});
   be_in_innermost();
   return number;
 }

@@ -22,6 +22,10 @@ struct ThreadMode {
 
 void set_default_mode(Mode mode);
 Mode default_mode();
+/// The engine's threads end with the program: from here on each op runs at the call, whatever mode
+/// is asked for. (Handlers registered before ours, destructors and daemon threads come later.) The
+/// open blocks of other threads keep their mode.
+void record_in_sync_only();
 
 namespace detail {
 inline constinit thread_local ThreadMode thread_mode;
