@@ -1,12 +1,13 @@
 // csrc/bindings.cpp: the Python module lazyeng._C; its functions stand in csrc/bindings/.
 //
-// Owns the recorder, and with it the engine.
+// Makes the recorder, and with it the engine.
 #include "csrc/bindings/bindings.h"
 
 #include "csrc/fuse/torch_functions.h"
 #include "csrc/generator_hooks.h"
 #include "csrc/legacy_types.h"
 #include "csrc/record/fork.h"
+#include "csrc/record/gate.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
@@ -16,8 +17,13 @@
 namespace lazyeng::bindings {
 namespace {
 
+/// The recorder stays: daemon threads stand in it while the process ends. But threads of the
+/// engine, which a late wait has started again, end before what their kernels need.
 struct Session {
-  std::unique_ptr<record::Recorder> recorder;
+  record::Recorder* recorder = nullptr;
+  ~Session() {
+    if (recorder && !record::Gate::is_lost()) recorder->engine().stop();
+  }
 };
 Session session;
 
@@ -27,8 +33,8 @@ PyObject* init(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "OI", &cls, &workers)) return nullptr;
   return guarded([&] {
     record::set_python_class(reinterpret_cast<PyTypeObject*>(cls));
-    session.recorder = std::make_unique<record::Recorder>(engine::make_threaded_engine(workers));
-    record::set_current_recorder(session.recorder.get());
+    session.recorder = new record::Recorder(engine::make_threaded_engine(workers));
+    record::set_current_recorder(session.recorder);
     record::install_fork_handlers();
     const size_t kernels = record::register_kernels();
     if (!record::install_slots() || !record::install_methods() || !record::install_view_methods() ||

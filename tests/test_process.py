@@ -589,6 +589,36 @@ def test_import_starts_no_python_thread():
     """, "1")  # fmt: skip
 
 
+def test_reads_in_exit_handlers_that_come_after_ours():
+    """Handlers run in the opposite order of their registration, and `import torch` may be late."""
+    done = finished(start(textwrap.dedent("""
+        import atexit
+        def read():
+            print((x + 1).sum().item(), flush=True)
+            with lazyeng.lazy("deferred"):
+                y = torch.ones(300, 300) @ torch.ones(300, 300)
+            print(y[0, 0].item(), x.tolist(), flush=True)
+        atexit.register(read)
+        import torch, lazyeng
+        x = lazyeng.wrap(torch.ones(2)) * 3
+    """)))  # fmt: skip
+    assert done.stdout.split() == ["8.0", "300.0", "[3.0,", "3.0]"], done.stderr[-3000:]
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_reads_in_destructors_at_the_end_of_the_interpreter():
+    """And what nobody reads is not waited for."""
+    check("""
+        class Last:
+            def __del__(self):
+                print((self.x @ self.x).sum().item(), flush=True)
+                self.y = self.x + 1
+        last = Last()
+        last.x = wrap(torch.ones(300, 300))
+        print("end", flush=True)
+    """, "end 27000000.0")  # fmt: skip
+
+
 def test_daemon_threads_that_wait_at_exit():
     """The interpreter ends them where they come back from a wait, and nothing of ours may mind. (They
     let go of no tensor: torch's own code for that aborts the process there, also in eager.)"""

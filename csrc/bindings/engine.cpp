@@ -188,9 +188,7 @@ PyObject* stop_engine(PyObject*, PyObject*) {
     if (record::Recorder* recorder = current_recorder()) {
       const run::NoGil released;
       const record::Gate::Inside inside;
-      recorder->stop_threads();
-      recorder->flush();
-      recorder->engine().stop();
+      recorder->end();
     }
     return Py_NewRef(Py_None);
   });

@@ -36,8 +36,7 @@
 namespace lazyeng::record {
 namespace {
 
-Recorder* current =
-    nullptr;  // set at import, cleared when the Python module lets go of the recorder
+Recorder* current = nullptr;  // set at import, for good
 
 /// A tensor that set_ gives other memory lets go of what it has, also if that has failed: the call
 /// goes on with a tensor that has nothing. Whether it does.
@@ -234,6 +233,13 @@ void Recorder::start_threads() {
 void Recorder::stop_threads() {
   watched_.store(false, std::memory_order_relaxed);
   run::openmp_helpers().stop();
+}
+
+void Recorder::end() {
+  stop_threads();
+  flush();
+  engine_->stop();
+  ended_.store(true, std::memory_order_relaxed);
 }
 
 void Recorder::record(const run::OpInfo& info, torch::jit::Stack* stack) {

@@ -91,6 +91,10 @@ class Recorder {
   /// The thread of OpenMP's helpers. Between the two, while the engine runs, windows may be held.
   void start_threads();
   void stop_threads();
+  /// The process ends: everything recorded runs, and then no thread of ours is left. Who waits all
+  /// the same later on (exit handlers that were registered before ours, destructors) gets the
+  /// engine's threads back.
+  void end();
 
   engine::Engine& engine() { return *engine_; }
   const RecordCounters& counters() const { return counters_; }
@@ -161,6 +165,7 @@ class Recorder {
   std::atomic<bool> fusion_{true};
   std::atomic<size_t> full_window_{256};
   std::atomic<bool> watched_{false};  // windows may be held
+  std::atomic<bool> ended_{false};
 
   std::mutex push_mutex_;
   fuse::Partition partition_;               // guarded by push_mutex_

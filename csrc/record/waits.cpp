@@ -77,6 +77,7 @@ void Recorder::wait_until_done(
   {
     const run::NoGil released;
     const Gate::Inside inside;
+    if (ended_.load(std::memory_order_relaxed) && ended_.exchange(false)) engine_->start();
     const engine::GuestScope guest(*engine_);
     Polled polled;
     wait([&] { return polled(); });
