@@ -1,6 +1,6 @@
 // csrc/bindings.cpp: the Python module lazyeng._C; its functions stand in csrc/bindings/.
 //
-// Owns the recorder, and with it the engine.
+// Makes the recorder, and with it the engine.
 #include "csrc/bindings/bindings.h"
 
 #include "csrc/fuse/torch_functions.h"
@@ -16,23 +16,18 @@
 namespace lazyeng::bindings {
 namespace {
 
-struct Session {
-  std::unique_ptr<record::Recorder> recorder;
-};
-Session session;
-
 PyObject* init(PyObject*, PyObject* args) {
   PyObject* cls = nullptr;
   unsigned workers = 0;
   if (!PyArg_ParseTuple(args, "OI", &cls, &workers)) return nullptr;
-  if (session.recorder)
+  if (record::current_recorder())
     return PyErr_Format(PyExc_ImportError,
                         "lazyeng was imported before in this process, and cannot be imported a "
                         "second time: it was taken out of sys.modules, or is there twice");
   return guarded([&] {
     record::set_python_class(reinterpret_cast<PyTypeObject*>(cls));
-    session.recorder = std::make_unique<record::Recorder>(engine::make_threaded_engine(workers));
-    record::set_current_recorder(session.recorder.get());
+    // It stays: daemon threads stand in it while the process ends.
+    record::set_current_recorder(new record::Recorder(engine::make_threaded_engine(workers)));
     record::install_fork_handlers();
     const size_t kernels = record::register_kernels();
     if (!record::install_slots() || !record::install_methods() || !record::install_view_methods() ||

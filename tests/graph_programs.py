@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -448,6 +449,33 @@ def check_plain_tensors_that_change_are_reported() -> None:
             made.tolist()
         kernels.wait()
     assert launches() > 0
+
+
+def check_plain_inputs_are_asked_for_while_their_segment_runs() -> None:
+    """By a thread that records the next step, or as here wraps one of them again and again."""
+    kernels.install()
+    weight, x = numbers(0, 4, 4).cuda(), numbers(1, 8, 4).cuda()
+    expected = layers(layers(x, weight) @ weight, weight).cpu()
+    go, done = threading.Semaphore(0), threading.Semaphore(0)
+    made = x
+
+    def wait() -> None:
+        while go.acquire():
+            made.wait()  # type: ignore[attr-defined]
+            done.release()
+
+    threading.Thread(target=wait, daemon=True).start()
+    assert _C.start_trace()  # (so segments run as their ops)
+    for _ in range(100):
+        with lazyeng.lazy("deferred"):
+            made = layers(layers(x, weight) @ weight, weight)
+            go.release()
+            while not done.acquire(blocking=False):
+                lazyeng.wrap(x)
+        torch.testing.assert_close(lazyeng.unwrap(made).cpu(), expected)
+        kernels.wait()
+    _C.stop_trace()
+    assert launches() == 0
 
 
 def check_other_streams_are_left_alone() -> None:

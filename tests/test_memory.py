@@ -286,6 +286,43 @@ def test_failed_tensor_keeps_no_input_alive():
         gc.enable()
 
 
+def test_data_of_a_plain_tensor_leaves_nothing_behind():
+    """Each `.data` has a version counter of its own, which readers of the memory look at: no longer
+    than tensors have it. (Kept, 10,000 took 3.7 MB, and each call looked at all of them.)"""
+    result = measure("""
+    p = torch.ones(1000)
+    def halve(count):
+        for _ in range(count): p.data.mul_(0.5)
+    with lazy():
+        for _ in range(4): halve(10000); p.sum().item()  # (as far as it gets ahead of the engine)
+        start = rss()
+        halve(10000)
+        print(json.dumps(dict(last=p.sum().item(), grown=rss() - start)))
+    """)
+    assert result["last"] == 0.0
+    assert result["grown"] < 1 << 20, result
+
+
+def test_threads_that_end_leave_nothing_behind():
+    """What a thread keeps of nodes, values and vars for those it makes next. (It took 7 KiB of each
+    thread with it.)"""
+    result = measure("""
+    import threading
+    x = wrap(torch.ones(4))
+    def record():
+        y = [x + i for i in range(70)]
+        synchronize()
+    def take_turns(count):
+        for _ in range(count):
+            thread = threading.Thread(target=record)
+            thread.start(); thread.join()
+    take_turns(300); start = rss()
+    take_turns(1000)
+    print(json.dumps(dict(grown=rss() - start)))
+    """)
+    assert result["grown"] < 2 << 20, result
+
+
 def test_memory_of_a_dropped_plain_source_is_returned():
     """wrap() keeps the plain tensor's memory only as long as something needs it."""
     result = measure("""

@@ -633,6 +633,20 @@ def test_import_starts_no_python_thread():
     """, "1", own=True)  # fmt: skip
 
 
+def test_a_program_with_a_subinterpreter():
+    """CPython then says of every thread that it holds the GIL, if it is asked in the usual way."""
+    check("""
+        try: import _interpreters as interpreters
+        except ImportError: import _xxsubinterpreters as interpreters
+        interpreters.destroy(interpreters.create())
+        x = wrap(torch.eye(3))
+        print(len(torch.nonzero(x)), (x + 1).sum().item())
+        with lazy("sync"): print((x * 2).sum().item())
+        with lazy("deferred"): y = torch.ones(300, 300) @ torch.ones(300, 300)
+        print(y[0, 0].item(), x.max().item())
+    """, "3 12.0 6.0 300.0 1.0", own=True)  # fmt: skip
+
+
 def test_daemon_threads_that_wait_at_exit():
     """The interpreter ends them where they come back from a wait, and nothing of ours may mind. (They
     let go of no tensor: torch's own code for that aborts the process there, also in eager.)"""

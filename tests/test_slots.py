@@ -33,6 +33,8 @@ METHODS = (
     "x.clamp(min=0)", "x.clone()", "x.add(y)", "x.add(y, alpha=2)", "x.add(1)", "x.sub(y)", "x.mul(2)",
     "x.div(2, rounding_mode='floor')", "x.pow(2)", "x.pow(y)", "x.eq(1)", "x.lt(y)", "x.mm(y)",
     "x.maximum(y)", "x.relu(1)", "x.exp(out=1)", "x.sum('a')", "x.sum(dtype=torch.float64)",
+    "x.square()", "x.square(2)", "x.softmax(-1)", "x.softmax(0)", "x.softmax(7)", "x.softmax(-1, True)",
+    "x.softmax(0, torch.float64)", "x.softmax(dim=1)", "x.log_softmax(1)", "x.log_softmax(-1, torch.float64)",
 )  # fmt: skip
 KEYWORDS = (
     "x.sum(dim=0)", "x.sum(dim=(0, 1), keepdim=True)", "x.sum(0, keepdim=True)", "x.sum(axis=0)",

@@ -251,6 +251,14 @@ def test_repr_of_a_pending_tensor_names_op_and_line():
     assert not x.is_ready()
 
 
+def test_repr_of_a_pending_tensor_of_a_file_whose_name_is_no_text():
+    """A byte that is no UTF-8 stands for itself in names of files."""
+    names = {"x": wrap(torch.ones(3)), "lazy": lazy}
+    exec(compile("with lazy('deferred'): y = x + 1", "caf\udce9.py", "exec"), names)
+    assert "caf\\udce9.py:1" in repr(names["y"])
+    assert [row[2] for row in lazyeng._C.pending([names["y"]])] == ["caf\\udce9.py:1"]
+
+
 def test_repr_of_a_ready_tensor_shows_values():
     x = pending().wait()
     assert "3.0000, 3.0000, 3.0000" in repr(x) or "3., 3., 3." in repr(x)

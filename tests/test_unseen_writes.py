@@ -242,6 +242,24 @@ def test_large_plain_arguments_outside_of_blocks(name, mode):
         y.sum().item()
 
 
+def test_data_that_is_forgotten_has_been_written_all_the_same():
+    """The counters of 20 tensors that are gone are given up; what was written through them counts,
+    and that of reads which come after it is right."""
+    x = torch.ones(LARGE)
+    late = busy("deferred")
+    with lazy("deferred"):
+        y = late + x
+    for i in range(20):
+        x.data.fill_(i)
+    with lazy("deferred"):
+        z = x * 2
+        for _ in range(20):
+            assert x.data is not x
+    assert z[0].item() == 38
+    with pytest.raises(RuntimeError, match="changed in place"):
+        y.sum().item()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_data_in_a_block(mode):
     """Through `.data` a block writes in order."""

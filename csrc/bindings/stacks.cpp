@@ -2,6 +2,7 @@
 #include <chrono>
 
 #include "csrc/bindings/bindings.h"
+#include "csrc/run/python_ref.h"
 #include "csrc/stacks/internal_code.h"
 #include "csrc/stacks/stack_table.h"
 #include "csrc/stacks/stub_frame.h"
@@ -31,8 +32,11 @@ PyObject* time_capture(PyObject*, PyObject* count) {
 
 PyObject* set_internal_prefixes(PyObject*, PyObject* prefixes) {
   std::vector<std::string> list;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(prefixes); ++i)
-    list.emplace_back(PyUnicode_AsUTF8(PyList_GET_ITEM(prefixes, i)));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(prefixes); ++i) {
+    const run::PyRef bytes(PyUnicode_EncodeFSDefault(PyList_GET_ITEM(prefixes, i)));
+    if (!bytes) return nullptr;
+    list.emplace_back(PyBytes_AS_STRING(bytes.get()));
+  }
   stacks::set_internal_prefixes(std::move(list));
   Py_RETURN_NONE;
 }

@@ -5,7 +5,8 @@
 // blocks; full lists go as a whole to a shared list, from which threads without blocks take them.
 //
 // Memory is kept for the next object of the same class and never given back: at most what run-ahead
-// once needed. Thread safety: any thread allocates and frees.
+// once needed. Only the blocks that a thread has when it ends are freed, as a program may begin and
+// end any number of threads. Thread safety: any thread allocates and frees.
 #pragma once
 
 #include <cstddef>
@@ -19,15 +20,19 @@ class BlockPool {
  public:
   explicit constexpr BlockPool(size_t block_bytes) : block_bytes_(block_bytes) {}
 
+  static constexpr size_t kListSize = 64;
+
   struct Block {
     Block* next;       ///< in its list
     Block* next_list;  ///< in the shared list of lists; of a list's first block
   };
   /// A thread's free blocks. No destructor: objects may be dropped after the thread's destructors
-  /// ran.
+  /// ran. (Those blocks stay.)
   struct Local {
-    Block* head;
-    size_t size;
+    Block* head = nullptr;
+    size_t size = kListSize;  ///< before the first: so that give() and take() come to note()
+    bool known = false;
+    Local* next = nullptr;  ///< of the same thread
   };
 
   void* take(Local& local) {
@@ -51,8 +56,7 @@ class BlockPool {
   }
 
  private:
-  static constexpr size_t kListSize = 64;
-
+  static void note(Local& local) noexcept;
   void refill(Local& local);
   void hand_over(Local& local) noexcept;
 
@@ -77,7 +81,7 @@ struct Pooled {
     return instance;
   }
   static BlockPool::Local& local() noexcept {
-    static thread_local constinit BlockPool::Local instance{nullptr, 0};
+    static thread_local constinit BlockPool::Local instance;
     return instance;
   }
 #else

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <string>
+#include <system_error>
 
 #include "csrc/engine/pause.h"
 
@@ -70,12 +71,21 @@ void WorkerPool::start(bool now) {
   if ((now || !ready_.empty()) && running_ == 0) start_threads();
 }
 
+// Where the system has no thread left, those that there are do the work. Throws if there is none;
+// what comes next tries again.
 void WorkerPool::start_threads() {
-  if (!grows()) {
-    while (running_ < threads_) start_thread();
-    return;
+  try {
+    if (grows())
+      start_threads_for_ready();
+    else
+      while (running_ < threads_) start_thread();
+  } catch (const std::system_error&) {
+    if (running_ == 0) throw;
   }
-  // As many as there are ops that nobody else will take at once.
+}
+
+// As many as there are ops that nobody else will take at once.
+void WorkerPool::start_threads_for_ready() {
   while (running_ < threads_ && ready_.size() > idle_.size() + on_their_way_) {
     Worker& worker = start_thread();
     worker.on_its_way = true;
@@ -88,8 +98,9 @@ WorkerPool::Worker& WorkerPool::start_thread() {
     workers_.push_back(std::make_unique<Worker>());
     workers_.back()->index = running_;
   }
-  Worker& worker = *workers_[running_++];
+  Worker& worker = *workers_[running_];
   worker.thread = std::thread([this, &worker] { work(worker); });
+  ++running_;
   return worker;
 }
 

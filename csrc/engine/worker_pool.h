@@ -121,6 +121,7 @@ class WorkerPool {
   };
 
   void start_threads();
+  void start_threads_for_ready();
   Worker& start_thread();
   /// Threads are started as ops come, so that none waits for another. (The ops may wait long.)
   bool grows() const noexcept { return queue_ == QueueId::waits; }

@@ -134,14 +134,15 @@ Launched launch_group(const Group& group, const PlanRef& plan, std::exception_pt
     }
     run::wait_for_other_streams(nodes);
     run::StreamRange range(first);
-    for (const DeviceKernel& kernel : kernels->kernels) launches.launch(kernel, launched++);
+    for (; launched < kernels->kernels.size(); ++launched)
+      launches.launch(kernels->kernels[launched], launched);
     range.end(run::group_event(nodes));
     run.install();
     run::note_launch(nodes);
     return Launched::yes;
   } catch (...) {
     // No memory, a number that does not fit, a lost device: the member itself will tell.
-    if (launched <= 1) return Launched::no;
+    if (launched == 0) return Launched::no;
     error = as_torch_tells(std::current_exception());
     return Launched::partly;
   }

@@ -6,7 +6,7 @@
 // the order of recording, each with its own outcome: a failure is that of the member that failed,
 // and of those that read what it should have made.
 //
-// Built under the window's lock, immutable once pushed, run by one engine thread.
+// Built under the lock of pushes, immutable once pushed, run by one engine thread.
 #pragma once
 
 #include <atomic>

@@ -9,6 +9,8 @@ namespace lazyeng::fuse {
 namespace {
 
 constexpr size_t kMaxMembers = 128;
+/// Of a chain over lists. (Places of values are int16_t.)
+constexpr size_t kMaxValues = 1 << 14;
 constexpr size_t kNowhere = ~size_t{0};
 /// From here on a group goes over tensors of one component only.
 constexpr int64_t kManyElements = 8192;
@@ -22,6 +24,9 @@ Mapping once_a_row(Mapping mapping, const Group& group) {
   if (!mapping.parameter) mapping.row = group.row;
   return mapping;
 }
+
+/// The most values that a group gets by the node.
+size_t uses_of(const run::Node& node) { return node.tensors.size() + node.outputs.size(); }
 
 /// Whether the lists have memory in common only where they have the same tensor at one place.
 bool are_apart(const run::Node& node, int64_t length) {
@@ -228,8 +233,8 @@ bool Partition::fits_lists(const run::Node& node, int64_t length) {
   const Group& group = *chain.group;
   const run::Node& first = *group.members[0].node;
   if (chain.length != length || group.members.size() >= kMaxMembers ||
-      first.settings != node.settings || first.device != node.device ||
-      first.stream_id != node.stream_id)
+      group.values.size() + uses_of(node) > kMaxValues || first.settings != node.settings ||
+      first.device != node.device || first.stream_id != node.stream_id)
     return false;
   for (size_t i = 0; i < node.tensors.size(); ++i) {
     const int slot = slot_in(kLists, node.tensors[i].value->var());
@@ -252,7 +257,7 @@ size_t Partition::special_place(const run::Node& node) {
     return kPair;
   }
   const int64_t length = lists_of(node);
-  if (length == 0 || !are_apart(node, length)) return kNowhere;
+  if (length == 0 || uses_of(node) > kMaxValues || !are_apart(node, length)) return kNowhere;
   if (open_[kLists].serial && !fits_lists(node, length)) close(kLists);
   return kLists;
 }

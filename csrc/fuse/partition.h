@@ -16,7 +16,7 @@
 // ones the processor fetches none ahead, and they drive each other out of its caches. With few
 // elements what an op of the engine costs counts for more.
 //
-// Not thread safe: used under the window's lock.
+// Not thread safe: used under the lock of pushes.
 #pragma once
 
 #include <array>

@@ -52,7 +52,8 @@ void Segment::run_ops() noexcept {
   }
 }
 
-/// Memory of what nobody holds any more goes now, as the segment's own claims would keep it.
+/// Memory of what nobody holds any more goes now, as the segment's own claims would keep it. (That
+/// of plain tensors is theirs, and its var may be asked for again.)
 void Segment::let_go_of(size_t op, size_t first_node, size_t end_node) {
   c10::SmallVector<run::StorageVar*, 16> vars;  // (kept by the claims)
   for (size_t i = first_node; i < end_node; ++i) {
@@ -63,7 +64,7 @@ void Segment::let_go_of(size_t op, size_t first_node, size_t end_node) {
   }
   ops_[op] = nullptr;
   for (run::StorageVar* const var : vars)
-    if (var->use_count() == 1) var->set_engine_face(c10::Storage());
+    if (var->use_count() == 1 && !var->exposed()) var->set_engine_face(c10::Storage());
 }
 
 /// A group looks at the vars for failures; of what an op of this segment has failed they know only

@@ -11,15 +11,20 @@
 namespace lazyeng::record {
 namespace {
 
+/// What comes after the method's arguments.
+enum class Last { nothing, two, no };
+
 struct MethodName {
   const char* name;
   /// Overloads, the first that takes the arguments is meant; null: only those before.
   const char* overloads[2] = {"", nullptr};
-  bool numbers = false;  ///< Python numbers go for tensors
+  bool numbers = false;      ///< Python numbers go for tensors
+  const char* op = nullptr;  ///< if it has another name than the method
+  Last last = Last::nothing;
 };
 
-/// The op has the method's name. Composites, and ops whose Python method does more than call the
-/// op, do not belong here.
+/// The op has the method's name, or the method is a composite that calls one op with a constant
+/// argument. Others, and ops whose Python method does more than call the op, do not belong here.
 constexpr MethodName kMethods[] = {
     {"relu"},
     {"exp"},
@@ -64,6 +69,9 @@ constexpr MethodName kMethods[] = {
     {"mul", {"Tensor"}, true},
     {"div", {"Tensor"}, true},
     {"pow", {"Tensor_Scalar", "Tensor_Tensor"}},
+    {"square", {"Tensor_Scalar"}, false, "pow", Last::two},
+    {"softmax", {""}, false, "_softmax", Last::no},
+    {"log_softmax", {""}, false, "_log_softmax", Last::no},
     {"eq", {"Tensor", "Scalar"}},
     {"ne", {"Tensor", "Scalar"}},
     {"lt", {"Tensor", "Scalar"}},
@@ -97,6 +105,7 @@ constexpr size_t kCount = std::size(kMethods);
 
 struct Method {
   DirectOp ops[2];
+  PyObject* last = nullptr;       ///< owned
   PyObject* inherited = nullptr;  ///< torch.Tensor's; owned
 };
 std::array<Method, kCount> methods;  // written at import
@@ -107,13 +116,15 @@ constexpr Py_ssize_t kMaxArguments = 6;
 PyObject* call(const Method& method, PyObject* self, PyObject* const* args, Py_ssize_t count,
                PyObject* names) {
   const Py_ssize_t values = count + (names ? PyTuple_GET_SIZE(names) : 0);
-  if (values > kMaxArguments || Py_TYPE(self) != python_class())
+  if (values > kMaxArguments || Py_TYPE(self) != python_class() || (method.last && names))
     return call_with_self(method.inherited, self, args, count, names);
-  std::array<PyObject*, 1 + kMaxArguments> all{self};
+  std::array<PyObject*, 2 + kMaxArguments> all{self};
   std::copy(args, args + values, all.begin() + 1);
+  const Py_ssize_t positional = 1 + count + (method.last ? 1 : 0);
+  if (method.last) all[1 + count] = method.last;
   for (const DirectOp& op : method.ops) {
     if (!op.info) break;
-    PyObject* result = record_directly(op, all.data(), 1 + count, names);
+    PyObject* result = record_directly(op, all.data(), positional, names);
     if (result || PyErr_Occurred()) return result;
   }
   return call_with_self(method.inherited, self, args, count, names);
@@ -129,8 +140,10 @@ bool install() {
   Method& method = methods[i];
   const MethodName& name = kMethods[i];
   for (size_t o = 0; o < 2 && name.overloads[o]; ++o)
-    method.ops[o] =
-        direct_op((std::string("aten::") + name.name).c_str(), name.overloads[o], name.numbers);
+    method.ops[o] = direct_op((std::string("aten::") + (name.op ? name.op : name.name)).c_str(),
+                              name.overloads[o], name.numbers);
+  if (name.last == Last::two) method.last = PyLong_FromLong(2);
+  if (name.last == Last::no) method.last = Py_NewRef(Py_False);
   return install_method(name.name,
                         reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&entry<i>)),
                         definitions[i], method.inherited);

@@ -36,8 +36,7 @@
 namespace lazyeng::record {
 namespace {
 
-Recorder* current =
-    nullptr;  // set at import, cleared when the Python module lets go of the recorder
+Recorder* current = nullptr;  // set at import, for good
 
 /// A tensor that set_ gives other memory lets go of what it has, also if that has failed: the call
 /// goes on with a tensor that has nothing. Whether it does.

@@ -112,7 +112,7 @@ void PlainStorages::attach(StorageVar& var, const c10::Storage& user) {
   var.user_face_ = user.unsafeGetStorageImpl();
   var.user_face_ref_.emplace(user.getWeakStorageImpl());
   var.exposed_.store(true, std::memory_order_release);
-  for (const at::Tensor& version : lendings().versions_of(user)) var.note_plain_tensor(version);
+  for (auto& tracked : lendings().versions_of(user)) var.note_version(std::move(tracked));
   StorageVar*& entry = vars_[var.user_face_];
   // The one before is dying, or its memory was left: no write of it is pending. (The caller holds
   // the user face, so the reference that lift() returns is not the last one.)

@@ -58,10 +58,17 @@ inline PyRef string_list(const std::vector<std::string>& items) {
   return list;
 }
 
+/// Whether the calling thread holds the GIL. (PyGILState_Check() says so to every thread once the
+/// program has made a subinterpreter.)
+inline bool holds_gil() {
+  PyThreadState* const own = PyGILState_GetThisThreadState();
+  return own && own == _PyThreadState_UncheckedGet();
+}
+
 /// Lets go of the GIL for a scope, if this thread holds it.
 class NoGil {
  public:
-  NoGil() : saved_(PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
+  NoGil() : saved_(holds_gil() ? PyEval_SaveThread() : nullptr) {}
   /// A daemon thread that comes back when the interpreter is ending is ended by it, here, by
   /// unwinding its stack, which would run into code that must not throw: it stays where it is until
   /// the process is gone, as threads do from Python 3.14 on.

@@ -104,34 +104,45 @@ StorageVar::~StorageVar() {
   if (exposed()) plain_storages().forget(*this);
 }
 
-void StorageVar::note_plain_tensor(const at::Tensor& tensor) {
+std::shared_ptr<TrackedVersion> track_version(const at::Tensor& tensor) {
   const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
-  if (!counter.enabled()) return;  // an inference tensor: torch does not track it either
-  std::shared_ptr<TrackedVersion> tracked = table().find_or_add(counter);
+  return counter.enabled() ? table().find_or_add(counter) : nullptr;
+}
+
+void StorageVar::note_plain_tensor(const at::Tensor& tensor) {
+  if (std::shared_ptr<TrackedVersion> tracked = track_version(tensor))
+    note_version(std::move(tracked));
+}
+
+void StorageVar::note_version(std::shared_ptr<TrackedVersion> tracked) {
   const int64_t base = most_foreign_writes(*tracked);
   const std::lock_guard<engine::SpinLock> lock(versions_mutex_);
   for (const SeenVersion& seen : versions_)
     if (seen.tracked == tracked) return;
-  // A counter that only lazyeng holds belongs to tensors that are gone: it cannot move any more.
-  // But it stays while it adds to the sum, which recorded reads remember.
-  if (versions_.size() >= 8)
-    std::erase_if(versions_, [](const SeenVersion& seen) {
-      return seen.tracked->counter.unique() && foreign_writes(*seen.tracked) == seen.base;
-    });
+  if (versions_.size() >= 8) drop_versions_that_are_over();
   versions_.push_back({std::move(tracked), base});
+}
+
+/// What they add to the sum, which recorded reads remember, stays in it. Under versions_mutex_.
+void StorageVar::drop_versions_that_are_over() {
+  std::erase_if(versions_, [this](const SeenVersion& seen) {
+    if (!seen.tracked->is_over()) return false;
+    earlier_foreign_writes_ += most_foreign_writes(*seen.tracked) - seen.base;
+    return true;
+  });
 }
 
 // A read has been interfered with if more are counted when it runs than when it was recorded.
 int64_t StorageVar::foreign_writes_when_recorded() const {
-  int64_t sum = 0;
   const std::lock_guard<engine::SpinLock> lock(versions_mutex_);
+  int64_t sum = earlier_foreign_writes_;
   for (const SeenVersion& seen : versions_) sum += most_foreign_writes(*seen.tracked) - seen.base;
   return sum;
 }
 
 int64_t StorageVar::foreign_writes_when_run() const {
-  int64_t sum = 0;
   const std::lock_guard<engine::SpinLock> lock(versions_mutex_);
+  int64_t sum = earlier_foreign_writes_;
   for (const SeenVersion& seen : versions_) sum += foreign_writes(*seen.tracked) - seen.base;
   return sum;
 }
@@ -151,9 +162,8 @@ void announce_own_write(const at::Tensor& tensor) {
 }
 
 std::shared_ptr<TrackedVersion> expect_bump(const at::Tensor& tensor) {
-  const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
-  if (!counter.enabled()) return nullptr;
-  std::shared_ptr<TrackedVersion> tracked = table().find_or_add(counter);
+  std::shared_ptr<TrackedVersion> tracked = track_version(tensor);
+  if (!tracked) return nullptr;
   std::lock_guard lock(table().mutex);
   most_foreign_writes(*tracked);
   tracked->own_writes.fetch_add(1, std::memory_order_seq_cst);

@@ -36,6 +36,9 @@ const void* identity(const c10::VariableVersion& counter);
 struct TrackedVersion {
   explicit TrackedVersion(c10::VariableVersion counter) : counter(std::move(counter)) {}
 
+  /// The tensors that shared the counter are gone: it cannot move any more.
+  bool is_over() const { return counter.unique(); }
+
   const c10::VariableVersion counter;
   std::atomic<int64_t> own_writes{0};
   /// The most foreign writes that anybody has counted.
@@ -87,6 +90,7 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
   // ---- plain tensors sharing the memory; see plain_storage.h for the table of them
   bool exposed() const { return exposed_.load(std::memory_order_acquire); }
   void note_plain_tensor(const at::Tensor& tensor);
+  void note_version(std::shared_ptr<TrackedVersion> tracked);
   /// Changes made to the plain tensors other than through recorded writes, up to a constant. Taken
   /// when a read is recorded; a larger number when it runs means that eager code has interfered.
   int64_t foreign_writes_when_recorded() const;
@@ -105,7 +109,7 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
   /// window's lock.
   uint64_t last_access = 0;
 
-  /// Place in a table of csrc/fuse/partition.cpp. Guarded by the window's lock.
+  /// Place in a table of csrc/fuse/partition.cpp. Guarded by the lock of pushes.
   uint32_t partition_index = 0;
 
   /// The program has read its values: it may again.
@@ -113,6 +117,8 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
 
  private:
   friend class PlainStorages;
+
+  void drop_versions_that_are_over();
 
   std::atomic<uint64_t> nbytes_;
   std::atomic<uint64_t> last_write_{0};
@@ -124,6 +130,7 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
     int64_t base;  // its foreign writes when it was seen here first
   };
   std::vector<SeenVersion> versions_;
+  int64_t earlier_foreign_writes_ = 0;  // of counters that are no longer among them
 
   // Guarded by the mutex of PlainStorages.
   c10::StorageImpl* user_face_ = nullptr;
@@ -135,6 +142,10 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
   StreamUses streams;
 };
 using StorageVarRef = Ref<StorageVar>;
+
+/// That of the tensor's counter, from now on; null if torch does not count its writes (an inference
+/// tensor).
+std::shared_ptr<TrackedVersion> track_version(const at::Tensor& tensor);
 
 /// To be called with the tensors that a recorded op writes, before autograd bumps their counters.
 /// What is tracked stays so until the thread's next call: the op may be done, and its vars gone,

@@ -8,6 +8,7 @@
 
 #include "csrc/run/buffers.h"
 #include "csrc/run/cpu_allocator.h"
+#include "csrc/run/storage_var.h"
 
 namespace lazyeng::run {
 namespace {
@@ -54,22 +55,11 @@ Writers by_owner(c10::StorageImpl& owner) {
   return Writers::shares;
 }
 
-/// (What a table holds must not hold memory.)
-at::Tensor with_version_of(const at::Tensor& tensor) {
-  at::Tensor bare = at::detail::make_tensor<c10::TensorImpl>(
-      c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype(), tensor.device());
-  bare.unsafeGetTensorImpl()->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
-  return bare;
-}
-
 }  // namespace
 
 void Lendings::Entry::drop_dead() {
   std::erase_if(handles, [](const auto& handle) { return handle.expired(); });
-  // (A counter that only this table holds belongs to tensors that are gone.)
-  std::erase_if(versions, [](const at::Tensor& bare) {
-    return bare.unsafeGetTensorImpl()->version_counter().unique();
-  });
+  std::erase_if(versions, [](const auto& tracked) { return tracked->is_over(); });
 }
 
 bool Lendings::Entry::says_nothing() const {
@@ -105,9 +95,10 @@ void Lendings::tell_address(const c10::Storage& storage) {
 }
 
 void Lendings::note_alias(const c10::Storage& storage, const at::Tensor& alias) {
-  if (!alias.unsafeGetTensorImpl()->version_counter().enabled()) return;
+  std::shared_ptr<TrackedVersion> tracked = track_version(alias);
+  if (!tracked) return;
   std::lock_guard lock(mutex_);
-  entry_locked(storage).versions.push_back(with_version_of(alias));
+  entry_locked(storage).versions.push_back(std::move(tracked));
 }
 
 Writers Lendings::writers_of(const c10::StorageImpl& owner) {
@@ -120,7 +111,7 @@ Writers Lendings::writers_of(const c10::StorageImpl& owner) {
   return entry->address_known ? Writers::knows_address : Writers::seen;
 }
 
-std::vector<at::Tensor> Lendings::versions_of(const c10::Storage& storage) {
+std::vector<std::shared_ptr<TrackedVersion>> Lendings::versions_of(const c10::Storage& storage) {
   if (!some_.load(std::memory_order_acquire)) return {};
   std::lock_guard lock(mutex_);
   Entry* entry = find_locked(*owner_of(storage).unsafeGetStorageImpl());

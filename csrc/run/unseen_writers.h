@@ -10,11 +10,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
 
 namespace lazyeng::run {
+
+struct TrackedVersion;
 
 /// In order: the later, the likelier.
 enum class Writers : uint8_t {
@@ -42,8 +45,8 @@ class Lendings {
   void note_alias(const c10::Storage& storage, const at::Tensor& alias);
 
   Writers writers_of(const c10::StorageImpl& owner);
-  /// Tensors without memory that have the version counters of aliases.
-  std::vector<at::Tensor> versions_of(const c10::Storage& storage);
+  /// The version counters of aliases.
+  std::vector<std::shared_ptr<TrackedVersion>> versions_of(const c10::Storage& storage);
 
   /// Around a fork (csrc/record/fork.cpp).
   void hold() { mutex_.lock(); }
@@ -54,7 +57,7 @@ class Lendings {
     /// Keeps the address from being used again.
     c10::weak_intrusive_ptr<c10::StorageImpl> owner;
     std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> handles;
-    std::vector<at::Tensor> versions;
+    std::vector<std::shared_ptr<TrackedVersion>> versions;  ///< until they are over
     bool address_known = false;
 
     explicit Entry(const c10::Storage& storage) : owner(storage.getWeakStorageImpl()) {}

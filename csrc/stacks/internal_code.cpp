@@ -20,6 +20,17 @@ std::unordered_set<PyCodeObject*>& registered() {
   return *codes;
 }
 
+/// Drops the bytes object; "?" if there is none, but a Python error.
+std::string taken(PyObject* bytes) {
+  if (!bytes) {
+    PyErr_Clear();
+    return "?";
+  }
+  std::string text(PyBytes_AS_STRING(bytes), PyBytes_GET_SIZE(bytes));
+  Py_DECREF(bytes);
+  return text;
+}
+
 }  // namespace
 
 void set_internal_prefixes(std::vector<std::string> directories) {
@@ -49,14 +60,11 @@ bool is_own(PyCodeObject* code) {
 }
 
 std::string file_of(PyCodeObject* code) {
-  PyObject* bytes = PyUnicode_EncodeFSDefault(code->co_filename);
-  if (!bytes) {
-    PyErr_Clear();
-    return "?";
-  }
-  std::string file(PyBytes_AS_STRING(bytes), PyBytes_GET_SIZE(bytes));
-  Py_DECREF(bytes);
-  return file;
+  return taken(PyUnicode_EncodeFSDefault(code->co_filename));
+}
+
+std::string shown_file_of(PyCodeObject* code) {
+  return taken(PyUnicode_AsEncodedString(code->co_filename, "utf-8", "backslashreplace"));
 }
 
 uint32_t internal_generation() noexcept { return generation; }

@@ -25,6 +25,8 @@ bool is_own(PyCodeObject* code);
 
 /// The file of a code object in the file system's encoding; "?" if it cannot be encoded.
 std::string file_of(PyCodeObject* code);
+/// The same to be shown, in UTF-8: what that cannot say is escaped.
+std::string shown_file_of(PyCodeObject* code);
 
 /// Counts the changes of what is internal.
 uint32_t internal_generation() noexcept;

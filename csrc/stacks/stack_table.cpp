@@ -234,7 +234,7 @@ std::string innermost_user_line(const StackRef& stack) {
   if (index < 0) return "";
   PyCodeObject* code = entry.codes()[index];
   const int line = PyCode_Addr2Line(code, last_instruction(code, entry.sites()[index]));
-  const std::string file = file_of(code);
+  const std::string file = shown_file_of(code);
   return file.substr(file.find_last_of('/') + 1) + ':' + std::to_string(line);
 }
 

@@ -54,8 +54,8 @@ StackRef capture() noexcept;
 /// for null. The GIL must be held. Null with a Python error set when out of memory.
 PyObject* to_python(const StackRef& stack);
 
-/// "train.py:42" of the innermost frame that is not lazyeng's or torch's own; "" if there is none.
-/// The GIL must be held.
+/// "train.py:42" of the innermost frame that is not lazyeng's or torch's own, in UTF-8; "" if there
+/// is none. The GIL must be held.
 std::string innermost_user_line(const StackRef& stack);
 
 /// Number of entries in the table, live ones and those kept for the next hit.

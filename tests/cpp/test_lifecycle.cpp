@@ -1,13 +1,32 @@
 // tests/cpp/test_lifecycle.cpp: idle workers, start and stop, fork.
+#include <dlfcn.h>
+#include <pthread.h>
 #include <sys/wait.h>
 
+#include <cerrno>
 #include <mutex>
 #include <random>
+#include <system_error>
 
 #include "tests/cpp/ops.h"
 
 using namespace lazyeng;
 using namespace lazyeng::test;
+
+namespace {
+
+constexpr int kMany = 1 << 20;
+std::atomic<int> threads_left{kMany};
+
+}  // namespace
+
+/// In front of the system's: it may have no thread left.
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+                              void* (*body)(void*), void* argument) noexcept {
+  static const auto create =
+      reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
+  return threads_left.fetch_sub(1) > 0 ? create(thread, attributes, body, argument) : EAGAIN;
+}
 
 namespace {
 
@@ -38,6 +57,32 @@ void stop_and_start() {
     engine->wait_for_var(*var, {});
     same(var->value, round * 20u + 10, "it runs after start");
   }
+}
+
+/// Two of four threads do the work of four; of none nothing is lost.
+void too_few_threads() {
+  auto engine = make_threaded_engine(4);
+  auto var = make_ref<IntVar>();
+  auto add = [&] { push(*engine, writes(op([&] { ++var->value; }), {var})); };
+  threads_left = 2;
+  engine->start();
+  for (int i = 0; i < 100; ++i) add();
+  engine->wait_for_all({});
+  same(var->value, 100u, "with two threads");
+  engine->stop();
+  threads_left = 0;
+  bool refused = false;
+  try {
+    engine->start();
+  } catch (const std::system_error&) {
+    refused = true;
+  }
+  check(refused, "no thread");
+  threads_left = kMany;
+  add();
+  engine->wait_for_all({});
+  same(var->value, 101u, "the next op gets threads");
+  engine->stop();
 }
 
 void naive_stop_and_start() {
@@ -367,6 +412,7 @@ void long_idle_workers() {
 int main(int argc, char** argv) {
   return run_tests(argc, argv,
                    {{"stop and start", stop_and_start},
+                    {"too few threads", too_few_threads},
                     {"stop and start, naive", naive_stop_and_start},
                     {"stop under load", stop_under_load},
                     {"destruction runs everything", destruction_runs_everything},
