@@ -376,7 +376,8 @@ def test_workers_are_forked_while_threads_run():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_exit_with_a_running_pass(workers):
-    done = run(f"""
+    done = run(
+        f"""
         class Numbers(torch.utils.data.Dataset):
             def __len__(self): return 1000
             def __getitem__(self, i):
@@ -386,7 +387,9 @@ def test_exit_with_a_running_pass(workers):
             it = iter(loader)
             next(it)
             sys.exit(0)
-    """)
+    """,
+        own=True,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -397,7 +400,7 @@ def test_exit_with_a_hanging_source():
             time.sleep(1000)
         it = iter(lazyeng.prefetch(hangs()))
         print(next(it))
-    """, timeout=30)  # fmt: skip
+    """, own=True, timeout=30)  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 

@@ -443,6 +443,22 @@ def test_ctrl_c_during_an_op_run_at_the_call_keeps_its_failure():
     assert done.stderr == ""
 
 
+def test_failures_that_nobody_asks_for_are_bounded():
+    """The log keeps 20,000 at most, and warns of those before."""
+    done = fresh.run("""if True:
+        import os, time, warnings, torch, lazyeng
+        from lazyeng import wrap
+        x, far = wrap(torch.ones(3)), wrap(torch.tensor([7]))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(17_000): x.take(far)
+            while lazyeng.engine_stats()["pending_ops"]: time.sleep(0.01)
+            print(5_000 < len(caught) < 13_000, flush=True)
+        os._exit(0)  # (the rest is not to be warned of)
+    """)
+    assert done.stdout == "True\n", done.stderr[-3000:]
+
+
 @pytest.mark.parametrize("lazily", [True, False])
 def test_what_a_signal_handler_raises_in_a_step_is_raised_as_it_is(lazily, mode):
     """100 times, at any moment of a training step; each next step is eager's, bit for bit."""

@@ -22,13 +22,13 @@ from tests.thread_names import count_threads
 """
 
 
-def run(body, *, own=False, **environment):
+def run(body, *, own=False, timeout=60, **environment):
     """Runs the script in a new process; one that hangs is aborted, so that stderr shows where it
     was. `own`: with an interpreter of its own from start to end, which takes seconds."""
     script = PRELUDE + textwrap.dedent(body)
     if own:
-        return finished(start(script, **environment))
-    return fresh.run(script, env=environment, timeout=60)
+        return finished(start(script, **environment), timeout)
+    return fresh.run(script, env=environment, timeout=timeout)
 
 
 def start(script, **environment):

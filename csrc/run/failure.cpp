@@ -95,6 +95,9 @@ std::vector<std::shared_ptr<FailureRoot>> in_order_of_creation(
   return roots;
 }
 
+// Some thousand bytes each.
+constexpr size_t kMostForgotten = 10'000;
+
 }  // namespace
 
 FailureRoot::~FailureRoot() {
@@ -153,13 +156,25 @@ void FailureLog::add(Item item) {
   std::lock_guard lock(mutex_);
   if (!is_open_locked(item.block)) not_held.swap(item.plain);
   if (items_.size() >= sweep_at_) {
-    auto first_over =
-        std::stable_partition(items_.begin(), items_.end(), std::not_fn(&Item::is_over));
-    over.assign(std::make_move_iterator(first_over), std::make_move_iterator(items_.end()));
-    items_.erase(first_over, items_.end());
+    over = take_over_locked();
     sweep_at_ = std::max<size_t>(64, 2 * items_.size());
   }
   items_.push_back(std::move(item));
+}
+
+/// What needs to be kept no longer.
+std::vector<FailureLog::Item> FailureLog::take_over_locked() {
+  const size_t forgotten = std::count_if(items_.begin(), items_.end(),
+                                         [](const Item& item) { return item.is_forgotten(); });
+  size_t too_many = forgotten > kMostForgotten ? forgotten - kMostForgotten / 2 : 0;
+  std::vector<Item> over, left;
+  for (Item& item : items_) {
+    const bool forget = too_many > 0 && item.is_forgotten();
+    too_many -= forget ? 1 : 0;
+    (forget || item.is_over() ? over : left).push_back(std::move(item));
+  }
+  items_ = std::move(left);
+  return over;
 }
 
 std::vector<std::shared_ptr<FailureRoot>> FailureLog::unreported() {

@@ -79,7 +79,9 @@ class OpFailure final : public engine::Failure {
   std::string last_;
 };
 
-/// Failures that no exception and no warning has told of yet, in the order of creation.
+/// Failures that no exception and no warning has told of yet, in the order of creation. Of a
+/// program that never asks, and drops what has failed, the oldest are warned of when they become
+/// too many.
 class FailureLog {
  public:
   enum class Holder : uint8_t {
@@ -115,8 +117,11 @@ class FailureLog {
     bool is_over() const {
       return plain.empty() && (kept ? kept->reported.load() : root.expired());
     }
+    /// Nothing but the log holds it.
+    bool is_forgotten() const { return kept && !of_block && plain.empty(); }
   };
   void add(Item item);
+  std::vector<Item> take_over_locked();
   bool is_open_locked(uint64_t block) const;
   bool is_held_locked(const engine::Var& var) const;
 

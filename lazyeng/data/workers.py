@@ -8,6 +8,7 @@ of one batch, and batches that are finished do not depend on their worker stayin
 from __future__ import annotations
 
 import atexit
+import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -31,6 +32,20 @@ _exiting = threading.Event()
 atexit.register(_exiting.set)
 
 
+class _Start:
+    """Threads start their workers one after the other: filelock, which torch brings, refuses a fork
+    while another thread forks."""
+
+    lock = threading.Lock()
+
+    @classmethod
+    def renew(cls) -> None:
+        cls.lock = threading.Lock()  # (the thread that had it may not be in the child)
+
+
+os.register_at_fork(after_in_child=_Start.renew)
+
+
 class _ForWorkers:
     """A loader as its workers are to see it; a view, as several threads may iterate over one."""
 
@@ -51,7 +66,8 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
     """The iterator that a DataLoader with workers reads; the base class has the documentation."""
 
     def __init__(self, loader: Any) -> None:
-        super().__init__(_ForWorkers(loader))  # pyright: ignore[reportArgumentType]
+        with _Start.lock:
+            super().__init__(_ForWorkers(loader))  # pyright: ignore[reportArgumentType]
         self._leave_deaths_to_the_reader()
         if not self._pin_memory:  # or else torch has such a thread
             self._data_queue: Any = queue.SimpleQueue()
