@@ -302,3 +302,26 @@ def test_ops_whose_first_call_tells_what_they_return_are_tried_too():
         assert [_C.tried_ops()[name][0] for name in names] == ["wanted"] * 2
     """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_large_tensors_are_fused_from_the_first_call_on():
+    """A trial costs less than one such op. A small program comes to it later."""
+    code = """if True:
+        import torch
+        import lazyeng
+        from lazyeng import _C, lazy, synchronize
+        def groups_of_first_call(rows):
+            before = lazyeng.engine_stats()["groups"]
+            x = torch.rand(rows, 256)
+            with lazy("deferred"):
+                y = torch.softmax((x * 2).tanh() - 1, -1)
+            synchronize()
+            return lazyeng.engine_stats()["groups"] - before
+        groups_of_first_call(2)
+        assert _C.tried_ops()["aten::tanh"][0] == "wanted"
+        groups = groups_of_first_call(8192)
+        assert groups == 1, groups
+        assert _C.tried_ops()["aten::tanh"][0] == "same"
+        assert _C.tried_ops()["aten::_softmax"][0] == "same"
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 import random
 import warnings
 
@@ -11,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import lazyeng
-from lazyeng import _C, lazy, wrap
+from lazyeng import lazy, wrap
 
 from . import fresh
 from . import random_programs as programs
@@ -19,13 +18,6 @@ from .fusion_programs import Dag
 from .fusion_runs import same_bits
 
 ROUNDS = 5  # a window is partitioned twice, then replayed
-
-
-@pytest.fixture(autouse=True)
-def room_for_plans():
-    """Plans that tests before have used may fill the table, and a new loop then waits for room
-    (csrc/fuse/kept_plans.h). Where the rules of fusion are set, all are forgotten."""
-    _C.set_inexact_fusion(os.environ.get("LAZYENG_FUSION") == "on")
 
 
 def replayed():

@@ -263,10 +263,12 @@ StepPlan* StepPlans::find(uint64_t hash) {
   return plan && plan->is_of(words_) ? plan : nullptr;
 }
 
-/// Whether it comes for the first time, as far as is remembered.
-bool StepPlans::is_new(uint64_t hash) {
-  uint64_t& seen = seen_[hash % kSeen];
-  return std::exchange(seen, hash) != hash;
+/// How many windows came since it did. None: it comes for the first time, as far as is remembered.
+std::optional<uint64_t> StepPlans::asked_since(uint64_t hash) {
+  Seen& place = seen_[hash % kSeen];
+  const Seen before = std::exchange(place, {hash, plans_.asked()});
+  if (before.hash != hash) return std::nullopt;
+  return place.asked - before.asked;
 }
 
 StepPlans::Batch StepPlans::partition(Batch nodes) {
@@ -287,11 +289,12 @@ StepPlans::Batch StepPlans::run(Batch nodes) {
     replayed.fetch_add(count, std::memory_order_relaxed);
     return cuda_graphs() ? plan->in_segments(std::move(ops)) : std::move(ops);
   }
-  if (is_new(hash)) return partition(std::move(nodes));
+  const std::optional<uint64_t> after = asked_since(hash);
+  if (!after) return partition(std::move(nodes));
   const NodePlaces places = places_of(nodes);
   ops = partition(std::move(nodes));
   plans_.keep(hash, words_.size(),
-              std::make_unique<StepPlan>(words_, std::move(looks_), ops, places));
+              std::make_unique<StepPlan>(words_, std::move(looks_), ops, places), *after);
   return ops;
 }
 

@@ -18,6 +18,8 @@
 // Not thread safe: used under the lock of pushes.
 #pragma once
 
+#include <optional>
+
 #include "csrc/fuse/kept_plans.h"
 #include "csrc/fuse/key.h"
 #include "csrc/fuse/partition.h"
@@ -39,11 +41,16 @@ class StepPlans {
   uint64_t spared() const { return spared_; }
 
  private:
+  struct Seen {
+    uint64_t hash = 0;   // of a window
+    uint64_t asked = 0;  // how often plans had been asked for
+  };
+
   bool describe(const Batch& nodes);
   bool add_node(const run::Node& node);
   uint64_t place_of(run::StorageVar& var);
   StepPlan* find(uint64_t hash);
-  bool is_new(uint64_t hash);
+  std::optional<uint64_t> asked_since(uint64_t hash);
   Batch partition(Batch nodes);
 
   Partition& partition_;
@@ -51,7 +58,7 @@ class StepPlans {
   Key words_;                            // of the window at hand
   std::vector<run::GeometryRef> looks_;  // whose addresses are among them
   std::vector<run::StorageVar*> vars_;   // by their places
-  std::vector<uint64_t> seen_;           // hashes of windows, each in its place
+  std::vector<Seen> seen_;               // each in its place
   KeptPlans<StepPlan> plans_;
   uint64_t rules_ = 0;  // that all plans are of
 };

@@ -30,10 +30,12 @@ constexpr size_t kSubjects = kOpcodes + kForms;
 constexpr Subject subject(Opcode opcode) { return static_cast<size_t>(opcode); }
 constexpr Subject subject(Form form) { return kOpcodes + static_cast<size_t>(form); }
 
+constexpr uint64_t kNever = ~uint64_t{0};
+
 /// Of a subject in one dtype.
 struct Finding {
   std::atomic<Verdict> verdict{Verdict::untried};
-  std::atomic<uint64_t> due{0};  ///< the number of an op; set before it is wanted
+  std::atomic<uint64_t> due{kNever};  ///< the number of an op; set before it is wanted
 };
 std::array<std::array<Finding, std::size(kDtypes)>, kSubjects> findings;
 
@@ -47,12 +49,11 @@ std::atomic<uint64_t> ops_before{kOpsBefore};
 constexpr std::chrono::microseconds kMoment{500};
 
 /// At the op of this number the first of those that are wanted is due.
-constexpr uint64_t kNever = ~uint64_t{0};
 std::atomic<uint64_t> next_due{kNever};
 
-void lower_next_due(uint64_t due) {
-  uint64_t known = next_due.load();
-  while (due < known && !next_due.compare_exchange_weak(known, due)) {
+void lower(std::atomic<uint64_t>& due, uint64_t to) {
+  uint64_t known = due.load();
+  while (to < known && !due.compare_exchange_weak(known, to)) {
   }
 }
 
@@ -97,14 +98,19 @@ void run_trial(Subject subject, c10::ScalarType dtype) {
   rules_changed();
 }
 
-void want(Subject subject, c10::ScalarType dtype, uint64_t number) {
+void want(Subject subject, c10::ScalarType dtype, uint64_t due) {
   Finding* const found = finding(subject, dtype);
-  if (!found || found->verdict.load(std::memory_order_relaxed) != Verdict::untried) return;
-  const uint64_t due = number + ops_before.load(std::memory_order_relaxed);
-  found->due.store(due, std::memory_order_relaxed);
+  if (!found || found->verdict.load(std::memory_order_relaxed) > Verdict::wanted) return;
+  lower(found->due, due);
   Verdict untried = Verdict::untried;
   found->verdict.compare_exchange_strong(untried, Verdict::wanted);
-  lower_next_due(due);
+  lower(next_due, due);
+}
+
+/// After so many ops of that size a trial costs no more than they did.
+uint64_t ops_to_wait(int64_t numel) {
+  const uint64_t worth = kElementsBefore / static_cast<uint64_t>(std::max<int64_t>(numel, 1));
+  return std::min(worth, ops_before.load(std::memory_order_relaxed));
 }
 
 const char* word_for(Verdict verdict) {
@@ -115,13 +121,14 @@ const char* word_for(Verdict verdict) {
 
 }  // namespace
 
-void want_trial(const run::OpInfo& info, c10::ScalarType dtype, uint64_t number) {
+void want_trial(const run::OpInfo& info, c10::ScalarType dtype, int64_t numel, uint64_t number) {
   const OpRule* rule = rule_of(info);
   const std::optional<Subject> tried = rule ? tried_subject(*rule, dtype) : std::nullopt;
   if (!tried) return;
-  want(*tried, dtype, number);
+  const uint64_t due = number + ops_to_wait(numel);
+  want(*tried, dtype, due);
   // (An argument says which of two it is.)
-  if (rule->form == Form::gelu) want(subject(Opcode::gelu_tanh), dtype, number);
+  if (rule->form == Form::gelu) want(subject(Opcode::gelu_tanh), dtype, due);
 }
 
 bool trials_are_due(uint64_t number) {
@@ -141,7 +148,7 @@ void run_trials(uint64_t number) {
       if (due <= number && (all || Clock::now() - begin < kMoment))
         run_trial(subject, dtype);
       else
-        lower_next_due(due);
+        lower(next_due, due);
     }
 }
 

@@ -22,10 +22,12 @@
 
 namespace lazyeng::fuse {
 
-/// The program begins to use the op in the dtype, after so many ops: it is tried when kOpsBefore
-/// more are recorded (each trial takes about a millisecond, which is much of a first step). Tell it
-/// also while nothing is fused, or whatever its bits: that may change.
-void want_trial(const run::OpInfo& info, c10::ScalarType dtype, uint64_t number);
+/// The program, after so many ops, begins to use the op in the dtype, with tensors of so many
+/// elements. It is tried when such ops may have cost as much as the trial does (about a
+/// millisecond, which is much of the first step of a small program): at once if they are large,
+/// else when so many more ops are recorded, at most kOpsBefore. Tell it also while nothing is fused,
+/// or whatever its bits: that may change.
+void want_trial(const run::OpInfo& info, c10::ScalarType dtype, int64_t numel, uint64_t number);
 
 /// Looks whether it is time, when so many ops have been recorded. Not while other bits are allowed:
 /// then nobody asks.
@@ -35,7 +37,10 @@ bool trials_are_due(uint64_t number);
 /// the GIL, as torch's kernels run meanwhile, and without locks.
 void run_trials(uint64_t number);
 
-/// For tests: how many ops to record before. 0: a trial is due when it is wanted, and all are run.
+/// One core goes over so many elements in the time of a trial.
+inline constexpr uint64_t kElementsBefore = 1 << 21;
+/// For tests: how many ops to record before, at most. 0: a trial is due when it is wanted, and all
+/// are run.
 inline constexpr uint64_t kOpsBefore = 1000;
 void set_ops_before_trials(uint64_t ops);
 

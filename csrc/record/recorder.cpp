@@ -76,7 +76,7 @@ bool grows_given_memory(const Call& call, const Plan& plan) {
 void want_trials(const Call& call, uint64_t number) {
   for (const run::GeometryRef& look : call.looks)
     if (look && look->device().is_cpu() && !look->sizes().empty())
-      fuse::want_trial(call.info, look->dtype(), number);
+      fuse::want_trial(call.info, look->dtype(), look->numel(), number);
 }
 
 bool is_mask(const run::GeometryRef& look) {

@@ -8,8 +8,8 @@ namespace {
 
 using Plans = fuse::KeptPlans<const uint64_t>;
 
-void keep(Plans& plans, uint64_t hash, size_t size = 1) {
-  plans.keep(hash, size, std::make_unique<const uint64_t>(hash));
+void keep(Plans& plans, uint64_t hash, size_t size = 1, uint64_t after = 1) {
+  plans.keep(hash, size, std::make_unique<const uint64_t>(hash), after);
 }
 
 void what_is_kept_is_found() {
@@ -38,23 +38,33 @@ int found_in_rounds(Plans& plans, uint64_t from, uint64_t to, int rounds) {
       if (plans.find(hash))
         ++found;
       else
-        keep(plans, hash);
+        keep(plans, hash, 1, to - from);
     }
   return found;
 }
 
 void a_loop_that_is_too_long_finds_what_there_is_room_for() {
   Plans plans(50);
-  found_in_rounds(plans, 0, 100, 2);
-  const int found = found_in_rounds(plans, 0, 100, 10);
-  check(found >= 400, "nearly half of them in each round");
+  found_in_rounds(plans, 0, 100, 1);
+  check(found_in_rounds(plans, 0, 100, 10) == 500, "half of them in each round");
 }
 
 void what_is_no_longer_used_makes_room() {
   Plans plans(50);
   found_in_rounds(plans, 0, 50, 3);
-  found_in_rounds(plans, 100, 140, 5);
-  check(found_in_rounds(plans, 100, 140, 1) == 40, "the new loop has all of its plans");
+  found_in_rounds(plans, 100, 110, 2);
+  check(found_in_rounds(plans, 100, 110, 1) == 10, "a short loop has its plans at once");
+  found_in_rounds(plans, 200, 250, 3);
+  check(found_in_rounds(plans, 200, 250, 1) == 50, "and one that needs all the room");
+}
+
+void what_comes_more_often_stays() {
+  Plans plans(50);
+  found_in_rounds(plans, 0, 50, 2);
+  for (int round = 0; round < 10; ++round) {
+    check(found_in_rounds(plans, 0, 50, 1) == 50, "all of the loop, in each round");
+    keep(plans, 100 + static_cast<uint64_t>(round), 1, 60);
+  }
 }
 
 }  // namespace
@@ -67,5 +77,6 @@ int main(int argc, char** argv) {
                     {"one hash has one plan", one_hash_has_one_plan},
                     {"a loop that is too long finds what there is room for",
                      a_loop_that_is_too_long_finds_what_there_is_room_for},
-                    {"what is no longer used makes room", what_is_no_longer_used_makes_room}});
+                    {"what is no longer used makes room", what_is_no_longer_used_makes_room},
+                    {"what comes more often stays", what_comes_more_often_stays}});
 }
