@@ -25,8 +25,8 @@ namespace lazyeng::fuse {
 /// The program, after so many ops, begins to use the op in the dtype, with tensors of so many
 /// elements. It is tried when such ops may have cost as much as the trial does (about a
 /// millisecond, which is much of the first step of a small program): at once if they are large,
-/// else when so many more ops are recorded, at most kOpsBefore. Tell it also while nothing is fused,
-/// or whatever its bits: that may change.
+/// else when so many more ops are recorded, at most kOpsBefore. Tell it also while nothing is
+/// fused, or whatever its bits: that may change.
 void want_trial(const run::OpInfo& info, c10::ScalarType dtype, int64_t numel, uint64_t number);
 
 /// Looks whether it is time, when so many ops have been recorded. Not while other bits are allowed:
