@@ -1,4 +1,4 @@
-"""The gradient of nll_loss as a member of groups: a row's element that an integer names."""
+"""nll_loss and its gradient as members of groups: a row's element that an integer names."""
 
 import pytest
 import torch
@@ -16,6 +16,99 @@ REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 @pytest.fixture(autouse=True)
 def by_default():
     _C.set_inexact_fusion(False)
+
+
+def losses(given, logits, target, weight=None, **kwargs):
+    x, target = (
+        given(logits) * 2,
+        given(target),
+    )  # (`x * 2` is the rest of a group, without cross_entropy)
+    weight = weight if weight is None else given(weight)
+    return [
+        F.nll_loss(x, target, weight, **kwargs),
+        F.cross_entropy(x - 1, target, weight, **kwargs),
+        *aten.nll_loss_forward(
+            x, target, weight, REDUCTIONS[kwargs["reduction"]], kwargs.get("ignore_index", -100)
+        ),
+    ]
+
+
+def compare_losses(same, logits, target, weight=None, **kwargs):
+    eager = losses(lambda x: x, logits, target, weight, **kwargs)
+    for _ in range(2):  # what the ops return is learnt
+        with lazy("deferred"):
+            made = losses(wrap, logits, target, weight, **kwargs)
+        for got, expected in zip(made, eager, strict=True):
+            same(lazyeng.unwrap(got), expected)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(2, 2), (17, 3), (256, 10), (300, 33), (4097, 10), (70_000, 2), (9, 1000)], ids=str
+)
+def test_a_loss_has_eagers_bits(shape, dtype, weighted, reduction, groups):
+    """The sum has levels of 16, 256, 4,096 ... rows; the last shapes have several threads."""
+    logits = torch.randn(shape, dtype=dtype)
+    target = torch.randint(0, shape[1], shape[:1])
+    target[::3] = 1
+    weight = torch.rand(shape[1], dtype=dtype) if weighted else None
+    for ignored in (-100, 1):
+        groups()
+        compare_losses(same_bits, logits, target, weight, reduction=reduction, ignore_index=ignored)
+        assert groups() == 2
+    nothing = torch.full(shape[:1], 1)
+    compare_losses(same_bits, logits, nothing, weight, reduction=reduction, ignore_index=1)
+
+
+def test_losses_of_the_same_rows_in_one_group(groups):
+    """Each has its own results, of which some are dead."""
+    x, target = torch.randn(40, 5), torch.randint(0, 5, (40,))
+    eager = aten.nll_loss_forward(x * 2, target, None, 1, -100)
+    for _ in range(2):
+        groups()
+        with lazy("deferred"):
+            y = wrap(x) * 2
+            made = [aten.nll_loss_forward(y, wrap(target), None, 1, -100) for _ in range(3)]
+            kept = made[0][0], made[1][1], *made[2]
+            del made
+        for got, expected in zip(kept, (*eager, *eager), strict=True):
+            same_bits(lazyeng.unwrap(got), expected)
+    assert groups() == 1
+
+
+def test_what_a_loss_reads_may_be_written_behind_it():
+    def program(given):
+        x, target = given(torch.arange(50.0).view(10, 5)), given(torch.arange(10) % 5)
+        y = x * 3
+        first = F.nll_loss(y, target)
+        y.mul_(2).sub_(1)
+        second = F.nll_loss(y, target)
+        target.add_(1).remainder_(5)
+        return first, second, F.nll_loss(y, target), y, target
+
+    eager = program(lambda x: x)
+    for _ in range(2):
+        with lazy("deferred"):
+            made = program(wrap)
+        for got, expected in zip(made, eager, strict=True):
+            same_bits(lazyeng.unwrap(got), expected)
+
+
+def test_losses_that_are_left_to_torch():
+    logits, target = torch.randn(60, 10), torch.randint(0, 10, (120,))
+    for x, y in (
+        (logits, target[::2]),
+        (logits.t().contiguous().t(), target[:60]),
+        (logits[:1], target[:1]),
+        (torch.randn(60, 1), torch.zeros(60, dtype=torch.long)),
+        (torch.randn(1, 10).expand(60, 10), target[:60]),
+        (logits.bfloat16(), target[:60]),
+        (logits[:0], target[:0]),
+    ):
+        for reduction in ("mean", "sum"):
+            compare_losses(same_bits, x, y, reduction=reduction)
 
 
 def gradients(given, logits, target, weight, **kwargs):

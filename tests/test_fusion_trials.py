@@ -27,11 +27,11 @@ ALL_CASES = bool(os.environ.get("LAZYENG_TEST_ALL_CASES"))
 Tensor = torch.Tensor
 
 
-# These have a file of their own: test_fusion_exact_rows.py.
+# These have files of their own: test_fusion_exact_rows.py, test_fusion_nll.py.
 REDUCTIONS = (
     *("sum", "mean", "mse_loss", "var", "std", "var_mean", "std_mean", "native_layer_norm"),
     *("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"),
-    "logsumexp",
+    *("logsumexp", "nll_loss_forward"),
 )
 
 

@@ -88,6 +88,7 @@ bool have_dtype(const run::Node& node, Form form, c10::ScalarType dtype) {
 bool reduction_was_tried(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
                          const Extent& extent) {
   if (!node.device.is_cpu() || !gives_torchs_bits(rule.form, dtype)) return false;
+  if (rule.form == Form::nll_loss) return true;
   if (!have_dtype(node, rule.form, dtype)) return false;
   return extent.folds ? extent.places.totals == 1 && sum_was_tried(rule, node, dtype)
                       : rows_were_tried(rule, node, dtype, extent.row);
@@ -263,7 +264,8 @@ bool refuses_doubtful(const OpRule& rule, const run::Node& node, c10::ScalarType
 
 bool may_refuse(const OpRule& rule, const run::Node& node, c10::ScalarType result) {
   if (!node.device.is_cpu()) return false;
-  if (rule.form == Form::nll_loss_backward) return true;  // a target that no row has
+  if (rule.form == Form::nll_loss || rule.form == Form::nll_loss_backward)
+    return true;  // a target that no row has
   if (!c10::isIntegralType(result, /*includeBool=*/false)) return false;
   const bool divides = rule.form == Form::floor_divide || rule.opcode == Opcode::fmod ||
                        rule.opcode == Opcode::remainder ||

@@ -57,6 +57,8 @@ class Finder {
       for (int k = 0; k < step.inputs; ++k) ++uses_[step.in[k]];
     for (const Move& move : program.scatters) ++uses_[move.reg];
     for (const Reduction& reduction : program.reductions) ++uses_[reduction.reg];
+    for (const PickedSum& sum : program.picked_sums)
+      for_each_register(sum, [this](RegisterId reg) { ++uses_[reg]; });
   }
 
   void run() {

@@ -109,6 +109,7 @@ bool takes_exact_rows(const OpRule& rule, const run::Node& node, c10::ScalarType
 }
 
 bool has_exact_sum(Form form, c10::ScalarType dtype) {
+  if (form == Form::nll_loss) return dtype == c10::kFloat || dtype == c10::kDouble;
   return c10::isFloatingType(dtype) &&
          (form == Form::sum || form == Form::mean || form == Form::mse_loss);
 }

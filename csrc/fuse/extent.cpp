@@ -1,6 +1,8 @@
 // csrc/fuse/extent.cpp: reduced dims, and whether they are the innermost ones in memory.
 #include "csrc/fuse/extent.h"
 
+#include <ATen/core/Reduction.h>
+
 #include <algorithm>
 
 #include "csrc/fuse/exact_rows.h"
@@ -158,24 +160,37 @@ const run::Geometry* tensor_look(const run::Node& node, size_t index) {
   return value ? &value->geometry() : nullptr;
 }
 
-constexpr size_t kTargetOfLoss = 2;  // among the tensors of the gradient of a loss
+bool lies_as_rows_of(const run::Geometry& elements, const run::Geometry* look) {
+  return look && look->sizes().size() == 1 && look->numel() == elements.sizes()[0] && look->dense();
+}
 
-/// The gradient of a row has an element that the row's target names. Rows of any length: nothing is
-/// folded.
-Extent picked_rows(const run::Node& node, const run::Geometry& result) {
-  const auto lies_as_rows = [&](size_t index) {
-    const run::Geometry* look = tensor_look(node, index);
-    return look && look->sizes().size() == 1 && look->numel() == result.sizes()[0] && look->dense();
-  };
-  if (result.sizes().size() != 2 || !result.dense() || result.strides()[1] != 1) return {};
-  const int64_t rows = result.sizes()[0], row = result.sizes()[1];
+/// Each row has an element that its target names, the tensor of that index. Rows of any length:
+/// nothing is folded.
+Extent picked_rows(const run::Node& node, const run::Geometry& elements, size_t target) {
+  if (elements.sizes().size() != 2 || !elements.dense() || elements.strides()[1] != 1) return {};
+  const int64_t rows = elements.sizes()[0], row = elements.sizes()[1];
   if (rows < 2 || row < kShortestExactRow || row > kLongestRow) return {};
-  const run::Geometry* target = tensor_look(node, kTargetOfLoss);
-  if (!target || target->dtype() != c10::kLong || !lies_as_rows(kTargetOfLoss)) return {};
+  const run::Geometry* look = tensor_look(node, target);
+  if (!lies_as_rows_of(elements, look) || look->dtype() != c10::kLong) return {};
+  Extent extent{&elements, false, {}, row};
+  extent.outer = 1u << target;
+  return extent;
+}
+
+/// Reduced to one element, in a dtype that sums are not rounded in.
+Extent nll_loss_extent(const run::Node& node) {
+  const run::Geometry* self = tensor_look(node, 0);
+  if (!self || node.args[3].toInt() == at::Reduction::None) return {};
+  if (self->dtype() != c10::kFloat && self->dtype() != c10::kDouble) return {};
+  return picked_rows(node, *self, 1);
+}
+
+/// The gradient is a number, or one for each row.
+Extent nll_loss_backward_extent(const run::Node& node, const run::Geometry& result) {
+  Extent extent = picked_rows(node, result, 2);
   const run::Geometry* grad = tensor_look(node, 0);
-  if (grad && grad->numel() != 1 && !lies_as_rows(0)) return {};
-  Extent extent{&result, false, {}, row};
-  extent.outer = 1u << kTargetOfLoss | 1u;
+  if (grad && grad->numel() != 1 && extent.elements && !lies_as_rows_of(result, grad)) return {};
+  extent.outer |= 1u;
   return extent;
 }
 
@@ -215,7 +230,8 @@ Extent extent_of(const OpRule& rule, const run::Node& node) {
   if (!is_reduction(rule.form) || is_unreduced(rule.form, node))
     return lie_alike(node.outputs) ? Extent{&result} : Extent();
   if (is_loss(rule.form)) return loss_extent(node);
-  if (rule.form == Form::nll_loss_backward) return picked_rows(node, result);
+  if (rule.form == Form::nll_loss) return nll_loss_extent(node);
+  if (rule.form == Form::nll_loss_backward) return nll_loss_backward_extent(node, result);
   if (is_normalization(rule.form)) return rows_of(rule, node, result);
   const run::Geometry* input = tensor_look(node, 0);
   if (!input || input->numel() == 1) return {};

@@ -29,15 +29,18 @@ Extent extent_of(const OpRule& rule, const run::Node& node);
 /// Whether the op may leave out results.
 constexpr bool has_mask(Form form) { return form == Form::layer_norm_backward; }
 /// Of a node that reduces along rows: whether the result is folded over all of them.
-constexpr bool is_folded_result(Form form, size_t result) { return has_mask(form) && result > 0; }
+constexpr bool is_folded_result(Form form, size_t result) {
+  return form == Form::nll_loss || (has_mask(form) && result > 0);
+}
 /// Whether it has one element a row.
 constexpr bool is_row_result(Form form, size_t result) {
-  return !is_normalization(form) || (result > 0 && !is_folded_result(form, result));
+  return !is_folded_result(form, result) && (!is_normalization(form) || result > 0);
 }
 
 /// Whether kernels of devices can do it (lazyeng/fuse): not what is folded into several elements.
 constexpr bool has_kernels(Form form, const Extent& extent) {
-  return extent.places.totals == 1 && !has_mask(form) && form != Form::nll_loss_backward;
+  return extent.places.totals == 1 && !has_mask(form) && form != Form::nll_loss &&
+         form != Form::nll_loss_backward;
 }
 
 }  // namespace lazyeng::fuse

@@ -231,6 +231,7 @@ constexpr Row kRows[] = {
     {"_log_softmax", {Form::log_softmax, Opcode::copy}},
     {"_softmax_backward_data", {Form::softmax_backward, Opcode::copy}},
     {"_log_softmax_backward_data", {Form::log_softmax_backward, Opcode::copy}},
+    {"nll_loss_forward", {Form::nll_loss, Opcode::copy}},
     {"nll_loss_backward", {Form::nll_loss_backward, Opcode::copy}},
     {"native_layer_norm", {Form::layer_norm, Opcode::copy}},
     {"native_layer_norm_backward", {Form::layer_norm_backward, Opcode::copy}},

@@ -60,6 +60,7 @@ enum class Form : uint8_t {
   all,
   mse_loss,           ///< (tensor, tensor, reduction)
   loss,               ///< of two tensors, by the opcode; maybe a bound; reduced as an argument says
+  nll_loss,           ///< (tensor, target, weight?, reduction, ignored target); and all the weight
   variance,           ///< (tensor, dims, correction, keepdim); sqrt: the standard deviation
   variance_and_mean,  ///< the same, with the mean as a second result
   logsumexp,          ///< (tensor, dims, keepdim)

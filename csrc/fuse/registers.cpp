@@ -220,13 +220,16 @@ bool Registers::is_overwritten(int16_t value) const {
   return var.written && !var.fresh;
 }
 
+/// What is read at the end of a tile: not memory that a step of the tile writes.
+RegisterId Registers::kept(RegisterId reg) {
+  if (!is_overwritten(args_.value_of(0))) return reg;
+  const Type type = builder_.type_of(reg);
+  return builder_.step(Opcode::copy, type, type, {reg});
+}
+
 void Registers::set_fold(RegisterId reg, Fold fold, double divisor, const Places& places,
                          size_t index, std::optional<Type> sum_of) {
-  if (is_overwritten(args_.value_of(0))) {
-    // Folded at the end of a tile: not from memory that a step of the tile writes.
-    const Type type = builder_.type_of(reg);
-    reg = builder_.step(Opcode::copy, type, type, {reg});
-  }
+  reg = kept(reg);
   Written& var = result_var(index);
   var.reg = reg;
   var.written = var.folded = true;
@@ -238,9 +241,25 @@ void Registers::set_fold(RegisterId reg, Fold fold, double divisor, const Places
   var.access.type = memory_type(args_.look_of(var.value).dtype());
 }
 
+void Registers::set_picked_sum(PickedSum sum, RegisterId targets) {
+  for (size_t arg : {size_t{1}, size_t{2}})
+    if (args_.is_given(arg) && is_overwritten(args_.value_of(args_.tensor_at(arg)))) throw Unfit();
+  sum.rows = kept(sum.rows);
+  for (const bool total_weight : {false, true}) {
+    Written& var = result_var(total_weight);
+    var.written = true;
+    var.value = args_.member().results[total_weight];
+    var.picked = sum;
+    var.targets = targets;
+    var.total_weight = total_weight;
+  }
+}
+
 void Registers::store(size_t v) {
   const Written& var = written_[v];
-  if (var.folded)
+  if (var.picked)
+    builder_.sum_picked(*var.picked, var.targets, var.total_weight);
+  else if (var.folded)
     builder_.reduce(var.reg, var.fold, var.divisor, var.access.type, var.places, var.sum_of);
   else
     builder_.store(var.reg, var.access);

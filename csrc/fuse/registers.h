@@ -58,6 +58,9 @@ class Registers {
   /// `sum_of`: as ProgramBuilder::reduce.
   void set_fold(RegisterId reg, Fold fold, double divisor, const Places& places, size_t index = 0,
                 std::optional<Type> sum_of = {});
+  /// The member's two results are such a sum and its weight; nobody in the group reads them.
+  /// `targets`: its second argument.
+  void set_picked_sum(PickedSum sum, RegisterId targets);
 
   /// The plan: what is needed goes to memory. `needed` has one flag a var.
   Plan finish(const std::vector<bool>& needed) &&;
@@ -79,6 +82,9 @@ class Registers {
     Fold fold = Fold::sum;
     double divisor = 1;
     Places places;
+    std::optional<PickedSum> picked;
+    RegisterId targets = 0;
+    bool total_weight = false;
   };
 
   RegisterId add_parameter(ParameterSource source, c10::ScalarType as);
@@ -86,6 +92,7 @@ class Registers {
   RegisterId load(int16_t value, int operand);
   TensorAccess access(int16_t value, int operand) const;
   bool is_overwritten(int16_t value) const;
+  RegisterId kept(RegisterId reg);
   Rate rate_over(const Dims& strides) const;
   Written& result_var(size_t index);
   void store(size_t var);

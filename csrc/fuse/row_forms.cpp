@@ -84,6 +84,21 @@ void lower_softmax_backward(Registers& r, bool log) {
   math.set_result(math(Opcode::mul, math(Opcode::sub, grad, total), output), Rate::element);
 }
 
+void lower_nll_loss(Registers& r) {
+  const c10::ScalarType dtype = r.args().dtype_at(0);
+  const auto& args = r.args().node().args;
+  if (r.args().result_look().dtype() != dtype) throw Unfit();
+  PickedSum sum;
+  sum.ignored = args[4].toInt();
+  sum.mean = args[3].toInt() == at::Reduction::Mean;
+  sum.rows = r.as(0, dtype);
+  if (r.args().is_given(2)) {
+    if (r.args().dtype_at(2) != dtype) throw Unfit();
+    sum.weights = r.as(2, dtype);
+  }
+  r.set_picked_sum(sum, r.as(1, c10::kLong));
+}
+
 /// Of the mean, too, the number is one for all rows.
 RegisterId grad_of_rows(Registers& r, c10::ScalarType dtype) {
   r.builder().set_rate(Rate::row);
@@ -283,6 +298,8 @@ void lower_rows(Registers& r, const OpRule& rule, const Extent& extent) {
     case Form::softmax_backward:
     case Form::log_softmax_backward:
       return lower_softmax_backward(r, rule.form == Form::log_softmax_backward);
+    case Form::nll_loss:
+      return lower_nll_loss(r);
     case Form::nll_loss_backward:
       return lower_nll_loss_backward(r);
     case Form::layer_norm:

@@ -1,5 +1,6 @@
 // csrc/fuse/row_trials.cpp: torch's kernels of rows, and the steps that stand for them.
 #include <ATen/Functions.h>
+#include <ATen/core/Reduction.h>
 
 #include <algorithm>
 
@@ -250,10 +251,75 @@ class Sum {
   const at::Tensor x_, y_;
 };
 
+/// The same of the element that each row's target names.
+template <class T>
+class PickedLoss {
+ public:
+  PickedLoss(int64_t rows, bool weighted, at::Reduction::Reduction reduction)
+      : weighted_(weighted),
+        reduction_(reduction),
+        x_(like_numbers<T>(rows, kClasses, 1)),
+        weights_(like_numbers<T>(1, kClasses, 2).view({kClasses})),
+        targets_(at::empty({rows}, c10::kLong)) {
+    uint64_t state = 3;
+    for (int64_t i = 0; i < rows; ++i)
+      targets_.mutable_data_ptr<int64_t>()[i] = static_cast<int64_t>(next_random(state) % kClasses);
+  }
+
+  bool agrees() const {
+    const auto [loss, weight] = at::nll_loss_forward(
+        x_, targets_, weighted_ ? std::optional(weights_) : std::nullopt, reduction_, kIgnored);
+    const Tensors ours = by_program();
+    return same_bits<T>(ours[0], loss.view({1, 1})) && same_bits<T>(ours[1], weight.view({1, 1}));
+  }
+
+ private:
+  Tensors by_program() const {
+    ProgramBuilder builder(best_kernels(), x_.numel(), kClasses, {});
+    Bindings bindings;
+    const auto load = [&](const at::Tensor& tensor, Rate rate) {
+      bindings.tensors.push_back(static_cast<char*>(tensor.mutable_data_ptr()));
+      return builder.load({.type = memory_type(tensor.scalar_type()), .strides = {}, .rate = rate});
+    };
+    PickedSum sum;
+    sum.ignored = kIgnored;
+    sum.mean = reduction_ == at::Reduction::Mean;
+    sum.rows = load(x_, Rate::element);
+    const RegisterId targets = load(targets_, Rate::row);
+    if (weighted_) sum.weights = load(weights_, Rate::column);
+    Tensors results;
+    for (const bool total_weight : {false, true}) {
+      builder.sum_picked(sum, targets, total_weight);
+      results.push_back(at::empty({1, 1}, x_.options()));
+      bindings.tensors.push_back(static_cast<char*>(results.back().mutable_data_ptr()));
+    }
+    TORCH_CHECK(builder.ok(), "no kernel");
+    run_program(std::move(builder).finish(), bindings, Cores::one);
+    return results;
+  }
+
+  static constexpr int64_t kClasses = 5, kIgnored = 3;
+  const bool weighted_;
+  const at::Reduction::Reduction reduction_;
+  const at::Tensor x_, weights_, targets_;
+};
+
+/// Some of them more than the levels of torch's sum.
+template <class T>
+bool picked_losses_agree() {
+  for (const int64_t rows : {2, 15, 16, 17, 33, 100, 257, 300, 5000})
+    for (const bool weighted : {false, true})
+      for (const auto reduction : {at::Reduction::Mean, at::Reduction::Sum})
+        if (!PickedLoss<T>(rows, weighted, reduction).agrees()) return false;
+  return true;
+}
+
 constexpr int64_t kSums[] = {2, 7, 8, 9, 31, 32, 33, 65, 100, 515, 4099, 32767, 100003};
 
 template <class T>
 bool sums_agree(Form form) {
+  if constexpr (!is_narrow<T>)
+    if (form == Form::nll_loss) return picked_losses_agree<T>();
   return std::ranges::all_of(kSums, [form](int64_t n) { return Sum<T>(form, n).agrees(); });
 }
 

@@ -7,6 +7,7 @@
 
 #include "csrc/fuse/chains.h"
 #include "csrc/fuse/moves.h"
+#include "csrc/fuse/picked_sum.h"
 #include "csrc/fuse/prefetch.h"
 #include "csrc/fuse/totals.h"
 #include "csrc/run/openmp_team.h"
@@ -33,6 +34,9 @@ class Worker {
   /// `elements`: that it will be given.
   Worker(const Program& program, const Bindings& bindings, char* scratch, int64_t elements)
       : program_(program), bindings_(bindings), place_(program.registers.size()) {
+    for (const PickedSum& sum : program.picked_sums)
+      picked_.emplace_back(program.registers[sum.rows].type, elements / program.row,
+                           sum.weights.has_value());
     for (const Reduction& reduction : program.reductions)
       totals_.emplace_back(reduction, program.registers[reduction.reg].type, elements);
     char* const row_scratch = scratch + program.scratch_slots * slot_bytes(program);
@@ -69,6 +73,7 @@ class Worker {
     for (size_t r = 0; r < totals_.size(); ++r)
       if (!program_.reductions[r].ends_chain)
         totals_[r].fold(place_[program_.reductions[r].reg], first, n);
+    for (size_t p = 0; p < picked_.size(); ++p) pick(p, first / program_.row, n / program_.row);
   }
 
   /// After the last tile.
@@ -77,10 +82,24 @@ class Worker {
   }
 
   std::vector<Totals>& totals() { return totals_; }
+  std::vector<PickedRows>& picked() { return picked_; }
   /// Of a row's fold, or as a kernel has refused an operand.
   bool uncertain() const { return uncertain_; }
 
  private:
+  void pick(size_t p, int64_t first_row, int64_t rows) {
+    const PickedSum& sum = program_.picked_sums[p];
+    RowsToPick from{};
+    from.elements = place_[sum.rows];
+    from.row = program_.row;
+    from.targets = reinterpret_cast<const int64_t*>(bindings_.tensors[sum.targets]) + first_row;
+    if (sum.weights) {
+      from.weights = place_[*sum.weights];
+      from.weight_step = program_.registers[*sum.weights].kind != Register::Kind::parameter;
+    }
+    uncertain_ |= !picked_[p].pick(from, rows, sum.ignored);
+  }
+
   void run_step(const Step& step, int64_t n) {
     if (step.chain)
       run_chain(step, n);
@@ -227,6 +246,7 @@ class Worker {
   std::vector<char*> place_;
   std::vector<Link> links_;  // of the chain at hand
   std::vector<Totals> totals_;
+  std::vector<PickedRows> picked_;
   bool has_run_ = false;  // a tile, which is no shorter than those after it
   bool uncertain_ = false;
 };
@@ -285,6 +305,15 @@ bool finish_reductions(const Program& program, const Bindings& bindings,
   return certain;
 }
 
+void write_picked_sums(const Program& program, const Bindings& bindings,
+                       std::vector<Worker>& workers) {
+  for (size_t p = 0; p < program.picked_sums.size(); ++p) {
+    std::vector<PickedRows*> rows;
+    for (Worker& worker : workers) rows.push_back(&worker.picked()[p]);
+    PickedRows::write_sum(program.picked_sums[p], rows, bindings.tensors);
+  }
+}
+
 size_t scratch_bytes(const Program& program) {
   return program.scratch_slots * slot_bytes(program) + program.row_slots * row_slot_bytes(program) +
          kCacheLine;
@@ -325,7 +354,9 @@ bool run_program(const Program& program, const Bindings& bindings, Cores cores) 
     run::in_team(run_shares);
   else
     run::run_in_parts(static_cast<int>(shares), run::ThreadSettings::of_this_thread(), run_share);
-  return finish_reductions(program, bindings, workers);
+  if (!finish_reductions(program, bindings, workers)) return false;
+  write_picked_sums(program, bindings, workers);
+  return true;
 }
 
 }  // namespace lazyeng::fuse

@@ -202,9 +202,33 @@ uint16_t ProgramBuilder::reduce(RegisterId reg, Fold fold, double divisor, Type 
   return last_tensor();
 }
 
+uint16_t ProgramBuilder::sum_picked(PickedSum sum, RegisterId targets, bool total_weight) {
+  const auto load = std::ranges::find(program_.gathers, targets, &Move::reg);
+  ok_ &= type_of(targets) == Type::i64 && load != program_.gathers.end();
+  if (!ok_) return 0;
+  sum.targets = load->tensor;
+  sum.rows = spread(sum.rows);
+  TensorAccess tensor;
+  tensor.type = type_of(sum.rows);
+  program_.tensors.push_back(std::move(tensor));
+  // Both results of a member, which need not have both; another member may have the same sum.
+  const auto tensor_of = [&](PickedSum& known) -> std::optional<uint16_t>& {
+    return total_weight ? known.total_weight : known.loss;
+  };
+  const auto found = std::ranges::find_if(program_.picked_sums, [&](PickedSum& known) {
+    return !tensor_of(known) && known.rows == sum.rows && known.targets == sum.targets &&
+           known.weights == sum.weights && known.ignored == sum.ignored && known.mean == sum.mean;
+  });
+  const bool is_new = found == program_.picked_sums.end();
+  tensor_of(is_new ? program_.picked_sums.emplace_back(sum) : *found) = last_tensor();
+  return last_tensor();
+}
+
 void ProgramBuilder::drop_unused_steps() {
   std::vector<bool> used(program_.registers.size());
   for (const Reduction& reduction : program_.reductions) used[reduction.reg] = true;
+  for (const PickedSum& sum : program_.picked_sums)
+    for_each_register(sum, [&](RegisterId reg) { used[reg] = true; });
   for (const Move& move : program_.scatters) used[move.reg] = true;
   std::vector<Step> kept;
   for (size_t i = program_.steps.size(); i-- > 0;) {
@@ -243,6 +267,8 @@ void ProgramBuilder::place_registers() {
   for (const Move& move : program_.scatters) last_use[move.reg] = kForever;
   for (const Reduction& reduction : program_.reductions)
     if (!reduction.ends_chain) last_use[reduction.reg] = kForever;
+  for (const PickedSum& sum : program_.picked_sums)
+    for_each_register(sum, [&](RegisterId reg) { last_use[reg] = kForever; });
   std::vector<uint16_t> free_slots, free_row_slots;
   const auto free_for = [&](const Register& reg) -> std::vector<uint16_t>& {
     return reg.rate == Rate::row ? free_row_slots : free_slots;

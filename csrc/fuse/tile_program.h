@@ -122,6 +122,24 @@ struct Reduction {
   bool ends_chain = false;
 };
 
+/// Of each row the element at the place that its target names, all of them added up in torch's
+/// order (csrc/fuse/picked_sum.h).
+struct PickedSum {
+  RegisterId rows = 0;
+  uint16_t targets = 0;               ///< a tensor of int64, one for each row, without gaps
+  std::optional<RegisterId> weights;  ///< of the places, which all rows share
+  int64_t ignored = 0;                ///< a target whose rows do not count
+  bool mean = false;                  ///< divided by all the weight
+  std::optional<uint16_t> loss = {}, total_weight = {};  ///< the tensors that are needed
+};
+
+/// Calls f with each register that the sum reads when a tile's steps are done.
+template <class F>
+void for_each_register(const PickedSum& sum, const F& f) {
+  f(sum.rows);
+  if (sum.weights) f(*sum.weights);
+}
+
 inline constexpr int64_t kLongEnoughRow = 64;
 
 struct Program {
@@ -135,6 +153,7 @@ struct Program {
   std::vector<Move> gathers;
   std::vector<Move> scatters;
   std::vector<Reduction> reductions;
+  std::vector<PickedSum> picked_sums;
   uint16_t scratch_slots = 0;
   uint16_t row_slots = 0;  ///< for registers of one element a row
   size_t slot_item = 0;    ///< bytes of an element, of the widest register in scratch
@@ -187,6 +206,9 @@ class ProgramBuilder {
   /// register's values are of.
   uint16_t reduce(RegisterId reg, Fold fold, double divisor, Type type, Places places,
                   std::optional<Type> sum_of = {});
+  /// The tensor gets the loss, or all the weight. Returns its number. `targets`: a register that
+  /// was loaded. `sum` says nothing of these.
+  uint16_t sum_picked(PickedSum sum, RegisterId targets, bool total_weight);
 
   Type type_of(RegisterId reg) const { return program_.registers[reg].type; }
   uint16_t last_tensor() const { return static_cast<uint16_t>(program_.tensors.size() - 1); }
