@@ -7,6 +7,7 @@ over keeps everything pending.
 
 import contextlib
 import copy
+import gc
 import io
 import math
 import pickle
@@ -96,9 +97,11 @@ def waits(call, namespace):
 
 @pytest.fixture(autouse=True)
 def quiet():
+    gc.disable()  # (what tests before have left may wait when it is collected, and run all of it)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+    gc.enable()
     gate_is_open.set()
 
 

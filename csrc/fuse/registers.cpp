@@ -220,16 +220,13 @@ bool Registers::is_overwritten(int16_t value) const {
   return var.written && !var.fresh;
 }
 
-/// What is read at the end of a tile: not memory that a step of the tile writes.
-RegisterId Registers::kept(RegisterId reg) {
-  if (!is_overwritten(args_.value_of(0))) return reg;
-  const Type type = builder_.type_of(reg);
-  return builder_.step(Opcode::copy, type, type, {reg});
-}
-
 void Registers::set_fold(RegisterId reg, Fold fold, double divisor, const Places& places,
                          size_t index, std::optional<Type> sum_of) {
-  reg = kept(reg);
+  if (is_overwritten(args_.value_of(0))) {
+    // Folded at the end of a tile: not from memory that a step of the tile writes.
+    const Type type = builder_.type_of(reg);
+    reg = builder_.step(Opcode::copy, type, type, {reg});
+  }
   Written& var = result_var(index);
   var.reg = reg;
   var.written = var.folded = true;
@@ -241,10 +238,9 @@ void Registers::set_fold(RegisterId reg, Fold fold, double divisor, const Places
   var.access.type = memory_type(args_.look_of(var.value).dtype());
 }
 
-void Registers::set_picked_sum(PickedSum sum, RegisterId targets) {
-  for (size_t arg : {size_t{1}, size_t{2}})
-    if (args_.is_given(arg) && is_overwritten(args_.value_of(args_.tensor_at(arg)))) throw Unfit();
-  sum.rows = kept(sum.rows);
+/// (Read at the end of a tile: a group whose members may refuse operands writes no memory that was
+/// there before.)
+void Registers::set_picked_sum(const PickedSum& sum, RegisterId targets) {
   for (const bool total_weight : {false, true}) {
     Written& var = result_var(total_weight);
     var.written = true;

@@ -60,7 +60,7 @@ class Registers {
                 std::optional<Type> sum_of = {});
   /// The member's two results are such a sum and its weight; nobody in the group reads them.
   /// `targets`: its second argument.
-  void set_picked_sum(PickedSum sum, RegisterId targets);
+  void set_picked_sum(const PickedSum& sum, RegisterId targets);
 
   /// The plan: what is needed goes to memory. `needed` has one flag a var.
   Plan finish(const std::vector<bool>& needed) &&;
@@ -92,7 +92,6 @@ class Registers {
   RegisterId load(int16_t value, int operand);
   TensorAccess access(int16_t value, int operand) const;
   bool is_overwritten(int16_t value) const;
-  RegisterId kept(RegisterId reg);
   Rate rate_over(const Dims& strides) const;
   Written& result_var(size_t index);
   void store(size_t var);
