@@ -19,10 +19,7 @@ def by_default():
 
 
 def losses(given, logits, target, weight=None, **kwargs):
-    x, target = (
-        given(logits) * 2,
-        given(target),
-    )  # (`x * 2` is the rest of a group, without cross_entropy)
+    x, target = given(logits) * 2, given(target)  # (nll_loss alone would be no group)
     weight = weight if weight is None else given(weight)
     return [
         F.nll_loss(x, target, weight, **kwargs),
