@@ -464,3 +464,18 @@ def test_what_is_infinite_in_whole_vectors_alone(name, dtype, groups):
         check(part)
     check(few[few > bound][:3])
     check(ordinary * 4)
+
+
+# --- The sign of a NaN that was cast to a narrow dtype: torch's loops differ about it
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("count", (3, 700))
+def test_the_sign_of_a_narrow_nan_is_that_in_memory(count, dtype):
+    x = torch.tensor([float("nan"), -float("nan"), float("inf")]).repeat(count // 3)
+    with lazy("deferred"):
+        narrow = wrap(x).to(dtype)
+        signs, copied = narrow.signbit(), torch.ones_like(narrow).copysign(narrow)
+    in_memory = lazyeng.unwrap(narrow).view(torch.int16) < 0
+    assert torch.equal(lazyeng.unwrap(signs), in_memory)
+    assert torch.equal(lazyeng.unwrap(copied) < 0, in_memory)
