@@ -20,7 +20,7 @@ DTYPES = (torch.float32, torch.float64)
 NARROW = (torch.float16, torch.bfloat16)
 # About multiples of vectors, of four of them, of the pieces of torch's kernels.
 LENGTHS = (*range(2, 71), 95, 96, 97, 127, 128, 129, 255, 257, 300, 511, 512, 513, 777, 1023, 1024)
-LONG = (1025, 2049, 4096, 4099, 8200, 16385, 32767, 32768)
+LONG = (1025, 2049, 4096, 4099, 8200, 16385, 32767, 32768, 50257, 131_073)
 SPECIAL = (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40, 1e38, -1e38, 88.5)
 
 
@@ -195,6 +195,20 @@ def test_rows_join_groups_and_have_eagers_bits(name, dtype, tried, groups):
     assert groups() >= 3 * joins(name, LONG[0])  # (a variance of so many elements is torch's)
 
 
+@pytest.mark.parametrize("n", (50257, 1 << 18))
+def test_losses_over_a_vocabulary_are_one_group(n, tried, groups):
+    groups()
+    logits, targets = numbers(3, n, dtype=torch.float32), torch.tensor([0, n - 1, 7])
+    compare(lambda x: F.cross_entropy(x * 0.5, targets), logits)
+    assert groups() == 1
+
+
+def test_longer_rows_are_left_to_torch(tried, groups):
+    groups()
+    compare(lambda x: (x * 2).softmax(-1), numbers(2, (1 << 18) + 1, dtype=torch.float32))
+    assert groups() == 0
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_of_special_values(name, dtype, tried):
@@ -266,7 +280,7 @@ NARROW_LENGTHS = (
 )
 MORE = 3000
 NARROW_LENGTHS += (256, 257, 300, 511, 512, 1023, 1024, 1025, 1039, 1100, 2047, 2048, 2100)
-NARROW_LONG = (4096, 4099, 8200, 16384, 16385, 32768)
+NARROW_LONG = (4096, 4099, 8200, 16384, 16385, 32768, 50257)
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)

@@ -47,7 +47,10 @@ double correction_of(const run::Node& node);
 /// Of a variance with such a correction: what the squares are divided by.
 double variance_divisor(int64_t row, double correction);
 
-/// Tries both (csrc/fuse/trials.h), of floats.
+/// Tries both (csrc/fuse/trials.h), of floats: the sums of all elements as well, if the form has
+/// any.
 bool rows_give_torchs_bits(Form form, c10::ScalarType dtype);
+/// Only those (csrc/fuse/sum_trials.cpp).
+bool sums_give_torchs_bits(Form form, c10::ScalarType dtype);
 
 }  // namespace lazyeng::fuse

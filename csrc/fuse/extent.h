@@ -6,10 +6,11 @@
 
 namespace lazyeng::fuse {
 
-/// Rows that a program may have. Shorter ones pay where some are folded side by side
-/// (csrc/fuse/row_kernels.inc); longer ones, several registers of them, would not stay in the
-/// second-level cache.
-inline constexpr int64_t kShortestRow = kLanes, kLongestRow = 1 << 15, kShortestExactRow = 2;
+/// Rows that a group may have. Shorter ones pay where some are folded side by side
+/// (csrc/fuse/row_kernels.inc). Of longer ones several registers would not stay in the cache of the
+/// third level, nor a block in the registers of a device's core.
+inline constexpr int64_t kShortestRow = kLanes, kShortestExactRow = 2;
+inline constexpr int64_t kLongestRow = 1 << 18, kLongestRowOfDevice = 1 << 15;
 /// Of what is folded into several elements, but not along rows: fewer side by side would be handled
 /// one by one; more totals, of which each thread has its own, would take longer than the elements.
 inline constexpr int64_t kLeastSideBySide = 16, kMostTotals = 1 << 16, kLeastFolded = 8;

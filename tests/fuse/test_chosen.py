@@ -1,5 +1,7 @@
 """Which hand-written kernels are chosen, and that what is asked for compiles, without a device."""
 
+import itertools
+
 import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -188,14 +190,17 @@ def examples():
 
 
 def test_each_choice_compiles():
-    """For both architectures; the operands are all that the kernel takes."""
-    seen, requests = set(), {}
+    """Each kernel for both architectures, with other settings and dtypes for one of them by turns;
+    the operands are all that the kernel takes."""
+    seen, named, requests, turns = set(), set(), {}, itertools.cycle(ARCHES)
     for example in examples():
         launches = choose(example)
         assert launches is not None, example
         seen.add(tuple(call.op for call in example.calls if call.op not in LISTS))
         for launch in launches.kernels:
-            for arch in ARCHES:
+            arches = (next(turns),) if launch.kernel in named else ARCHES
+            named.add(launch.kernel)
+            for arch in arches:
                 request = hand_written(launch, arch)
                 requests[request.key()] = request
     assert seen - {()} == {*CHOICES}, {*CHOICES} - seen
