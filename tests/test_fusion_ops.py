@@ -26,6 +26,7 @@ DTYPES = (*FLOATS, *INTS, torch.bool)
 COUNT = 700  # of elements: more than some vectors, no multiple of them
 COLUMNS = 35
 
+NUMBERS = (2, 0.3, -1, 0.5, -0.7, 3)  # some of them not to be had in narrow dtypes
 # What may stand for an argument, where any number, or what the op has by default, would not do.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "approximate": ("none", "tanh"),
@@ -153,7 +154,7 @@ class Calls:
         self.tensors: dict[tuple[int, str], Tensor] = {}
 
     def _number(self, name: str, i: int) -> Any:
-        choices = CHOICES.get(name, (2, -1, 0.5, 3) if self.dtype.is_floating_point else (2, 3, 1))
+        choices = CHOICES.get(name, NUMBERS if self.dtype.is_floating_point else (2, 3, 1))
         value = choices[(self.choice + i) % len(choices)]
         if value is not None and not self.dtype.is_floating_point and name != "reduction":
             return value if isinstance(value, (str, bool)) else int(value)

@@ -25,7 +25,10 @@ Operand unary_float(Registers& r, Opcode opcode) {
 
 Operand binary(Registers& r, Opcode opcode) {
   const c10::ScalarType dtype = r.args().common_dtype({0, 1});
-  const bool exact = opcode == Opcode::mul && r.args().is_single(1);
+  const run::Node& node = r.args().node();
+  // (The number is torch's first operand in `mul_.Scalar`, where its kernel for the CPU rounds it.)
+  const bool comes_first = node.info.writes && node.args[1].isScalar() && node.device.is_cpu();
+  const bool exact = opcode == Opcode::mul && r.args().is_single(1) && !comes_first;
   return r.step(opcode, dtype, {r.as(0, dtype), r.as(1, dtype, exact)});
 }
 
