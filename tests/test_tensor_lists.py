@@ -25,6 +25,10 @@ SIZES = ((5, 7), (33,), (64, 64), (1,), (), (300, 40))
 
 Step = Callable[[], Any]
 
+# Most of them are not to be had in narrow dtypes: torch rounds them first, or does not.
+NUMBERS = (0.3, -0.0091234567, 2, 1e-3, -1.7, 0.999)
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64)
+
 
 def changed(tensors: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The same arguments, each tensor in them changed."""
@@ -79,6 +83,44 @@ def test_every_op_over_lists_equals_eager(info: Any) -> None:
                 with lazy():
                     got = outcome(function, *plain, **sample.kwargs)
                 same(got if not in_place else plain[0], expected if not in_place else expect[0])
+
+
+def positive(seed: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    made = [torch.rand(size, generator=generator) + 0.2 for size in ((7,), (3, 4), (33,), ())]
+    return [(x if dtype.is_floating_point else x * 8 + 1).to(dtype) for x in made]
+
+
+def with_numbers(dtype: torch.dtype, seed: int) -> list[tuple[Any, ...]]:
+    """What may stand after the list."""
+    b, c = positive(seed + 1, dtype), positive(seed + 2, dtype)
+    number = NUMBERS[seed % len(NUMBERS)]
+    each = [NUMBERS[(seed + i) % len(NUMBERS)] for i in range(len(b))]
+    return [
+        (number,), (each,), (torch.tensor(number),), (b, number), (b, each), (b, c, number),
+        (b, c, each),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", [n for n in dir(torch) if n.startswith("_foreach_")])
+def test_numbers_of_all_digits_in_groups(name: str, dtype: torch.dtype) -> None:
+    function = getattr(torch, name)
+
+    def run(seed: int, arguments: tuple[Any, ...]) -> list[torch.Tensor]:
+        own = positive(seed, dtype)
+        made = function(own, *changed(arguments, torch.clone))
+        return [x + 1 for x in (own if made is None else made)]
+
+    for seed in range(len(NUMBERS)):
+        for arguments in with_numbers(dtype, seed):
+            expected = outcome(run, seed, arguments)
+            if isinstance(expected, tuple):
+                continue  # the op takes others
+            for _ in range(2):
+                with lazy("deferred"):
+                    got = run(seed, arguments)
+                same(got, expected)
 
 
 def recorded(step: Step) -> int:

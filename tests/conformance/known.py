@@ -22,11 +22,23 @@ _ROUNDED_ONCE = (
     "float32), as groups do everywhere; its gradient takes the cube of that difference"
 )
 
+_CANCELS = (
+    "a gradient that is the difference of numbers which nearly cancel out, or a product of several, "
+    "each rounded to bfloat16: eager's and the group's are up to three last places of these apart"
+)
+
 WITH_FUSION_ON: dict[tuple[str, str], str] = {
     ("op:rsqrt", "bfloat16"): _ROUNDED_ONCE,
     ("fused:rsqrt", "bfloat16"): _ROUNDED_ONCE,
     ("inplace:rsqrt", "bfloat16"): _ROUNDED_ONCE,
     ("inplace_forms:rsqrt", "bfloat16"): _ROUNDED_ONCE,
+    **{
+        (f"op:{name}", "bfloat16"): _CANCELS
+        for name in (
+            "linalg.vector_norm", "nn.functional.cross_entropy", "nn.functional.normalize",
+            "special.xlog1py", "xlogy",
+        )  # fmt: skip
+    },
     ("optim:Adafactor", "bfloat16"): (
         "three steps that amplify roundings: eager differs five times as much from the same steps in "
         "float64, and six times as much from itself with one parameter changed in its last place"
