@@ -85,11 +85,24 @@ bool have_dtype(const run::Node& node, Form form, c10::ScalarType dtype) {
   return have(dtype) || (form == Form::layer_norm && is_narrow(dtype) && have(c10::kFloat));
 }
 
+/// Of softmax along other dims than the last: whether each of torch's threads has whole vectors of
+/// the elements of layers. (Some of torch's versions have fewer threads for few elements.)
+bool slabs_were_tried(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
+                      const Extent& extent) {
+  if (rule.form == Form::log_softmax) return true;
+  constexpr int64_t kGrain = 32768;
+  const int64_t folded = extent.row / extent.inner, n = extent.elements->numel() / folded;
+  const int64_t grain = std::max<int64_t>(kGrain / folded, 1), most = node.settings.num_threads;
+  const auto fits = [&](int64_t threads) { return n % (threads * whole_layer(dtype)) == 0; };
+  return fits(std::min(most, n)) && fits(std::min(most, (n + grain - 1) / grain));
+}
+
 bool reduction_was_tried(const OpRule& rule, const run::Node& node, c10::ScalarType dtype,
                          const Extent& extent) {
   if (!node.device.is_cpu() || !gives_torchs_bits(rule.form, dtype)) return false;
   if (rule.form == Form::nll_loss) return true;
   if (!have_dtype(node, rule.form, dtype)) return false;
+  if (extent.inner > 1) return slabs_were_tried(rule, node, dtype, extent);
   return extent.folds ? extent.places.totals == 1 && sum_was_tried(rule, node, dtype)
                       : rows_were_tried(rule, node, dtype, extent.row);
 }

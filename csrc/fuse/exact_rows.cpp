@@ -143,8 +143,10 @@ std::vector<RegisterId> exact_rows(ProgramBuilder& builder, const OpRule& rule,
     case Form::logsumexp:
       return {log_sum_exp(builder, steps, args)};
     case Form::softmax:
+      if (args.inner > 1) return {builder.rows_across(RowFold::softmax_across, x, args.inner)};
       return {steps.rows(RowFold::softmax, {x}, args.order_of)};
     case Form::log_softmax:
+      if (args.inner > 1) return {builder.rows_across(RowFold::log_softmax_across, x, args.inner)};
       return {steps.rows(RowFold::log_softmax, {x}, args.order_of)};
     case Form::softmax_backward:
       return {builder.rows(RowFold::softmax_backward, {x, args.tensors[1]})};

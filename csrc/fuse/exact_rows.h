@@ -19,6 +19,7 @@ struct RowArguments {
   RegisterId eps = kNone;                          ///< of layer_norm
   double divisor = 1;                              ///< of a variance
   int64_t row = 0;
+  int64_t inner = 1;  ///< Extent::inner
 };
 
 bool has_exact_rows(Form form, c10::ScalarType dtype);

@@ -108,6 +108,33 @@ Extent rows_of(const OpRule& rule, const run::Node& node, const run::Geometry& e
   return {&elements, false, {}, row};
 }
 
+const run::Geometry* tensor_look(const run::Node& node, size_t index) {
+  const run::ValueRef& value = node.tensors[index].value;
+  return value ? &value->geometry() : nullptr;
+}
+
+/// Of softmax along a dim that is not the innermost one: whole vectors side by side, in the order
+/// of memory that torch has its kernel for.
+Extent slabs_of(const run::Node& node, const run::Geometry& elements) {
+  if (!node.device.is_cpu() || node.tensors.empty() || !tensor_look(node, 0)) return {};
+  const c10::ScalarType dtype = elements.dtype();
+  if ((dtype != c10::kFloat && dtype != c10::kDouble) || tensor_look(node, 0)->dtype() != dtype)
+    return {};
+  const auto n = static_cast<int64_t>(elements.sizes().size());
+  const int64_t named = node.args[1].toInt(), dim = named < 0 ? named + n : named;
+  int64_t inner = 1;
+  for (int64_t d = n - 1; d >= 0; --d) {
+    if (elements.sizes()[d] != 1 && elements.strides()[d] != inner) return {};
+    if (d == dim) break;
+    inner *= elements.sizes()[d];
+  }
+  const int64_t row = inner * elements.sizes()[dim];
+  if (inner == 1 || inner % whole_layer(dtype) != 0 || row == inner || row > kLongestRow ||
+      row == elements.numel() || !elements.dense())
+    return {};
+  return {&elements, false, {}, row, inner};
+}
+
 /// The place in the memory of the result that each element goes to, in the order of memory, with
 /// neighbouring dims merged.
 Places places_of(const run::Geometry& result, const run::Geometry& elements,
@@ -157,11 +184,6 @@ Extent backward_of(const OpRule& rule, const run::Node& node, const run::Geometr
     if (!pays(extent.places, result, elements)) return {};
   }
   return extent;
-}
-
-const run::Geometry* tensor_look(const run::Node& node, size_t index) {
-  const run::ValueRef& value = node.tensors[index].value;
-  return value ? &value->geometry() : nullptr;
 }
 
 bool lies_as_rows_of(const run::Geometry& elements, const run::Geometry* look) {
@@ -236,7 +258,11 @@ Extent extent_of(const OpRule& rule, const run::Node& node) {
   if (is_loss(rule.form)) return loss_extent(node);
   if (rule.form == Form::nll_loss) return nll_loss_extent(node);
   if (rule.form == Form::nll_loss_backward) return nll_loss_backward_extent(node, result);
-  if (is_normalization(rule.form)) return rows_of(rule, node, result);
+  if (is_normalization(rule.form)) {
+    const Extent rows = rows_of(rule, node, result);
+    const bool other_dims = rule.form == Form::softmax || rule.form == Form::log_softmax;
+    return rows.elements || !other_dims ? rows : slabs_of(node, result);
+  }
   const run::Geometry* input = tensor_look(node, 0);
   if (!input || input->numel() == 1) return {};
   if (!is_plain_fold(rule.form))

@@ -11,6 +11,8 @@ namespace lazyeng::fuse {
 /// third level, nor a block in the registers of a device's core.
 inline constexpr int64_t kShortestRow = kLanes, kShortestExactRow = 2;
 inline constexpr int64_t kLongestRow = 1 << 18, kLongestRowOfDevice = 1 << 15;
+/// Elements of a whole vector of any instruction set.
+constexpr int64_t whole_layer(c10::ScalarType dtype) { return dtype == c10::kFloat ? 16 : 8; }
 /// Of what is folded into several elements, but not along rows: fewer side by side would be handled
 /// one by one; more totals, of which each thread has its own, would take longer than the elements.
 inline constexpr int64_t kLeastSideBySide = 16, kMostTotals = 1 << 16, kLeastFolded = 8;
@@ -20,6 +22,8 @@ struct Extent {
   bool folds = false;  ///< it reduces them, and the result is there when all tiles are done
   Places places = {};  ///< of what it folds them to
   int64_t row = 0;     ///< otherwise: how many are reduced together; 0: a pointwise op
+  int64_t inner = 1;   ///< of a row, elements that are not reduced together: these are a layer, and
+                       ///< layers are (csrc/fuse/across_kernels.inc)
   uint32_t outer =
       0;  ///< as iterate(): tensor arguments of one element a row, without the last dim
 };
@@ -40,8 +44,8 @@ constexpr bool is_row_result(Form form, size_t result) {
 
 /// Whether kernels of devices can do it (lazyeng/fuse): not what is folded into several elements.
 constexpr bool has_kernels(Form form, const Extent& extent) {
-  return extent.places.totals == 1 && !has_mask(form) && form != Form::nll_loss &&
-         form != Form::nll_loss_backward;
+  return extent.places.totals == 1 && extent.inner == 1 && !has_mask(form) &&
+         form != Form::nll_loss && form != Form::nll_loss_backward;
 }
 
 }  // namespace lazyeng::fuse

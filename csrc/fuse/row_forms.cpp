@@ -249,11 +249,12 @@ void lower_fold(Registers& r, const OpRule& rule, const Extent& extent) {
 
 namespace {
 
-void lower_exact_rows(Registers& r, const OpRule& rule, int64_t row) {
+void lower_exact_rows(Registers& r, const OpRule& rule, const Extent& extent) {
   refuse_half_to_float(r, rule.form);
   const c10::ScalarType dtype = r.args().result_look().dtype();
   RowArguments args;
-  args.row = row;
+  args.row = extent.row;
+  args.inner = extent.inner;
   args.order_of = memory_type(dtype);
   const c10::ScalarType wide = is_narrow(dtype) ? c10::kFloat : dtype;
   args.number = [&r, wide](double value) { return r.constant(value, wide); };
@@ -262,7 +263,8 @@ void lower_exact_rows(Registers& r, const OpRule& rule, int64_t row) {
       args.tensors.push_back(r.args().is_given(arg) ? r.as(arg, arg == 0 ? dtype : wide)
                                                     : RowArguments::kNone);
   if (rule.form == Form::layer_norm) args.eps = r.number(4, wide);
-  if (is_variance(rule.form)) args.divisor = variance_divisor(row, correction_of(r.args().node()));
+  if (is_variance(rule.form))
+    args.divisor = variance_divisor(extent.row, correction_of(r.args().node()));
   const std::vector<RegisterId> results = exact_rows(r.builder(), rule, args);
   for (size_t i = 0; i < results.size(); ++i)
     r.set_result(
@@ -275,8 +277,9 @@ void lower_exact_rows(Registers& r, const OpRule& rule, int64_t row) {
 void lower_rows(Registers& r, const OpRule& rule, const Extent& extent) {
   const int64_t row = extent.row;
   if (!has_mask(rule.form) &&  // (else the first result may be left out)
-      takes_exact_rows(rule, r.args().node(), r.args().result_look().dtype(), row))
-    return lower_exact_rows(r, rule, row);
+      (extent.inner > 1 ||
+       takes_exact_rows(rule, r.args().node(), r.args().result_look().dtype(), row)))
+    return lower_exact_rows(r, rule, extent);
   switch (rule.form) {
     case Form::sum:
     case Form::product:

@@ -217,6 +217,7 @@ class Worker {
     args.rows = rows;
     args.divisor = step.folding.divisor;
     args.ignored = step.ignored;
+    args.inner = step.inner;
     args.refused = &uncertain_;
     step.rows(args);
   }

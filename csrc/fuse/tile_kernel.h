@@ -135,6 +135,9 @@ enum class RowFold : uint8_t {
   normalise_and_scale,   ///< (rows, their moments, bias, weight)
   one_hot,  ///< rows of 0, but at the place that the second (int64) names what the first
             ///< has, times a weight of the place if there is a third
+  // of rows that are layers, one behind the other, along these (csrc/fuse/across_kernels.inc)
+  softmax_across,
+  log_softmax_across,
 };
 constexpr bool makes_rows(RowFold fold) { return fold >= RowFold::softmax; }
 /// Whether the k-th input is the rows. (What is added to all rows, or multiplied by, is shared.)
@@ -156,6 +159,7 @@ struct RowsArgs {
   int64_t rows;   ///< how many
   double divisor;
   int64_t ignored;  ///< of one_hot: a place that stands for none
+  int64_t inner;    ///< elements of a layer
   bool* refused;    ///< as KernelArgs::refused: a place that no row has
 };
 /// Reads and writes elements of one type. Those of float16 and bfloat16 come as float32, and what

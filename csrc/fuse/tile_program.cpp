@@ -135,6 +135,12 @@ RegisterId ProgramBuilder::rows(RowFold fold, std::initializer_list<RegisterId> 
   return add_rows(std::move(step), fold, inputs, order_of.value_or(type_of(inputs[0])));
 }
 
+RegisterId ProgramBuilder::rows_across(RowFold fold, RegisterId reg, int64_t inner) {
+  Step step;
+  step.inner = inner;
+  return add_rows(std::move(step), fold, {spread(reg)}, type_of(reg));
+}
+
 RegisterId ProgramBuilder::one_hot(RegisterId value, RegisterId place,
                                    std::optional<RegisterId> weights, int64_t ignored) {
   Step step;

@@ -65,6 +65,7 @@ struct Step {
   RowsKernel rows = nullptr;  ///< in the place of `folding`: a fold in the order of torch's
                               ///< kernels, or one that makes new rows
   int64_t ignored = 0;        ///< RowsArgs::ignored
+  int64_t inner = 1;          ///< RowsArgs::inner
   bool by_row = false;        ///< the kernel is called for each row: an input has another rate
   bool spreads = false;       ///< no kernel: each element gets that of its row, or its column
   bool once = false;          ///< what it makes is the same for all tiles
@@ -193,6 +194,8 @@ class ProgramBuilder {
   /// torch's kernel for that type does it, which the register's values are of.
   RegisterId rows(RowFold fold, std::initializer_list<RegisterId> in, double divisor = 1,
                   std::optional<Type> order_of = {});
+  /// The same of rows that are layers of `inner` elements, along these.
+  RegisterId rows_across(RowFold fold, RegisterId reg, int64_t inner);
   /// Rows of 0 with one value each, at the place that an int64 of each row names. Both have one
   /// element a row.
   RegisterId one_hot(RegisterId value, RegisterId place, std::optional<RegisterId> weights,

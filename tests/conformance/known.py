@@ -33,10 +33,14 @@ WITH_FUSION_ON: dict[tuple[str, str], str] = {
     ("inplace:rsqrt", "bfloat16"): _ROUNDED_ONCE,
     ("inplace_forms:rsqrt", "bfloat16"): _ROUNDED_ONCE,
     **{
-        (f"op:{name}", "bfloat16"): _CANCELS
+        (f"{suite}:{name}", "bfloat16"): _CANCELS
+        for suite in ("op", "fused")
         for name in (
-            "linalg.vector_norm", "nn.functional.cross_entropy", "nn.functional.normalize",
-            "special.xlog1py", "xlogy",
+            "linalg.vector_norm",
+            "nn.functional.cross_entropy",
+            "nn.functional.normalize",
+            "special.xlog1py",
+            "xlogy",
         )  # fmt: skip
     },
     ("optim:Adafactor", "bfloat16"): (
