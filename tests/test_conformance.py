@@ -59,6 +59,8 @@ FOUND = [
     (Plan("error", "deferred"), ["multinomial"]),
     (Plan("dtype", "deferred"), ["grid_sampler_3d", "linalg.ldl_solve"]),
     (Plan("inplace_forms", "async"), ["addmm", "cumsum", "cumprod", "renorm"]),
+    (Plan("out_forms", "deferred", dtype="int64"), ["sort"]),
+    (Plan("optim", "deferred", "block", dtype="bfloat16"), ["Adafactor"]),
     (Plan("out_forms", "async"), ["lu_unpack", "sort", "slice_scatter", "unbind_copy"]),
 ]
 

@@ -172,3 +172,17 @@ def test_odd_layouts(name, fusion, mode):
             with lazyeng.lazy(mode):
                 got = outcome(code, name, lazyeng.wrap)
             check(code, got, in_eager(code, name), fusion)
+
+
+@pytest.mark.parametrize("n", [3, 200])
+def test_a_kernel_that_sets_the_conjugate_bit_of_what_it_is_given(n):
+    a, b = torch.randn(2, n, n, dtype=torch.complex64), torch.randn(2, 4, n, dtype=torch.complex64)
+    factors = torch.linalg.lu_factor(a)
+    expected = torch.linalg.lu_solve(*factors, b, left=False, out=torch.empty_like(b))
+    for mode in ("async", "deferred", "async", "sync"):
+        given = torch.empty_like(b)
+        with lazyeng.lazy(mode):
+            out = lazyeng.wrap(given)
+            torch.linalg.lu_solve(*map(lazyeng.wrap, factors), lazyeng.wrap(b), left=False, out=out)
+            assert out.is_conj() == expected.is_conj()
+        assert torch.equal(lazyeng.unwrap(out), expected)

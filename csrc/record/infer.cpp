@@ -91,6 +91,16 @@ bool writes_overlapping(const Call& call) {
   return false;
 }
 
+/// Whether the kernel may set the conjugate bit of a result that it is given: nothing but the call
+/// tells.
+bool may_conjugate_given(const Call& call) {
+  if (call.info.short_name != "linalg_lu_solve") return false;
+  for (size_t i = 0; i < call.tensors.size(); ++i)
+    if (call.tensors[i].written && call.looks[i] && c10::isComplexType(call.looks[i]->dtype()))
+      return true;
+  return false;
+}
+
 PlanRef plan_of_fresh(const Call& call, c10::ArrayRef<run::GeometryRef> results) {
   auto plan = make_ref<Plan>();
   for (const run::GeometryRef& result : results)
@@ -110,7 +120,7 @@ PlanRef infer_any(const Call& call) {
   if (call.info.returns_plain || call.info.distrust_plans) return nullptr;
   const run::Doubt& doubt = doubt_of(call);
   if (doubt.layouts.load(std::memory_order_relaxed) != 0) return nullptr;
-  if (writes_overlapping(call)) return plan_to_run_now();
+  if (writes_overlapping(call) || may_conjugate_given(call)) return plan_to_run_now();
   MetaAnswer answer = MetaAnswer::none;
   if (call.info.structured_meta && !doubt.structured.load(std::memory_order_relaxed)) {
     PlanRef plan = ask_meta(call, For::structured_meta, answer);

@@ -90,7 +90,11 @@ bool out_may_be_refused(const Call& call) {
   PlanKey kind;
   if (!call.info.aten || !has_out(call) || !make_kind_key(call, kind)) return false;
   if (const std::optional<bool> known = refusals().find(kind)) return *known;
-  return thread_mode().mode != Mode::deferred || !ordinary_dtypes(call);  // (there nothing may run)
+  if (thread_mode().mode != Mode::deferred) return true;
+  // (There nothing may run. The results that sort and its like are given need not have one dtype.)
+  return !ordinary_dtypes(call) ||
+         (may_be_probed(call) && !call.info.trusts_contents &&
+          try_kernel(call, StandIns::For::one_element, 0) != Trial::works);
 }
 
 void note_kernel_accepted(const Call& call) {
