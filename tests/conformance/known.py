@@ -41,7 +41,7 @@ WITH_FUSION_ON: dict[tuple[str, str], str] = {
             "nn.functional.normalize",
             "special.xlog1py",
             "xlogy",
-        )  # fmt: skip
+        )
     },
     ("optim:Adafactor", "bfloat16"): (
         "three steps that amplify roundings: eager differs five times as much from the same steps in "
