@@ -167,7 +167,8 @@ class Slabs {
     args.tensors.push_back(load_wide(builder, x_.scalar_type()));
     args.row = x_.size(1);
     args.inner = inner_;
-    builder.store(exact_rows(builder, {form_, Opcode::copy}, args)[0], {.type = kMemory<T>, .strides = {}});
+    builder.store(exact_rows(builder, {form_, Opcode::copy}, args)[0],
+                  {.type = kMemory<T>, .strides = {}});
     at::Tensor made = at::empty_like(x_);
     Bindings bindings;
     for (const at::Tensor& tensor : {x_, made})
