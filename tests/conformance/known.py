@@ -24,7 +24,7 @@ _ROUNDED_ONCE = (
 
 _CANCELS = (
     "a gradient that is the difference of numbers which nearly cancel out, or a product of several, "
-    "each rounded to bfloat16: eager's and the group's are up to three last places of these apart"
+    "each rounded to bfloat16: eager's and the group's are some last places of these apart"
 )
 
 WITH_FUSION_ON: dict[tuple[str, str], str] = {
