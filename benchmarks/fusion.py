@@ -54,6 +54,17 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     return F.softmax(x * 0.5 + 0.1, -1)
 
 
+def softmax_of_layers(x: torch.Tensor) -> torch.Tensor:
+    """As over the classes of each place of an image."""
+    return F.softmax(x.view(-1, 8, COLUMNS // 8) * 0.5 + 0.1, 1)
+
+
+def loss_over_vocabulary(x: torch.Tensor) -> torch.Tensor:
+    """Rows of 65,536 elements, where there are so many."""
+    logits = x.view(max(2, x.numel() >> 16), -1)
+    return F.cross_entropy(logits * 0.5 + 0.1, torch.arange(logits.shape[0]))
+
+
 def norm(x: torch.Tensor) -> torch.Tensor:
     return F.layer_norm(F.gelu(x), x.shape[-1:])
 
@@ -101,6 +112,7 @@ class Case:
     of_unit: str = "copies"
 
 
+COLUMNS = 1024
 PROGRAMS = {
     "chain, amax()": Case(largest),
     "chain, sum(0)": Case(columns),
@@ -109,9 +121,10 @@ PROGRAMS = {
     "20-op chain": Case(chain),
     "(x-y).square().mean()": Case(difference, 2, both_read, "reads "),
     "softmax(x*a+b)": Case(softmax),
+    "softmax(x*a+b, 1)": Case(softmax_of_layers),
+    "cross_entropy(x*a+b)": Case(loss_over_vocabulary),
     "layer_norm(gelu(x))": Case(norm),
 }
-COLUMNS = 1024
 
 
 def lazily(program: Program) -> Program:

@@ -198,14 +198,15 @@ def test_rows_join_groups_and_have_eagers_bits(name, dtype, tried, groups):
 @pytest.mark.parametrize("n", (50257, 1 << 18))
 def test_losses_over_a_vocabulary_are_one_group(n, tried, groups):
     groups()
-    logits, targets = numbers(3, n, dtype=torch.float32), torch.tensor([0, n - 1, 7])
+    logits, targets = numbers(8, n, dtype=torch.float32), torch.tensor([0, n - 1, 7, 5] * 2)
     compare(lambda x: F.cross_entropy(x * 0.5, targets), logits)
     assert groups() == 1
 
 
-def test_longer_rows_are_left_to_torch(tried, groups):
+@pytest.mark.parametrize("rows, n", [(8, (1 << 18) + 1), (7, 1 << 18), (2, (1 << 17) + 1)])
+def test_longer_rows_are_left_to_torch(rows, n, tried, groups):
     groups()
-    compare(lambda x: (x * 2).softmax(-1), numbers(2, (1 << 18) + 1, dtype=torch.float32))
+    compare(lambda x: (x * 2).softmax(-1), numbers(rows, n, dtype=torch.float32))
     assert groups() == 0
 
 

@@ -174,7 +174,7 @@ def test_odd_layouts(name, fusion, mode):
             check(code, got, in_eager(code, name), fusion)
 
 
-@pytest.mark.parametrize("n", [3, 200])
+@pytest.mark.parametrize("n", [3, 20])
 def test_a_kernel_that_sets_the_conjugate_bit_of_what_it_is_given(n):
     a, b = torch.randn(2, n, n, dtype=torch.complex64), torch.randn(2, 4, n, dtype=torch.complex64)
     factors = torch.linalg.lu_factor(a)
@@ -185,4 +185,4 @@ def test_a_kernel_that_sets_the_conjugate_bit_of_what_it_is_given(n):
             out = lazyeng.wrap(given)
             torch.linalg.lu_solve(*map(lazyeng.wrap, factors), lazyeng.wrap(b), left=False, out=out)
             assert out.is_conj() == expected.is_conj()
-        assert torch.equal(lazyeng.unwrap(out), expected)
+        torch.testing.assert_close(lazyeng.unwrap(out), expected)

@@ -82,13 +82,17 @@ bool linear_over_rows(const run::Geometry& result, const run::Geometry& elements
   return result.numel() == expected;
 }
 
-int64_t longest_row(const run::Node& node) {
-  return node.device.is_cpu() ? kLongestRow : kLongestRowOfDevice;
+/// (A few of the longest rows leave cores idle: unfused, all cores share each row.)
+int64_t longest_row(const run::Node& node, const run::Geometry& elements) {
+  if (!node.device.is_cpu()) return kLongestRowOfDevice;
+  constexpr int64_t kMany = 8;
+  return elements.numel() >= kMany * kLongestRow ? kLongestRow : kLongestRow / 2;
 }
 
 /// Whether a program may have such rows.
 bool fits(int64_t row, const OpRule& rule, const run::Node& node, const run::Geometry& elements) {
-  if (row < kShortestExactRow || row > longest_row(node) || row == elements.numel()) return false;
+  if (row < kShortestExactRow || row > longest_row(node, elements) || row == elements.numel())
+    return false;
   return row >= kShortestRow || (rows_pay(rule.form, elements.dtype(), row) &&
                                  takes_exact_rows(rule, node, elements.dtype(), row));
 }
@@ -129,8 +133,8 @@ Extent slabs_of(const run::Node& node, const run::Geometry& elements) {
     inner *= elements.sizes()[d];
   }
   const int64_t row = inner * elements.sizes()[dim];
-  if (inner == 1 || inner % whole_layer(dtype) != 0 || row == inner || row > kLongestRow ||
-      row == elements.numel() || !elements.dense())
+  if (inner == 1 || inner % whole_layer(dtype) != 0 || row == inner ||
+      row > longest_row(node, elements) || row == elements.numel() || !elements.dense())
     return {};
   return {&elements, false, {}, row, inner};
 }
@@ -195,7 +199,7 @@ bool lies_as_rows_of(const run::Geometry& elements, const run::Geometry* look) {
 Extent picked_rows(const run::Node& node, const run::Geometry& elements, size_t target) {
   if (elements.sizes().size() != 2 || !elements.dense() || elements.strides()[1] != 1) return {};
   const int64_t rows = elements.sizes()[0], row = elements.sizes()[1];
-  if (rows < 2 || row < kShortestExactRow || row > longest_row(node)) return {};
+  if (rows < 2 || row < kShortestExactRow || row > longest_row(node, elements)) return {};
   const run::Geometry* look = tensor_look(node, target);
   if (!lies_as_rows_of(elements, look) || look->dtype() != c10::kLong) return {};
   Extent extent{&elements, false, {}, row};
