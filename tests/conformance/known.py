@@ -43,6 +43,7 @@ WITH_FUSION_ON: dict[tuple[str, str], str] = {
             "xlogy",
         )
     },
+    ("module:nn.KLDivLoss", "bfloat16"): _CANCELS,
     ("optim:Adafactor", "bfloat16"): (
         "three steps that amplify roundings: eager differs five times as much from the same steps in "
         "float64, and six times as much from itself with one parameter changed in its last place"
