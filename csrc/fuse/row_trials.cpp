@@ -146,7 +146,7 @@ bool agree(Form form, int64_t rows, int64_t row, Tensors in) {
   return both.agree(Opcode::copy) && (!is_variance(form) || both.agree(Opcode::sqrt));
 }
 
-/// Along a dim that is not the last one, of so few elements that one of torch's threads has all.
+/// Along a dim that is not the last one. (Trials run on one thread, which has whole vectors only.)
 template <class T>
 class Slabs {
  public:
