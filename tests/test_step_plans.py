@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import lazyeng
-from lazyeng import lazy, wrap
+from lazyeng import _C, lazy, wrap
 
 from . import fresh
 from . import random_programs as programs
@@ -129,6 +129,50 @@ def test_another_path_falls_back_for_that_step_only(no_trial_is_due):
 
     counts = compare(step, range(len(paths)))
     assert [count > 0 for count in counts[5:]] == [True, False, True, False, False, True]
+
+
+def test_batches_of_one_tensor(no_trial_is_due):
+    """Where a view begins in its storage is not known to a plan: that of a number is another."""
+    rows = data(0, 64, 32)
+
+    def step(as_lazy, i):
+        x = as_lazy(rows)
+        batch, target, one = x[i * 4 : i * 4 + 4], x[63 - i], x[i, i]
+        return [((batch * 2 + one).relu() - target).square(), batch.t().contiguous() + 1]
+
+    plans = _C.plan_count()
+    counts = compare(step, range(10))
+    assert min(counts[3:]) > 0
+    assert _C.plan_count() - plans <= 3  # (programs of groups, by whether a result is held)
+
+
+def test_views_that_begin_together_or_not(no_trial_is_due):
+    """Only where both views are one may a group write it and go on with what it wrote."""
+    # (x[0] would begin where x does.)
+    places = [(1, 5), (2, 9), (7, 3), (5, 8), (4, 4), (8, 1), (6, 6), (2, 2), (3, 8), (9, 9), (9, 2)]
+
+    def step(as_lazy, i):
+        x = as_lazy(data(i, 12, 32))
+        a, b = x[places[i][0]], x[places[i][1]]
+        a.mul_(2).add_(1)
+        y = b * 3 + a
+        b.sub_(y)
+        return [x, y, a.abs() + 1]
+
+    counts = compare(step, range(len(places)))
+    assert counts[3] > 0 and counts[8] > 0
+    assert counts[4] == counts[6] == 0  # the first two windows of the other kind
+    assert counts[7] > 0
+
+
+def test_more_views_than_a_plan_looks_at():
+    rows = data(0, 600, 8)
+
+    def step(as_lazy, i):
+        x = as_lazy(rows)
+        return [sum(x[(i + k) % 600] * 2 for k in range(400))]
+
+    compare(step)
 
 
 NUMBERS = {

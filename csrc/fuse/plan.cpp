@@ -69,8 +69,8 @@ Key key_of(const Group& group, const std::vector<bool>& needed) {
   key.push_back(allows_inexact(group.members[0].node->device));
   key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
   for (const Member& member : group.members) add_member(member, key);
-  for (const GroupValue& value : group.values) {
-    key.push_back(reinterpret_cast<uint64_t>(&value.value->geometry()));
+  for (const GroupValue& value : group.values) {  // (where they begin is read at each run)
+    key.push_back(reinterpret_cast<uint64_t>(&value.value->geometry().at_origin()));
     key.push_back(value.var);
   }
   for (size_t v = 0; v < group.vars.size(); ++v)
@@ -103,7 +103,7 @@ PlanRef find_plan(const Group& group, const std::vector<bool>& needed) {
     if (found != table().plans.end()) return found->second.plan;
   }
   Entry entry;
-  for (const GroupValue& value : group.values) entry.looks.push_back(value.value->geometry_ref());
+  for (const GroupValue& value : group.values) entry.looks.emplace_back(&value.value->geometry().at_origin());
   auto made = std::make_shared<Plan>(lower(group, needed));
   if (!group.members[0].node->device.is_cpu()) made->kernels = std::make_shared<PlanKernels>();
   entry.plan = std::move(made);

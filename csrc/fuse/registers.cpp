@@ -268,7 +268,7 @@ Plan Registers::finish(const std::vector<bool>& needed) && {
     if (needed[v])
       store(v);
     else
-      plan_.bytes_saved += args_.look_of(written_[v].value).extent_bytes();
+      plan_.bytes_saved += args_.look_of(written_[v].value).span_bytes();
   }
   if (!builder_.ok()) return {};
   plan_.program = std::move(builder_).finish();

@@ -16,6 +16,7 @@ namespace {
 
 constexpr size_t kSeen = 1024;                 // places for hashes of windows seen once
 constexpr size_t kMaxWords = size_t{1} << 18;  // of all plans: 2 MiB
+constexpr size_t kMaxOffsets = 256;            // in a var: they are looked for one by one
 
 std::atomic<uint64_t> replayed{0};
 
@@ -214,11 +215,37 @@ StepPlans::StepPlans(Partition& partition)
 StepPlans::~StepPlans() = default;
 
 uint64_t StepPlans::place_of(run::StorageVar& var) {
-  if (var.partition_index >= vars_.size() || vars_[var.partition_index] != &var) {
+  if (var.partition_index >= vars_.size() || vars_[var.partition_index].var != &var) {
     var.partition_index = static_cast<uint32_t>(vars_.size());
-    vars_.push_back(&var);
+    vars_.push_back({&var, {}});
   }
   return var.partition_index;
+}
+
+/// Which of the offsets in its var that is. None: there are too many.
+std::optional<uint64_t> StepPlans::place_of_offset(const run::Value& value) {
+  auto& offsets = vars_[place_of(value.var())].offsets;
+  const int64_t offset = value.geometry().offset();
+  const auto found = std::ranges::find(offsets, offset);
+  if (found == offsets.end()) {
+    if (offsets.size() >= kMaxOffsets) return std::nullopt;
+    offsets.push_back(offset);
+    return offsets.size() - 1;
+  }
+  return static_cast<uint64_t>(found - offsets.begin());
+}
+
+/// False: what it is cannot be told from words.
+bool StepPlans::add_look(const run::Value& value) {
+  // (A CUDA graph, which a plan keeps, has addresses in it.)
+  const run::Geometry& look = value.geometry();
+  const bool moves = look.device().is_cpu();
+  const std::optional<uint64_t> offset = moves ? place_of_offset(value) : 0;
+  if (!offset) return false;
+  looks_.emplace_back(moves ? &look.at_origin() : &look);
+  words_.insert(words_.end(), {reinterpret_cast<uint64_t>(looks_.back().get()),
+                               place_of(value.var()), *offset});
+  return true;
 }
 
 /// False: what it is cannot be told from words.
@@ -233,13 +260,16 @@ bool StepPlans::add_node(const run::Node& node) {
                    static_cast<uint64_t>(node.settings.num_threads) << 1 |
                    static_cast<uint64_t>(node.settings.flush_denormal));
   if (!node.device.is_cpu()) words_.push_back(static_cast<uint64_t>(node.stream_id));
-  if (may_join)
+  if (may_join) {
     for (const run::TensorArg& arg : node.tensors) {
-      words_.push_back(arg.value ? reinterpret_cast<uint64_t>(&arg.value->geometry()) : 0);
-      if (!arg.value) continue;
-      words_.push_back(place_of(arg.value->var()));
-      looks_.push_back(arg.value->geometry_ref());
+      if (!arg.value)
+        words_.push_back(0);
+      else if (!add_look(*arg.value))
+        return false;
     }
+    for (const run::ValueRef& output : node.outputs)
+      if (output && !place_of_offset(*output)) return false;
+  }
   words_.push_back(node.claims().size());
   for (const engine::Access& claim : node.claims())
     words_.push_back(place_of(static_cast<run::StorageVar&>(*claim.var)) << 2 |

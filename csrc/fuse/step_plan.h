@@ -8,9 +8,11 @@
 //
 // A window is known by words that say all that the partition looks at: of each node its op and
 // plan, settings, device and queue, the looks of its tensors, which vars are the same, what it
-// claims, and the numbers that decide whether or how a program can do it. The words are compared
-// one by one, not only their hash; another shape, path or setting is another window. One thing is
-// looked at while replaying: that what was one value is one value again. If not, that window is
+// claims, and the numbers that decide whether or how a program can do it. Of where a tensor begins
+// in its storage only this counts: whether another one of that storage begins there (`same` in
+// candidate.h), so that `data[i]` of another i is the same window. The words are compared one by
+// one, not only their hash; another shape, path or setting is another window. One thing is looked
+// at while replaying: that what was one value is one value again. If not, that window is
 // partitioned, and the plan stays.
 //
 // Windows repeat as somebody reads in each step, or as csrc/record/loop_cuts.h has them cut.
@@ -45,10 +47,16 @@ class StepPlans {
     uint64_t hash = 0;   // of a window
     uint64_t asked = 0;  // how often plans had been asked for
   };
+  struct KnownVar {
+    run::StorageVar* var;
+    c10::SmallVector<int64_t, 2> offsets;  // of its tensors, each once
+  };
 
   bool describe(const Batch& nodes);
   bool add_node(const run::Node& node);
+  bool add_look(const run::Value& value);
   uint64_t place_of(run::StorageVar& var);
+  std::optional<uint64_t> place_of_offset(const run::Value& value);
   StepPlan* find(uint64_t hash);
   std::optional<uint64_t> asked_since(uint64_t hash);
   Batch partition(Batch nodes);
@@ -57,7 +65,7 @@ class StepPlans {
   uint64_t spared_ = 0;
   Key words_;                            // of the window at hand
   std::vector<run::GeometryRef> looks_;  // whose addresses are among them
-  std::vector<run::StorageVar*> vars_;   // by their places
+  std::vector<KnownVar> vars_;           // by their places
   std::vector<Seen> seen_;               // each in its place
   KeptPlans<StepPlan> plans_;
   uint64_t rules_ = 0;  // that all plans are of
