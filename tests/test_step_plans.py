@@ -165,6 +165,50 @@ def test_views_that_begin_together_or_not(no_trial_is_due):
     assert counts[7] > 0
 
 
+def views_placed_anew(seed, as_lazy, i):
+    """A program of pointwise ops on views of two tensors, in place or not: the same ops for each
+    `i`, on views that begin elsewhere, together or not."""
+    ops, places = random.Random(seed), random.Random(f"{seed} {i // 3}")
+    bases = [as_lazy(data(i + k, 12, 8, 4)) for k in range(2)]
+    made = [as_lazy(data(i, 4))]
+
+    def view():
+        base, kind = bases[ops.randrange(2)], ops.randrange(5)
+        k = places.choice([1, 1, 1, 2, 3, 4])
+        views = [
+            lambda: base[k, k],
+            lambda: base[k][:, k % 4].reshape(4, 2)[:, 0],
+            lambda: base.view(-1)[k * 4 : k * 4 + 4],
+            lambda: base[k, :4].t()[k % 4],
+            lambda: base.view(-1).view(torch.int32)[k * 4 : k * 4 + 4].view(torch.float32),
+        ]
+        return views[kind]()
+
+    for _ in range(25):
+        a, b = view(), ops.choice([view, lambda: made[ops.randrange(len(made))]])()
+        kind = ops.randrange(6)
+        if kind == 0:
+            a.copy_(b)
+        elif kind == 1:
+            a.mul_(0.5).sub_(b)
+        elif kind == 2:
+            torch.maximum(a, b, out=a) if seed % 2 else a.clamp_(min=b)
+        else:
+            made.append([lambda: a * 2 + b, lambda: (a > b) & (b > 1), lambda: a.neg()][kind - 3]())
+        made[-1] = made[-1].float()
+    return [*bases, *made]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_views_placed_anew(seed):
+    """Each placing comes three times: the plan of one may be replayed for another only if that
+    shares as much."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        counts = compare(lambda as_lazy, i: views_placed_anew(seed, as_lazy, i), range(24))
+    assert sum(counts) > 0
+
+
 def test_more_views_than_a_plan_looks_at():
     rows = data(0, 600, 8)
 
