@@ -149,7 +149,19 @@ def test_batches_of_one_tensor(no_trial_is_due):
 def test_views_that_begin_together_or_not(no_trial_is_due):
     """Only where both views are one may a group write it and go on with what it wrote."""
     # (x[0] would begin where x does.)
-    places = [(1, 5), (2, 9), (7, 3), (5, 8), (4, 4), (8, 1), (6, 6), (2, 2), (3, 8), (9, 9), (9, 2)]
+    places = [
+        (1, 5),
+        (2, 9),
+        (7, 3),
+        (5, 8),
+        (4, 4),
+        (8, 1),
+        (6, 6),
+        (2, 2),
+        (3, 8),
+        (9, 9),
+        (9, 2),
+    ]
 
     def step(as_lazy, i):
         x = as_lazy(data(i, 12, 32))
@@ -193,9 +205,10 @@ def views_placed_anew(seed, as_lazy, i):
             a.mul_(0.5).sub_(b)
         elif kind == 2:
             torch.maximum(a, b, out=a) if seed % 2 else a.clamp_(min=b)
+        elif kind == 3:
+            made.append(a * 2 + b)
         else:
-            made.append([lambda: a * 2 + b, lambda: (a > b) & (b > 1), lambda: a.neg()][kind - 3]())
-        made[-1] = made[-1].float()
+            made.append(((a > b) & (b > 1)).float() if kind == 4 else a.neg())
     return [*bases, *made]
 
 

@@ -20,6 +20,7 @@
 #include "csrc/record/node_builder.h"
 #include "csrc/record/offset_views.h"
 #include "csrc/record/recorder.h"
+#include "csrc/record/subscripts.h"
 #include "csrc/run/plain_values.h"
 #include "csrc/run/python_error.h"
 
@@ -246,6 +247,9 @@ Take take_of(const c10::Argument& argument, const run::ArgInfo& info, bool numbe
   return ints ? Take::integers : Take::nothing;
 }
 
+/// Views then have to say how they are made.
+bool replays_views() { return c10::AutogradState::get_tls_state().get_view_replay_enabled(); }
+
 /// What torch's ADInplaceOrView kernels do around a view or an in-place op.
 at::Tensor as_view_of(const at::Tensor& base, const at::Tensor& view) {
   using torch::autograd::CreationMeta;
@@ -314,7 +318,7 @@ PyObject* record_directly(const DirectOp& op, PyObject* const* args, size_t coun
                           PyObject* names) {
   if (!op.info || !ordinary_thread() || !engine::fill_reserve()) return nullptr;
   const engine::Owing owing;
-  if (op.view && c10::AutogradState::get_tls_state().get_view_replay_enabled()) return nullptr;
+  if (op.view && replays_views()) return nullptr;
   try {
     Call call(*op.info);
     if (!Binder(op, call).bind(args, count, names)) return nullptr;
@@ -326,6 +330,30 @@ PyObject* record_directly(const DirectOp& op, PyObject* const* args, size_t coun
     }
     if (op.view) result = as_view_of(THPVariable_Unpack(args[0]), result);
     return python_object(std::move(result));
+  } catch (...) {
+    run::translate_to_python(std::current_exception());
+    return nullptr;
+  }
+}
+
+PyObject* subscript_directly(PyObject* self, PyObject* key) {
+  if (Py_TYPE(self) != python_class()) return nullptr;
+  const at::Tensor& tensor = THPVariable_Unpack(self);
+  const LazyImpl* lazy = lazy_impl(tensor);
+  if (!lazy || lazy->resized_outside() || !ordinary_keys(*lazy) || !without_grad(tensor, true) ||
+      !ordinary_thread() || replays_views() || run::tracing() || !engine::fill_reserve())
+    return nullptr;
+  const engine::Owing owing;
+  try {
+    run::GeometryData look = lazy->value()->geometry().data();
+    look.wrapped_number = false;
+    if (!follow_subscript(look, key)) return nullptr;
+    note_backward_of_lazy();
+    find_forward_node();
+    const at::Tensor view =
+        make_lazy(make_ref<run::Value>(lazy->value()->var_ref(), run::intern(std::move(look))));
+    if (has_new_autograd_node()) note_forward(stacks::capture(), at::Tensor());
+    return python_object(as_view_of(tensor, view));
   } catch (...) {
     run::translate_to_python(std::current_exception());
     return nullptr;

@@ -59,6 +59,9 @@ bool ordinary_thread();
 /// The same below autograd, of calls that C++ makes.
 bool nobody_watches_calls();
 
+/// x[key] by numbers (subscripts.h); otherwise as record_directly.
+PyObject* subscript_directly(PyObject* self, PyObject* key);
+
 /// x.detach(); otherwise as record_directly.
 PyObject* detach_directly(PyObject* self);
 

@@ -8,6 +8,13 @@
 
 namespace lazyeng::record {
 
+/// x.select(dim, index). False: out of range, which torch says in its own words.
+bool select(run::GeometryData& look, size_t dim, int64_t index);
+/// x.slice(dim, start, end, step); negative numbers count from the end. False: as above.
+bool slice(run::GeometryData& look, size_t dim, int64_t start, int64_t end, int64_t step);
+/// x.unsqueeze(dim)
+void unsqueeze(run::GeometryData& look, size_t dim);
+
 /// The plan of aten::select.int or aten::slice.Tensor. Null for other ops, and for arguments that
 /// the op may refuse.
 PlanRef plan_of_offset_view(const Call& call);

@@ -133,9 +133,10 @@ std::array<Overloads, 4> in_place_ops;
 std::array<binaryfunc, 4> inherited_in_place;
 std::array<Overloads, 6> compare_ops;
 richcmpfunc inherited_compare;
-DirectOp negative_op, select_op, slice_op, unsqueeze_op;
+DirectOp negative_op;
 unaryfunc inherited_negative;
 binaryfunc inherited_subscript;
+objobjargproc inherited_assign;
 
 template <size_t op>
 PyObject* in_place_slot(PyObject* a, PyObject* b) {
@@ -153,54 +154,17 @@ PyObject* negative_slot(PyObject* a) {
   return result || PyErr_Occurred() ? result : inherited_negative(a);
 }
 
-/// Null without a Python error: take the inherited way.
-PyObject* slice(PyObject* self, PyObject* key) {
-  const auto* parts = reinterpret_cast<PySliceObject*>(key);
-  for (PyObject* part : {parts->start, parts->stop, parts->step})
-    if (part != Py_None && !PyLong_CheckExact(part)) return nullptr;
-  Py_ssize_t start = 0, stop = 0, step = 0;
-  if (PySlice_Unpack(key, &start, &stop, &step) != 0) {
-    PyErr_Clear();
-    return nullptr;
-  }
-  const run::PyRef from(PyLong_FromSsize_t(start)), to(PyLong_FromSsize_t(stop)),
-      by(PyLong_FromSsize_t(step));
-  const run::PyRef dim(PyLong_FromLong(0));
-  PyObject* const args[] = {self, dim.get(), from.get(), to.get(), by.get()};
-  return record_directly(slice_op, args, 5);
-}
-
-PyObject* at_dim(const DirectOp& op, PyObject* self, long dim, PyObject* index) {
-  const run::PyRef at(PyLong_FromLong(dim));
-  PyObject* const args[] = {self, at.get(), index};
-  return record_directly(op, args, index ? 3 : 2);
-}
-
-bool is_whole(PyObject* key) {
-  if (!PySlice_Check(key)) return false;
-  const auto* parts = reinterpret_cast<PySliceObject*>(key);
-  return parts->start == Py_None && parts->stop == Py_None && parts->step == Py_None;
-}
-
-/// x[:, i], x[..., i] and x[..., None]: one op each. Null without a Python error: take the
-/// inherited way.
-PyObject* pair(PyObject* self, PyObject* first, PyObject* second) {
-  const auto dims = static_cast<long>(THPVariable_Unpack(self).dim());
-  if (first == Py_Ellipsis && second == Py_None) return at_dim(unsqueeze_op, self, dims, nullptr);
-  if (!PyLong_CheckExact(second)) return nullptr;
-  if (first == Py_Ellipsis && dims >= 1) return at_dim(select_op, self, dims - 1, second);
-  return is_whole(first) && dims >= 2 ? at_dim(select_op, self, 1, second) : nullptr;
-}
-
 PyObject* subscript_slot(PyObject* self, PyObject* key) {
-  PyObject* result = nullptr;
-  if (PyLong_CheckExact(key))
-    result = at_dim(select_op, self, 0, key);
-  else if (PySlice_Check(key))
-    result = slice(self, key);
-  else if (PyTuple_CheckExact(key) && PyTuple_GET_SIZE(key) == 2)
-    result = pair(self, PyTuple_GET_ITEM(key, 0), PyTuple_GET_ITEM(key, 1));
+  PyObject* result = subscript_directly(self, key);
   return result || PyErr_Occurred() ? result : inherited_subscript(self, key);
+}
+
+/// What torch's binding does with a key by numbers: the view, and then a copy to all of that.
+int assign_slot(PyObject* self, PyObject* key, PyObject* value) {
+  if (!value || key == Py_Ellipsis) return inherited_assign(self, key, value);
+  const run::PyRef view(subscript_directly(self, key));
+  if (view) return inherited_assign(view.get(), Py_Ellipsis, value);
+  return PyErr_Occurred() ? -1 : inherited_assign(self, key, value);
 }
 
 // ---- installing
@@ -227,9 +191,6 @@ void find_other_ops() {
     compare_ops[op] = {find({kCompare[op], "Tensor"}, false),
                        find({kCompare[op], "Scalar"}, false)};
   negative_op = find({"aten::neg"}, false);
-  select_op = find({"aten::select", "int"}, false);
-  slice_op = find({"aten::slice", "Tensor"}, false);
-  unsqueeze_op = find({"aten::unsqueeze"}, false);
 }
 
 void keep_inherited(const PyTypeObject& cls) {
@@ -239,6 +200,7 @@ void keep_inherited(const PyTypeObject& cls) {
   inherited_negative = number.nb_negative;
   inherited_compare = cls.tp_richcompare;
   inherited_subscript = cls.tp_as_mapping->mp_subscript;
+  inherited_assign = cls.tp_as_mapping->mp_ass_subscript;
 }
 
 }  // namespace
@@ -262,6 +224,7 @@ bool install_slots() {
   number.nb_negative = negative_slot;
   cls.tp_richcompare = compare_slot;
   cls.tp_as_mapping->mp_subscript = subscript_slot;
+  cls.tp_as_mapping->mp_ass_subscript = assign_slot;
   PyType_Modified(&cls);
   return true;
 }
