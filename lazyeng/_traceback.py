@@ -55,7 +55,10 @@ def internal(function: F) -> F:
 
 def show_all() -> bool:
     """Whether the user asked for internal frames (asked at each failure, so it can be set late)."""
-    return config.TRACEBACK.read()
+    try:
+        return config.TRACEBACK.read()
+    except ValueError:  # set late, and wrong: this is no time to say so
+        return False
 
 
 def _internal_prefixes() -> tuple[str, ...]:

@@ -23,8 +23,21 @@ def _choice(*allowed: str) -> Callable[[str], str]:
     return parse
 
 
+def _names(*allowed: str) -> Callable[[str], frozenset[str]]:
+    """Several, separated by commas."""
+    one = _choice(*allowed)
+
+    def parse(text: str) -> frozenset[str]:
+        return frozenset(one(name.strip()) for name in text.split(","))
+
+    return parse
+
+
 def _positive(text: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
     if value <= 0:
         raise ValueError("expected a positive integer")
     if value >= 1 << 63:
@@ -120,9 +133,9 @@ STACK_CAPTURE = Variable(
     "`full`: internal frames shown in creation stacks", "`user`",
 )  # fmt: skip
 TRACEBACK = Variable(
-    "LAZYENG_TRACEBACK", lambda text: text == "full", lambda: False,
-    "`full`: show internal frames in all tracebacks (asked at each failure, so it may be set "
-    "late)", "hidden",
+    "LAZYENG_TRACEBACK", lambda text: _choice("user", "full")(text) == "full", lambda: False,
+    "`user`, `full`: hide or show internal frames in all tracebacks (asked at each failure, so it "
+    "may be set late)", "`user`",
 )  # fmt: skip
 FUSION = Variable(
     "LAZYENG_FUSION", _choice("auto", "exact", "on", "off"), lambda: "auto",
@@ -155,7 +168,7 @@ CACHE_DIR = Variable(
     "`lazyeng` in `$XDG_CACHE_HOME` or `~/.cache`",
 )  # fmt: skip
 LOGS = Variable(
-    "LAZYENG_LOGS", lambda text: frozenset(text.split(",")), frozenset[str],
+    "LAZYENG_LOGS", _names("fusion"), frozenset[str],
     "names, separated by commas; `fusion`: each group, on stderr, when it has "
     "run: members, bytes not written, kernel", "none",
 )  # fmt: skip
@@ -172,6 +185,7 @@ def read() -> Config:
     Raises:
         ValueError: a variable has a value that is not allowed; the message names both.
     """
+    TRACEBACK.read()  # (asked again at each failure)
     return Config(
         mode=MODE.read(),
         num_workers=NUM_WORKERS.read(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 import warnings
 from typing import Any
@@ -33,6 +34,7 @@ def register() -> None:
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=False
     )
     _autocast_by_name()
+    _profile_no_device()
     loading.install(NAME, real)
 
 
@@ -47,6 +49,19 @@ def _autocast_by_name() -> None:
         original(self, device_type, *args, **kwargs)
 
     setattr(torch.autocast, "__init__", init)  # noqa: B010 (a type checker refuses the assignment)
+
+
+def _profile_no_device() -> None:
+    """torch.profiler would record a device of its own for each PrivateUse1 backend."""
+    original = getattr(torch.autograd, "_supported_activities")  # noqa: B009 (as above)
+
+    @functools.wraps(original)
+    def supported() -> set[torch.profiler.ProfilerActivity]:
+        return original() - {torch.profiler.ProfilerActivity.PrivateUse1}
+
+    for module in (torch.autograd, torch.autograd.profiler, torch.profiler):
+        if hasattr(module, "_supported_activities"):
+            setattr(module, "_supported_activities", supported)  # noqa: B010
 
 
 def _device_module() -> types.ModuleType:
@@ -70,8 +85,22 @@ class device:  # noqa: N801 (as torch.cuda.device is)
     def __exit__(self, *_: object) -> None: ...
 
 
+# Who asks in order to move there what is on the CPU: (module, function; None: any).
+_SEEKING_ACCELERATORS = (
+    ("torch._utils", "_get_available_device_type"),  # DataParallel, among others
+    ("torch.distributed.checkpoint.filesystem", None),
+)
+
+
 def is_available() -> bool:
-    return True
+    """True, but for those parts of torch that look for an accelerator to use in the CPU's place:
+    this device is none (csrc/record/accelerator.h), and no program gets it that does not name it.
+    """
+    caller = sys._getframe(1)
+    module, function = caller.f_globals.get("__name__"), caller.f_code.co_name
+    return not any(
+        module == seeker and name in (None, function) for seeker, name in _SEEKING_ACCELERATORS
+    )
 
 
 def is_initialized() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -84,7 +85,7 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
         if exc is None:
             errors.raise_all(problems)
         for problem in problems:  # the exception on its way out is not masked
-            exc.add_note(f"lazyeng: also failed in this block: {type(problem).__name__}: {problem}")
+            exc.add_note(_also_failed(problem))
 
     def __call__(self, function: F) -> F:
         """Decorates a function: each call runs in a block of this mode.
@@ -92,6 +93,13 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
         Of a generator or coroutine each step does, and none is open while it is suspended.
         """
         return in_blocks(function, lambda: lazy(self.mode))  # type: ignore[return-value]
+
+
+def _also_failed(problem: BaseException) -> str:
+    """With its notes, which say where it was created: it counts as reported by this."""
+    said = f"lazyeng: also failed in this block: {type(problem).__name__}: {problem}"
+    notes = "\n".join(getattr(problem, "__notes__", ()))
+    return f"{said}\n{textwrap.indent(notes, '  ')}" if notes else said
 
 
 @errors.boundary

@@ -279,6 +279,7 @@ class LazyTensor(torch.Tensor):
         vars(copy).update(_deepcopied(vars(self), memo))
         return copy
 
+    @errors.boundary
     def __copy__(self) -> torch.Tensor:
         make, arguments = self._reduced()
         return make(*arguments)

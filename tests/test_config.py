@@ -64,7 +64,8 @@ def test_lazy_without_argument_is_async_whatever_the_default():
     ("LAZYENG_MODE", "eager"), ("LAZYENG_NUM_WORKERS", "zero"), ("LAZYENG_NUM_WORKERS", "-1"),
     ("LAZYENG_STACKS", "some"), ("LAZYENG_NUM_WORKERS", "1025"), ("LAZYENG_MAX_PENDING_OPS", "x"),
     ("LAZYENG_MAX_PENDING_BYTES", "-5"), ("LAZYENG_MAX_PENDING_OPS", str(2**64)),
-    ("LAZYENG_MAX_POOL_BYTES", str(2**64)),
+    ("LAZYENG_MAX_POOL_BYTES", str(2**64)), ("LAZYENG_TRACEBACK", "ful"),
+    ("LAZYENG_LOGS", "fusion,fusoin"),
 ])  # fmt: skip
 def test_wrong_value_names_the_variable(name, value):
     done = run("", **{name: value})

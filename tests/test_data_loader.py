@@ -246,7 +246,7 @@ def test_loader_iterated_by_many():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_pin_memory_without_an_accelerator(workers):
-    """Also of torch's own loader, which takes lazyeng's device for an accelerator."""
+    """Also of torch's own loader."""
     for cls in (data.DataLoader, DataLoader):
         batches = list(cls(Numbers(4), batch_size=2, pin_memory=True, num_workers=workers))
         assert [b[:, 0].tolist() for b in batches] == [[0, 1], [2, 3]]

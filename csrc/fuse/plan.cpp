@@ -103,7 +103,8 @@ PlanRef find_plan(const Group& group, const std::vector<bool>& needed) {
     if (found != table().plans.end()) return found->second.plan;
   }
   Entry entry;
-  for (const GroupValue& value : group.values) entry.looks.emplace_back(&value.value->geometry().at_origin());
+  for (const GroupValue& value : group.values)
+    entry.looks.emplace_back(&value.value->geometry().at_origin());
   auto made = std::make_shared<Plan>(lower(group, needed));
   if (!group.members[0].node->device.is_cpu()) made->kernels = std::make_shared<PlanKernels>();
   entry.plan = std::move(made);

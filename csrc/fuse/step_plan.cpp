@@ -243,8 +243,8 @@ bool StepPlans::add_look(const run::Value& value) {
   const std::optional<uint64_t> offset = moves ? place_of_offset(value) : 0;
   if (!offset) return false;
   looks_.emplace_back(moves ? &look.at_origin() : &look);
-  words_.insert(words_.end(), {reinterpret_cast<uint64_t>(looks_.back().get()),
-                               place_of(value.var()), *offset});
+  words_.insert(words_.end(),
+                {reinterpret_cast<uint64_t>(looks_.back().get()), place_of(value.var()), *offset});
   return true;
 }
 

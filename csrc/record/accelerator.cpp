@@ -91,9 +91,10 @@ bool write_slot(void** slot, void* function) {
 
 bool keep_accelerator() {
   const std::optional<c10::DeviceType> before = at::getAccelerator(false);
-  if (!before || *before == c10::kPrivateUse1) return true;
+  if (before == c10::kPrivateUse1) return true;
   void** slot = call_slot("/libtorch_cpu.so", "_ZN3c1033is_privateuse1_backend_registeredEv");
-  return slot && write_slot(slot, reinterpret_cast<void*>(&not_registered));
+  const bool kept = slot && write_slot(slot, reinterpret_cast<void*>(&not_registered));
+  return kept || !before;
 }
 
 }  // namespace lazyeng::record

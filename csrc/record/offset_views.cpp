@@ -6,6 +6,14 @@
 #include <algorithm>
 #include <optional>
 
+#include "csrc/record/factories.h"
+#include "csrc/record/forward_stacks.h"
+#include "csrc/record/lazy_tensor.h"
+#include "csrc/record/thread_mode.h"
+#include "csrc/run/plain_values.h"
+#include "csrc/run/python_ref.h"
+#include "csrc/run/trace.h"
+
 namespace lazyeng::record {
 bool select(run::GeometryData& look, size_t dim, int64_t index) {
   const int64_t size = look.sizes[dim];
@@ -50,38 +58,73 @@ std::optional<size_t> dim_of(const c10::IValue& dim, const run::GeometryData& lo
 }
 
 /// select.int(Tensor self, int dim, SymInt index)
-bool selected(const Call& call, run::GeometryData& look) {
-  const std::optional<size_t> dim = dim_of(call.args[1], look);
-  return dim && call.args[2].isInt() && select(look, *dim, call.args[2].toInt());
+bool selected(const c10::IValue* args, run::GeometryData& look) {
+  const std::optional<size_t> dim = dim_of(args[1], look);
+  return dim && args[2].isInt() && select(look, *dim, args[2].toInt());
 }
 
 /// slice.Tensor(Tensor self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1)
-bool sliced(const Call& call, run::GeometryData& look) {
-  const std::optional<size_t> dim = dim_of(call.args[1], look);
+bool sliced(const c10::IValue* args, run::GeometryData& look) {
+  const std::optional<size_t> dim = dim_of(args[1], look);
   if (!dim) return false;
   const auto number = [](const c10::IValue& arg, int64_t absent) -> std::optional<int64_t> {
     if (arg.isNone()) return absent;
     return arg.isInt() ? std::optional(arg.toInt()) : std::nullopt;
   };
-  const std::optional<int64_t> start = number(call.args[2], 0),
-                               end = number(call.args[3], look.sizes[*dim]),
-                               step = number(call.args[4], 1);
+  const std::optional<int64_t> start = number(args[2], 0), end = number(args[3], look.sizes[*dim]),
+                               step = number(args[4], 1);
   return start && end && step && slice(look, *dim, *start, *end, *step);
+}
+
+/// Null: what it shows is no such view, or torch refuses it.
+run::GeometryRef look_of_view(run::OffsetView kind, const run::Geometry& viewed,
+                              const c10::IValue* args) {
+  run::GeometryData look = viewed.data();
+  look.wrapped_number = false;
+  const bool known = kind == run::OffsetView::select ? selected(args, look) : sliced(args, look);
+  return known ? run::intern(std::move(look)) : nullptr;
+}
+
+/// Null: a tensor that is recorded in another way, or not at all.
+run::ValueRef value_of(const at::Tensor& tensor) {
+  if (LazyImpl* lazy = lazy_impl(tensor)) return lazy->resized_outside() ? nullptr : lazy->value();
+  if (!thread_mode().inside() || !recordable(tensor) ||
+      tensor.unsafeGetTensorImpl()->is_wrapped_number())
+    return nullptr;
+  return run::plain_values().value_of(tensor);
 }
 
 }  // namespace
 
+bool record_offset_view(const run::OpInfo& info, torch::jit::Stack& stack) {
+  if (info.offset_view == run::OffsetView::none || thread_mode().mode == Mode::sync ||
+      run::tracing())
+    return false;
+  const size_t count = info.args.size();
+  const c10::IValue* const args = stack.data() + (stack.size() - count);
+  const run::ValueRef viewed = value_of(args[0].toTensor());
+  if (!viewed) return false;
+  run::GeometryRef look = look_of_view(info.offset_view, viewed->geometry(), args);
+  if (!look) return false;
+  note_backward_of_lazy();
+  at::Tensor view = make_lazy(make_ref<run::Value>(viewed->var_ref(), std::move(look)));
+  lazy_impl(view)->set_inference(args[0].toTensor().is_inference(), /*counted=*/false);
+  torch::jit::drop(stack, count);
+  stack.emplace_back(view);
+  run::Gil gil;
+  make_python_object(view);
+  if (has_new_autograd_node()) note_forward(stacks::capture(), view);
+  return true;
+}
+
 PlanRef plan_of_offset_view(const Call& call) {
-  using run::OffsetView;
-  const OffsetView kind = call.info.offset_view;
-  if (kind == OffsetView::none || !call.tensors[0].value || !call.looks[0]) return nullptr;
-  run::GeometryData look = call.looks[0]->data();
-  look.wrapped_number = false;
-  if (!(kind == OffsetView::select ? selected(call, look) : sliced(call, look))) return nullptr;
+  const run::OffsetView kind = call.info.offset_view;
+  if (kind == run::OffsetView::none || !call.tensors[0].value || !call.looks[0]) return nullptr;
+  run::GeometryRef look = look_of_view(kind, *call.looks[0], call.args.data());
+  if (!look) return nullptr;
   auto plan = make_ref<Plan>();
   plan->only_metadata = true;
-  plan->outputs.push_back(
-      {OutputPlan::Kind::view, 0, run::intern(std::move(look)), call.looks[0]->offset()});
+  plan->outputs.push_back({OutputPlan::Kind::view, 0, std::move(look), call.looks[0]->offset()});
   return plan;
 }
 

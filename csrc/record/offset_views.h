@@ -15,6 +15,10 @@ bool slice(run::GeometryData& look, size_t dim, int64_t start, int64_t end, int6
 /// x.unsqueeze(dim)
 void unsqueeze(run::GeometryData& look, size_t dim);
 
+/// Takes the arguments of aten::select.int or aten::slice.Tensor off the stack and puts the view
+/// there, without a Call. False: another op, or something that record() has to look at.
+bool record_offset_view(const run::OpInfo& info, torch::jit::Stack& stack);
+
 /// The plan of aten::select.int or aten::slice.Tensor. Null for other ops, and for arguments that
 /// the op may refuse.
 PlanRef plan_of_offset_view(const Call& call);

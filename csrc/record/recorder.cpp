@@ -238,7 +238,8 @@ void Recorder::stop_threads() {
 void Recorder::record(const run::OpInfo& info, torch::jit::Stack* stack) {
   check_reserve();
   const engine::Owing owing;
-  if (!write_temporary(info, stack) && !answer_at_once(info, stack))
+  if (!record_offset_view(info, *stack) && !write_temporary(info, stack) &&
+      !answer_at_once(info, stack))
     record(read_call(info, stack), stack);
 }
 
