@@ -1,5 +1,7 @@
 """lazyeng: PyTorch's eager API over a lazy, threaded dependency engine."""
 
+__version__ = "0.1.0"  # also in pyproject.toml
+
 
 def _autoload() -> None:
     """Entry point of torch's backend autoloading: importing this module is all there is to do.

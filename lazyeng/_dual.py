@@ -111,8 +111,8 @@ class LazyError(Exception):
     )
     path = _FromOrigin(
         lambda origin: origin.path,
-        "Names of the ops from the failed one to the one that was read; beyond eight, the first "
-        "eight and the last.",
+        "Names of the ops from the failed one to the one that was read; beyond 1,000, the first "
+        "1,000 and the last.",
     )
     root_id = _FromOrigin(
         lambda origin: origin.root_id, "Equal for all exceptions that one failed op caused."

@@ -72,10 +72,13 @@ def _is_internal(code: CodeType, prefixes: tuple[str, ...]) -> bool:
     return id(code) in _internal_codes or code.co_filename.startswith(prefixes)
 
 
-def callers_of_backward(sites: Sequence[Site]) -> Sequence[Site]:
-    """The part of the stack outside of the innermost backward pass; all of it if there is none."""
+def around_backward(sites: Sequence[Site]) -> tuple[Sequence[Site], Sequence[Site]]:
+    """The part of the stack outside of the innermost backward pass, and what the program itself
+    called in it (in an autograd.Function, in a hook); all of it and nothing if there is none."""
     passes = [i for i, s in enumerate(sites) if s.internal and s.name == "run_backward"]
-    return sites[: passes[-1]] if passes else sites
+    if not passes:
+        return sites, ()
+    return sites[: passes[-1]], [site for site in sites[passes[-1] :] if not site.internal]
 
 
 def is_internal_frame(frame: FrameType) -> bool:

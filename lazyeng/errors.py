@@ -35,7 +35,7 @@ from lazyeng._record import (
 from lazyeng._traceback import (
     Site,
     Stack,
-    callers_of_backward,
+    around_backward,
     globals_of,
     internal,
     is_internal_frame,
@@ -129,7 +129,7 @@ def build(
         loss = DeviceLoss(*device_loss)
         notes = (notes if len(loss.candidates) == 1 else notes[1:]) + loss.notes()
     if forward and called:
-        notes.append(f"in the backward pass started at {place(callers_of_backward(called))}")
+        notes.append(_backward_note(called))
     state(error)["__notes__"] = [*_old_notes(error), *notes]
     return error
 
@@ -283,6 +283,12 @@ def _notes(
     elif path_length > 1:
         notes.append(f"path: {' -> '.join(path)} (read)")
     return notes
+
+
+def _backward_note(called: Sequence[Site]) -> str:
+    outside, inside = around_backward(called)
+    there = f", called at {place(inside)}" if inside else ""
+    return f"in the backward pass started at {place(outside)}{there}"
 
 
 def _old_notes(error: BaseException) -> list[str]:

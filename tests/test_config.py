@@ -378,3 +378,10 @@ def test_version_and_public_names():
     ]  # fmt: skip
     assert all(hasattr(lazyeng, name) for name in names)
     assert set(names) <= set(lazyeng.__all__)
+
+
+def test_there_is_one_device():
+    for make in (lambda d: torch.ones(2, device=d), lambda d: torch.ones(2).to(d)):
+        assert make("lazyeng:0").tolist() == [1.0, 1.0]
+        with pytest.raises(RuntimeError, match="invalid device ordinal.*lazyeng:9"):
+            make("lazyeng:9")

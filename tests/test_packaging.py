@@ -117,6 +117,12 @@ def test_torch_finds_the_backend():
     assert names.count("lazyeng:_autoload") == 1
 
 
+def test_version_is_that_of_the_distribution():
+    import lazyeng
+
+    assert lazyeng.__version__ == importlib.metadata.version("lazyeng")
+
+
 def test_build_info_names_the_torch_it_was_built_against():
     info = importlib.import_module("lazyeng._build_info")
     assert info.TORCH_VERSION.split(".")[:2] == torch.__version__.split(".")[:2]

@@ -103,8 +103,11 @@ c10::Device with_index(c10::Device device) {
 
 c10::IValue read_other(Call& call, c10::IValue input) {
   if (input.isDevice()) {
-    call.to_lazyeng = input.toDevice().type() == c10::kPrivateUse1;
-    return call.to_lazyeng ? backing_device() : with_index(input.toDevice());
+    const c10::Device device = input.toDevice();
+    call.to_lazyeng = device.type() == c10::kPrivateUse1;
+    TORCH_CHECK(!call.to_lazyeng || device.index() <= 0,
+                "lazyeng: invalid device ordinal, expected lazyeng or lazyeng:0, got ", device);
+    return call.to_lazyeng ? backing_device() : with_index(device);
   }
   if (input.isGenerator() && input.toGenerator().device().type() == c10::kPrivateUse1) return {};
   if (input.isSymInt() || input.isSymFloat() || input.isSymBool()) call.run_now = true;
