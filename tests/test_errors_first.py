@@ -569,7 +569,9 @@ def test_forward_line_of_an_autograd_function(boom):
         created, backward = notes_of(x)
         assert created.endswith(f":{line_of(Doubled.forward, 'return x * 2')}")
         assert backward.startswith("in the backward pass started at test_errors_first.py:")
-        assert backward.endswith(f", called at test_errors_first.py:{line_of(Doubled.backward, 'boom(')}")
+        assert backward.endswith(
+            f", called at test_errors_first.py:{line_of(Doubled.backward, 'boom(')}"
+        )
 
 
 def test_forward_line_before_many_others(boom):
