@@ -383,5 +383,5 @@ def test_version_and_public_names():
 def test_there_is_one_device():
     for make in (lambda d: torch.ones(2, device=d), lambda d: torch.ones(2).to(d)):
         assert make("lazyeng:0").tolist() == [1.0, 1.0]
-        with pytest.raises(RuntimeError, match="invalid device ordinal.*lazyeng:9"):
+        with pytest.raises(RuntimeError, match=r"invalid device ordinal.*lazyeng:9"):
             make("lazyeng:9")
