@@ -62,9 +62,13 @@ def _agree(
         run(mode)
     for _ in range(5):  # (a worker may take the first of a pair before the second is there)
         last = run("deferred")
-        if last[0] == ops and (not names or last[1] == list(names)):
+        if last[0] == ops and (not names or not kernels.told or last[1] == list(names)):
             return
     raise AssertionError(last)
+
+
+def _ran(names: set[str]) -> None:
+    assert not kernels.told or names <= {*kernels.names}, kernels.names
 
 
 # ---- one op at a time
@@ -128,7 +132,7 @@ def check_softmax_of_any_length() -> None:
         for log, op in ((0, aten._softmax_backward_data), (1, aten._log_softmax_backward_data)):
             y = x.log_softmax(-1) if log else x.softmax(-1)
             _agree(lambda dy, y, op=op: [op(dy, y, 1, torch.float32)], dy, y)
-    assert {"softmax_online_kernel", "softmax_backward_long_kernel"} <= {*kernels.names}
+    _ran({"softmax_online_kernel", "softmax_backward_long_kernel"})
 
 
 def check_dropout_draws_what_torchs_kernel_draws() -> None:
@@ -288,7 +292,8 @@ def check_products_that_are_torchs() -> None:
     _agree(lambda b, x, w: [torch.addmm(b, x[:, :9], w[:9], alpha=2).relu()], bias, x, weight,
            ops=0)  # fmt: skip
     _agree(lambda b, x, w: [torch.addmm(b, x[:, :9], w[:9]).relu()], bias, x, weight, ops=2)
-    assert {*kernels.names} == {"linear_act_kernel"}, kernels.names
+    _ran({"linear_act_kernel"})
+    assert len({*kernels.names}) <= 1, kernels.names
 
 
 # ---- optimizers
@@ -356,8 +361,9 @@ def check_a_chain_over_lists_is_one_kernel() -> None:
     kernels.install()
     slow()
     _agree(_foreach_adamw, *_lists(4), ops=8, names=["list_kernel"], modes=["async"])
-    text = kernels.ran[-1]
-    assert text.count("tl.store(") == 3, text  # (not the roots)
+    if kernels.told:
+        text = kernels.ran[-1]
+        assert text.count("tl.store(") == 3, text  # (not the roots)
 
     def functional(*tensors: torch.Tensor) -> list[torch.Tensor]:
         a, b = list(tensors[::2]), list(tensors[1::2])
@@ -637,7 +643,7 @@ def _check_training(optimizer: Any, used: set[str], **options: Any) -> None:
             results = _train("cuda", optimizer, **options)
         torch.testing.assert_close(_values(results), expected, rtol=1e-4, atol=1e-5)
         kernels.wait()
-    assert used <= {*kernels.names}, {*kernels.names}
+    _ran(used)
 
 
 NORMS = {"layer_norm_dx_kernel", "rms_norm_dx_kernel", "nll_loss_kernel", "column_sums_kernel"}

@@ -39,7 +39,7 @@ void carry(const ThreadMode& mode) {
   if (mode.inside())
     Objects::set(kCarried, std::make_shared<Carried>(mode));
   else if (Objects::contains(kCarried))
-    Objects::erase(kCarried);
+    Objects::set(kCarried, nullptr);  // (torch 2.11 cannot erase)
 }
 
 void be_in_innermost() {
@@ -62,7 +62,7 @@ const ThreadMode& detail::mode_outside() {
   outside = {default_mode(), 0, 0};
   // (What a block includes is carried too, and asked for in less time.)
   const bool carried = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::PrivateUse1);
-  if (carried && Objects::contains(kCarried))
+  if (carried && Objects::contains(kCarried) && Objects::get(kCarried))
     outside = static_cast<const Carried&>(*Objects::get(kCarried)).mode;
   return outside;
 }

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 import lazyeng
 
-from .known import DEPENDS_ON_VALUES
+from .known import DEPENDS_ON_VALUES, DEVICE
 
 
 @dataclass
@@ -93,7 +93,7 @@ def output_grads(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     # The output's strides as well: a gradient's layout decides the layout of what follows.
     return [
-        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(
+        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(
             torch.randn(x.shape, dtype=x.dtype, generator=generator)
         )
         if x.layout is torch.strided and not has_overlap(x)
@@ -130,7 +130,7 @@ def observe_eager(program: Program) -> Observed:
         seen.errors["backward"] = error
     seen.outputs = with_flags(outputs)
     seen.state = read(program.state())
-    seen.rng = torch.get_rng_state()
+    seen.rng = random_state()
     return seen
 
 
@@ -164,8 +164,15 @@ def observe_lazy(program: Program, block: Callable[[], Any], expected: Observed)
     except Exception as error:
         seen.errors["forward"] = error
         drain()
-    seen.rng = torch.get_rng_state()
+    seen.rng = random_state()
     return seen
+
+
+def random_state() -> torch.Tensor:
+    states = [torch.get_rng_state()]
+    if DEVICE != "cpu":
+        states.append(torch.cuda.get_rng_state())
+    return torch.cat(states)
 
 
 def with_flags(tree: Any) -> Any:

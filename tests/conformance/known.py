@@ -3,6 +3,11 @@
 docs/conformance.md is generated from these tables: `python -m tests.conformance --docs`.
 """
 
+import os
+
+# Where samples are made. "cuda": on a GPU, against eager on the same one.
+DEVICE = os.environ.get("LAZYENG_CONFORMANCE_DEVICE", "cpu")
+
 # "suite:name" -> reason. An entry here may differ from eager without failing the run; the full run
 # reports entries that turned out equal, so that the table does not outlive its reasons.
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.testing._internal import common_methods_invocations as data_bases
 
+from .known import DEVICE
 from .suites import Entry, Sample, build_call, op_dtype
 
 NAMES = ("unary", "binary", "pointwise", "reduce", "other")
@@ -30,7 +31,7 @@ def list_samples(info: Any, wanted: torch.dtype | None) -> Iterator[Sample]:
     ):
         if function is None:
             continue
-        for i, sample in enumerate(info.sample_inputs("cpu", dtype, requires_grad=grad)):
+        for i, sample in enumerate(info.sample_inputs(DEVICE, dtype, requires_grad=grad)):
             yield Sample(f"{i}{label}", partial(build_call, function, sample, backward=grad))
 
 

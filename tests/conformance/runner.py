@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
 from . import server
+from .known import DEVICE
 
 # Enough for the slowest entry on a busy machine; a hang must not cost more than this.
 DEFAULT_TIMEOUT = 120.0
@@ -68,7 +69,7 @@ class Shared:
 
     plans: tuple[Plan, ...]
     worker = "tests.conformance.worker"
-    forked = True
+    forked = DEVICE == "cpu"  # (a process that has asked for CUDA cannot give it to a fork)
 
     @property
     def timeout(self) -> float:

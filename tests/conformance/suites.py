@@ -18,7 +18,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .compare import Program, clone
-from .known import KNOWN, METADATA_ONLY
+from .known import DEVICE, KNOWN, METADATA_ONLY
 
 # Given an object of plain tensors, or a module, returns this side's form of it.
 Side = Callable[[Any], Any]
@@ -53,8 +53,8 @@ def op_name(op: Any) -> str:
 
 
 def op_dtype(op: Any, wanted: torch.dtype | None) -> torch.dtype | None:
-    """`wanted` if the operator has it on the CPU; without, float32 or the first that it has."""
-    dtypes = op.supported_dtypes("cpu")
+    """`wanted` if the operator has it there; without, float32 or the first that it has."""
+    dtypes = op.supported_dtypes(DEVICE)
     if wanted is not None:
         return wanted if wanted in dtypes else None
     if torch.float32 in dtypes:
@@ -67,7 +67,7 @@ def op_inputs(op: Any, wanted: torch.dtype | None, grad: bool = True) -> Iterato
     if dtype is None:
         return
     grad = grad and op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
-    yield from list(op.sample_inputs("cpu", dtype, requires_grad=grad))
+    yield from list(op.sample_inputs(DEVICE, dtype, requires_grad=grad))
 
 
 def op_samples(op: Any, key: str, grad: bool, dtype: torch.dtype | None) -> Iterator[Sample]:
@@ -146,7 +146,7 @@ def move(leaf: Any, offset: int) -> Any:
     if leaf.is_conj() or leaf.is_neg() or leaf.is_quantized:
         return leaf
     whole = leaf.detach().as_strided((leaf.untyped_storage().nbytes() // leaf.itemsize,), (1,), 0)
-    base = torch.cat([torch.zeros(offset, dtype=leaf.dtype), whole])
+    base = torch.cat([torch.zeros(offset, dtype=leaf.dtype, device=leaf.device), whole])
     placed = base.as_strided(leaf.shape, leaf.stride(), leaf.storage_offset() + offset)
     return placed.detach().requires_grad_(leaf.requires_grad)
 
@@ -170,7 +170,7 @@ def module_samples(info: Any, wanted: torch.dtype | None) -> Iterator[Sample]:
     flags = (True, False) if info.train_and_eval_differ else (True,)
     for training in flags:
         inputs = info.module_inputs_func(
-            info, device="cpu", dtype=dtype, requires_grad=True, training=training
+            info, device=DEVICE, dtype=dtype, requires_grad=True, training=training
         )
         for i, given in enumerate(list(inputs)):
             label = f"{i} {'train' if training else 'eval'} {given.desc}".strip()
@@ -180,7 +180,7 @@ def module_samples(info: Any, wanted: torch.dtype | None) -> Iterator[Sample]:
 def build_module(info: Any, given: Any, training: bool, dtype: torch.dtype, side: Side) -> Program:
     torch.manual_seed(0)
     args, kwargs = clone((list(given.constructor_input.args), given.constructor_input.kwargs))
-    module = side(info.module_cls(*args, **kwargs).to("cpu", dtype).train(training))
+    module = side(info.module_cls(*args, **kwargs).to(DEVICE, dtype).train(training))
     call_given = given.forward_input
     inputs = side(clone((list(call_given.args), call_given.kwargs)))
     return Program(
@@ -209,7 +209,7 @@ def optim_samples(info: Any, wanted: torch.dtype | None) -> Iterator[Sample]:
     dtype = wanted or torch.float32
     if not dtype.is_floating_point and not (dtype.is_complex and info.supports_complex):
         return
-    for i, given in enumerate(all_inputs("cpu", dtype, info)):
+    for i, given in enumerate(all_inputs(DEVICE, dtype, info)):
         yield Sample(f"{i} {given.desc}", partial(build_optim, info, given.kwargs, dtype))
     if "foreach" in info.supported_impls:  # PyTorch tests it on accelerators only
         yield Sample("foreach", partial(build_optim, info, {"foreach": True}, dtype))
@@ -219,8 +219,9 @@ def build_optim(info: Any, kwargs: dict[str, Any], dtype: torch.dtype, side: Sid
     torch.manual_seed(0)
     sparse = info.only_supports_sparse_grads
     module = torch.nn.Embedding(7, 3, sparse=True) if sparse else small_model(info)
-    module = side(module.to(dtype))
-    x = side(torch.randint(7, (5,)) if sparse else torch.randn(5, 4).to(dtype))
+    module = side(module.to(DEVICE, dtype))
+    x = torch.randint(7, (5,)) if sparse else torch.randn(5, 4).to(dtype)
+    x = side(x.to(DEVICE))
     # A copy: some optimizers keep tensors of their options.
     optimizer = info.optim_cls(module.parameters(), **clone(kwargs))
 

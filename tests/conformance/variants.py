@@ -21,7 +21,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .compare import Program, clone
-from .known import METADATA_ONLY
+from .known import DEVICE, METADATA_ONLY
 from .lists import list_entries
 from .suites import (
     Entry,
@@ -47,7 +47,7 @@ def on_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> A
 
 def strided(x: torch.Tensor) -> torch.Tensor:
     """A tensor of the same values: every second element of a larger one, from the third on."""
-    larger = torch.zeros(*x.shape[:-1], 2 * x.shape[-1] + 2, dtype=x.dtype) if x.dim() else None
+    larger = torch.zeros(*x.shape[:-1], 2 * x.shape[-1] + 2, **as_(x)) if x.dim() else None
     if larger is None:
         return torch.stack([x, x])[1]
     return larger[..., 2::2].copy_(x)
@@ -171,9 +171,13 @@ def fused_entries(dtype: torch.dtype | None) -> list[Entry]:
 # --- out=: what is made for a result, given the result of the call without out=
 
 
+def as_(x: torch.Tensor) -> Any:
+    return {"dtype": x.dtype, "device": x.device}
+
+
 def empty(x: torch.Tensor) -> torch.Tensor:
     """The operator has to resize it."""
-    return torch.empty(0, dtype=x.dtype)
+    return torch.empty(0, **as_(x))
 
 
 def same_shape(x: torch.Tensor) -> torch.Tensor:
@@ -182,16 +186,18 @@ def same_shape(x: torch.Tensor) -> torch.Tensor:
 
 def other_shape(x: torch.Tensor) -> torch.Tensor:
     """Eager warns, and resizes it."""
-    return torch.zeros(*x.shape, 2, dtype=x.dtype)
+    return torch.zeros(*x.shape, 2, **as_(x))
 
 
 def wider(x: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(x.shape, dtype=torch.complex128 if x.is_complex() else torch.float64)
+    dtype = torch.complex128 if x.is_complex() else torch.float64
+    return torch.zeros(x.shape, dtype=dtype, device=x.device)
 
 
 def narrower(x: torch.Tensor) -> torch.Tensor:
     """Eager refuses results that cannot be cast so."""
-    return torch.zeros(x.shape, dtype=torch.int16 if x.dtype != torch.bool else torch.bool)
+    dtype = torch.int16 if x.dtype != torch.bool else torch.bool
+    return torch.zeros(x.shape, dtype=dtype, device=x.device)
 
 
 def with_grad(x: torch.Tensor) -> torch.Tensor:
@@ -201,7 +207,7 @@ def with_grad(x: torch.Tensor) -> torch.Tensor:
 
 def expanded(x: torch.Tensor) -> torch.Tensor:
     """Kernels that do not look would write beyond a storage of one element."""
-    return torch.zeros(x.numel() + 1, dtype=x.dtype).as_strided(x.shape, (0,) * x.dim())
+    return torch.zeros(x.numel() + 1, **as_(x)).as_strided(x.shape, (0,) * x.dim())
 
 
 OUT = {
@@ -265,7 +271,7 @@ def out_entries(samples: Any, suite: str, dtype: torch.dtype | None) -> list[Ent
 
 
 def error_samples(op: Any) -> Iterator[Sample]:
-    for i, error in enumerate(list(op.error_inputs("cpu"))):
+    for i, error in enumerate(list(op.error_inputs(DEVICE))):
         yield Sample(str(i), partial(build_op, op, error.sample_input, True))
 
 
@@ -281,7 +287,7 @@ def error_entries(_: torch.dtype | None) -> list[Entry]:
 def module_error_samples(info: Any) -> Iterator[Sample]:
     for training in (True, False) if info.train_and_eval_differ else (True,):
         errors = info.module_error_inputs_func(
-            info, device="cpu", dtype=torch.float32, requires_grad=False, training=training
+            info, device=DEVICE, dtype=torch.float32, requires_grad=False, training=training
         )
         for i, error in enumerate(list(errors)):
             label = f"{i} {'train' if training else 'eval'}"
@@ -312,7 +318,7 @@ def module_error_entries(_: torch.dtype | None) -> list[Entry]:
 
 
 def optim_error_samples(info: Any) -> Iterator[Sample]:
-    for error in info.optim_error_inputs_func(device="cpu", dtype=torch.float32):
+    for error in info.optim_error_inputs_func(device=DEVICE, dtype=torch.float32):
         label = error.optimizer_error_input.desc
         yield Sample(label, partial(build_refused_optimizer, info, error))
 
@@ -355,7 +361,7 @@ DTYPES = (
 
 def dtype_samples(op: Any) -> Iterator[Sample]:
     """The first samples, in each dtype that the operator does not have."""
-    missing = [dtype for dtype in DTYPES if dtype not in op.supported_dtypes("cpu")]
+    missing = [dtype for dtype in DTYPES if dtype not in op.supported_dtypes(DEVICE)]
     for i, sample in enumerate(op_inputs(op, None)):
         if i >= FEW:
             return
