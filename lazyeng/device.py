@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import types
 import warnings
@@ -14,13 +15,14 @@ import torch.utils.backend_registration
 from lazyeng import _C, loading
 
 NAME = "lazyeng"
+_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # (torch reads it at each call)
 
 
 def register() -> None:
     """Names the PrivateUse1 backend and gives torch its device module. Once per process."""
-    real = "cuda:0" if torch.cuda.is_available() else "cpu"
+    real = "cuda:0" if _has_gpu() else "cpu"
     _C.set_backing_device(real)
-    if not _C.keep_accelerator():
+    if not _C.keep_accelerator() and torch.version.cuda is not None:
         warnings.warn(
             f'lazyeng: torch {torch.__version__} cannot have the device "{NAME}" beside '
             f"{torch.accelerator.current_accelerator()} in a way that this version of lazyeng "
@@ -36,6 +38,21 @@ def register() -> None:
     _autocast_by_name()
     _profile_no_device()
     loading.install(NAME, real)
+
+
+def _has_gpu() -> bool:
+    """Without a call of CUDA's: after one, no child of a fork can use a GPU."""
+    if torch.version.cuda is None:
+        return torch.cuda.is_available()  # (that of whoever has put another function there)
+    before = os.environ.get(_BY_NVML)
+    os.environ[_BY_NVML] = "1"
+    try:
+        return torch.cuda.is_available()
+    finally:
+        if before is None:
+            del os.environ[_BY_NVML]
+        else:
+            os.environ[_BY_NVML] = before
 
 
 def _autocast_by_name() -> None:

@@ -13,6 +13,7 @@ from lazyeng import (
     custom_ops,
     device,
     dirty_inputs,
+    jiterator,
     optimizers,
     parameters,
     plain_data,
@@ -64,6 +65,7 @@ def start(config: Config) -> None:
     process.install()
     settings.install()
     tracers.install()
+    jiterator.install()
     _C.start_engine()
 
 

@@ -305,7 +305,7 @@ def check_writes_through_views_and_over_results() -> None:
         with lazyeng.lazy("deferred"):
             made = step(there, weights)
             torch.testing.assert_close(lazyeng.unwrap(made).cpu(), expected)
-        torch.testing.assert_close(lazyeng.unwrap(there).cpu(), state)
+        torch.testing.assert_close(lazyeng.unwrap(there).cpu(), state, rtol=1e-5, atol=1e-5)
         kernels.wait()
     assert launches() > before
 

@@ -232,7 +232,8 @@ def _check(x, target, weight, reduction, label_smoothing) -> None:
         )
     _launch.check_tensors(OP, x=x, weight=weight)
     if target.dtype not in (torch.int64, torch.uint8):
-        raise RuntimeError(
+        error = NotImplementedError if x.is_cuda else RuntimeError  # (torch's kernels)
+        raise error(
             f"[{OP}] dtype of target is not supported, got {target.dtype}, "
             "expected class indices of torch.int64 or torch.uint8"
         )

@@ -3,7 +3,6 @@
 // function there, which says no. Nothing else in that library looks through the slot.
 #include "csrc/record/accelerator.h"
 
-#include <ATen/DeviceAccelerator.h>
 #include <c10/core/DeviceType.h>
 #include <elf.h>
 #include <link.h>
@@ -89,12 +88,12 @@ bool write_slot(void** slot, void* function) {
 
 }  // namespace
 
+// (torch's accelerator is not asked for: the answer takes a call of CUDA's, after which no child of a
+// fork can use a GPU; and this runs when torch is imported.)
 bool keep_accelerator() {
-  const std::optional<c10::DeviceType> before = at::getAccelerator(false);
-  if (before == c10::kPrivateUse1) return true;
+  if (c10::is_privateuse1_backend_registered()) return true;
   void** slot = call_slot("/libtorch_cpu.so", "_ZN3c1033is_privateuse1_backend_registeredEv");
-  const bool kept = slot && write_slot(slot, reinterpret_cast<void*>(&not_registered));
-  return kept || !before;
+  return slot && write_slot(slot, reinterpret_cast<void*>(&not_registered));
 }
 
 }  // namespace lazyeng::record

@@ -24,16 +24,10 @@ namespace lazyeng::record {
 namespace {
 
 /// Their decomposition looks at the memory of an integer tensor: lengths, places to split at, the
-/// batch sizes of a packed sequence, a shape.
-constexpr std::array<const char*, 9> kReadMemory = {"ctc_loss.Tensor",
-                                                    "tensor_split.tensor_indices_or_sections",
-                                                    "lstm.data",
-                                                    "gru.data",
-                                                    "rnn_tanh.data",
-                                                    "rnn_relu.data",
-                                                    "_pad_packed_sequence",
-                                                    "_pack_padded_sequence_backward",
-                                                    "_reshape_from_tensor"};
+/// lengths of a packed sequence, a shape.
+constexpr std::array<const char*, 5> kReadMemory = {
+    "ctc_loss.Tensor", "tensor_split.tensor_indices_or_sections", "_pad_packed_sequence",
+    "_pack_padded_sequence_backward", "_reshape_from_tensor"};
 
 /// The same, and of what it computes from them: the largest index. The result is not lazy.
 constexpr std::array<const char*, 4> kReadIndices = {
@@ -82,25 +76,6 @@ constexpr std::array<const char*, 4> kFillFactory = {"pad_sequence", "linalg_mat
                                                      "linalg_matrix_norm.str_ord", "vander"};
 
 bool integral(const at::Tensor& tensor) { return c10::isIntegralType(tensor.scalar_type(), false); }
-
-/// Puts plain tensors in place of the lazy integer tensors; not of those that the results are views
-/// of, which would then be plain.
-void read_integers(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const std::vector<c10::Argument>& arguments = op.schema().arguments();
-  const size_t count = arguments.size();
-  for (size_t i = 0; i < count; ++i) {
-    if (arguments[i].alias_info()) continue;
-    c10::IValue& argument = torch::jit::peek(*stack, i, count);
-    if (!argument.isTensor() || !argument.toTensor().defined() || !integral(argument.toTensor()))
-      continue;
-    LazyImpl* lazy = lazy_impl(argument.toTensor());
-    if (!lazy) continue;
-    const Gate::Inside inside;
-    const run::ValueRef value = lazy->value();
-    current_recorder()->wait_and_check(*value);
-    argument = value->plain();
-  }
-}
 
 /// Reads the integer tensors now, then decomposes.
 void read_integers_first(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -247,6 +222,23 @@ torch::Library library_for(c10::DispatchKey key) {
 }
 
 }  // namespace
+
+void read_integers(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const std::vector<c10::Argument>& arguments = op.schema().arguments();
+  const size_t count = arguments.size();
+  for (size_t i = 0; i < count; ++i) {
+    if (arguments[i].alias_info()) continue;
+    c10::IValue& argument = torch::jit::peek(*stack, i, count);
+    if (!argument.isTensor() || !argument.toTensor().defined() || !integral(argument.toTensor()))
+      continue;
+    LazyImpl* lazy = lazy_impl(argument.toTensor());
+    if (!lazy) continue;
+    const Gate::Inside inside;
+    const run::ValueRef value = lazy->value();
+    current_recorder()->wait_and_check(*value);
+    argument = value->plain();
+  }
+}
 
 void register_opaque_composites() {
   static torch::Library autograd = library_for(c10::DispatchKey::AutogradPrivateUse1);

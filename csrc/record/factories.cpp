@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
+#include "csrc/record/carried.h"
 #include "csrc/run/executor.h"
 
 namespace lazyeng::record {
@@ -20,6 +21,7 @@ namespace {
 thread_local int lazy_graph_task = -1;  // the newest backward pass here that recorded something
 
 thread_local bool backward_from_lazy = false;
+constexpr const char* kCarried = "lazyeng.back";  // (the same, for threads of autograd's own)
 
 thread_local bool lazy_factories = false;
 
@@ -40,7 +42,8 @@ bool makes_from_data(const c10::impl::LocalDispatchKeySet& keys) {
 
 bool in_backward_of_lazy() {
   const int task = torch::autograd::get_current_graph_task_id();
-  if (task == -1 || !(backward_from_lazy || task == lazy_graph_task)) return false;
+  if (task == -1) return false;
+  if (!backward_from_lazy && task != lazy_graph_task && !carried<bool>(kCarried)) return false;
   const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
   return !run::RealDispatch::active() && !in_plain_kernel(keys) && !makes_from_data(keys);
 }
@@ -94,7 +97,12 @@ void note_backward_of_lazy() {
   if (task != -1) lazy_graph_task = task;
 }
 
-bool set_backward_from_lazy(bool lazy) { return std::exchange(backward_from_lazy, lazy); }
+bool set_backward_from_lazy(bool lazy) {
+  if (lazy == backward_from_lazy) return lazy;
+  static const auto yes = std::make_shared<Carried<bool>>(true);
+  lazy ? carry(kCarried, yes) : carry_no_more(kCarried);
+  return std::exchange(backward_from_lazy, lazy);
+}
 
 LazyFactories::LazyFactories() : before_(std::exchange(lazy_factories, true)) {}
 LazyFactories::~LazyFactories() { lazy_factories = before_; }

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
+
 #include "csrc/record/costs.h"
 #include "csrc/record/doubts.h"
 #include "csrc/record/meta_answers.h"
@@ -116,13 +118,22 @@ PlanRef plan_to_run_now() {
   return plan;
 }
 
+/// It is asked as for the CPU's kernel. (linalg_svd has other strides by cuSOLVER than by LAPACK.)
+bool structured_meta_is_right(const Call& call) {
+  const auto is_cuda = [](const run::GeometryRef& look) {
+    return look && look->device().is_cuda();
+  };
+  return call.info.structured_meta &&
+         !(call.info.wrong_meta && std::any_of(call.looks.begin(), call.looks.end(), is_cuda));
+}
+
 PlanRef infer_any(const Call& call) {
   if (call.info.returns_plain || call.info.distrust_plans) return nullptr;
   const run::Doubt& doubt = doubt_of(call);
   if (doubt.layouts.load(std::memory_order_relaxed) != 0) return nullptr;
   if (writes_overlapping(call) || may_conjugate_given(call)) return plan_to_run_now();
   MetaAnswer answer = MetaAnswer::none;
-  if (call.info.structured_meta && !doubt.structured.load(std::memory_order_relaxed)) {
+  if (structured_meta_is_right(call) && !doubt.structured.load(std::memory_order_relaxed)) {
     PlanRef plan = ask_meta(call, For::structured_meta, answer);
     if (answer != MetaAnswer::none && !(plan && follows_a_copy(call, *plan))) return plan;
   }

@@ -18,6 +18,7 @@
 #include "csrc/record/factories.h"
 #include "csrc/record/gate.h"
 #include "csrc/record/meta_answers.h"
+#include "csrc/record/recurrent.h"
 #include "csrc/record/tensor_lists.h"
 
 namespace lazyeng::record {
@@ -228,6 +229,7 @@ size_t register_kernels() {
   register_fallbacks();
   register_factories();
   register_opaque_composites();
+  register_recurrent_layers();
   register_collectives();
   registered().new_ops.names = std::move(others);
   adopt_ops_with_kernels();

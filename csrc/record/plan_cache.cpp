@@ -3,6 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DefaultDtype.h>
 
+#include <algorithm>
 #include <bit>
 
 #include "csrc/record/infer.h"
@@ -26,6 +27,9 @@ enum Tag : uint64_t {
   complex
 };
 
+bool add_scalar_kinds(c10::ArrayRef<c10::IValue> numbers, PlanKey& key);
+
+/// Of a number, or a list of numbers. False: it is something else.
 bool add_scalar_kind(const c10::IValue& value, PlanKey& key) {
   if (value.isInt())
     key.push_back(Tag::integer);
@@ -36,8 +40,15 @@ bool add_scalar_kind(const c10::IValue& value, PlanKey& key) {
   else if (value.isComplexDouble())
     key.push_back(Tag::complex);
   else
-    return false;
+    return value.isList() && add_scalar_kinds(value.toListRef(), key);
   return true;
+}
+
+bool add_scalar_kinds(c10::ArrayRef<c10::IValue> numbers, PlanKey& key) {
+  key.push_back(Tag::list);
+  key.push_back(numbers.size());
+  return std::all_of(numbers.begin(), numbers.end(),
+                     [&](const c10::IValue& number) { return add_scalar_kind(number, key); });
 }
 
 template <class List>

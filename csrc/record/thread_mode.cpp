@@ -1,12 +1,13 @@
 // csrc/record/thread_mode.cpp: entering and leaving lazy() blocks.
 #include "csrc/record/thread_mode.h"
 
-#include <ATen/ThreadLocalPythonObjects.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <atomic>
 #include <memory>
+
+#include "csrc/record/carried.h"
 
 namespace lazyeng::record {
 namespace {
@@ -26,21 +27,7 @@ void include_lazy_key(bool include) {
 
 thread_local std::vector<OpenBlock> open_blocks;  // of the calling thread, outermost first
 
-/// What torch takes along when other threads go on for this one (at::ThreadLocalState): of what it
-/// keeps for anybody by name, this is no Python object.
-struct Carried : c10::SafePyObject {
-  explicit Carried(const ThreadMode& mode) : SafePyObject(nullptr, nullptr), mode(mode) {}
-  const ThreadMode mode;
-};
 constexpr const char* kCarried = "lazyeng.block";
-
-void carry(const ThreadMode& mode) {
-  using Objects = at::impl::ThreadLocalPythonObjects;
-  if (mode.inside())
-    Objects::set(kCarried, std::make_shared<Carried>(mode));
-  else if (Objects::contains(kCarried))
-    Objects::set(kCarried, nullptr);  // (torch 2.11 cannot erase)
-}
 
 void be_in_innermost() {
   ThreadMode& current = detail::thread_mode;
@@ -51,19 +38,20 @@ void be_in_innermost() {
     current.block = open_blocks.back().number;
   }
   include_lazy_key(current.inside());
-  carry(current);
+  if (current.inside())
+    carry(kCarried, std::make_shared<Carried<ThreadMode>>(current));
+  else
+    carry_no_more(kCarried);
 }
 
 }  // namespace
 
 const ThreadMode& detail::mode_outside() {
-  using Objects = at::impl::ThreadLocalPythonObjects;
   static thread_local ThreadMode outside;
   outside = {default_mode(), 0, 0};
   // (What a block includes is carried too, and asked for in less time.)
-  const bool carried = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::PrivateUse1);
-  if (carried && Objects::contains(kCarried) && Objects::get(kCarried))
-    outside = static_cast<const Carried&>(*Objects::get(kCarried)).mode;
+  if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::PrivateUse1))
+    if (const auto* mode = carried<ThreadMode>(kCarried)) outside = *mode;
   return outside;
 }
 

@@ -33,7 +33,8 @@ namespace {
 
 using std::string_view;
 
-constexpr size_t kMarkEvery = 8;  // launches; an event costs about as much as a launch
+constexpr size_t kMarkEvery = 32;  // launches; an event costs about as much as a launch
+constexpr size_t kLookEvery = 8;   // launches; a twentieth of that
 constexpr size_t kMost = 8192;
 
 /// Ops whose CUDA kernels hold assertions about values: all that indexes, draws with given
@@ -242,7 +243,8 @@ class LaunchLog {
   }
 
   void look_at_mark() {
-    if (marks_.empty() || last_ticket_ < marked_ + kMarkEvery / 2) return;
+    if (marks_.empty() || last_ticket_ < marked_ + kMarkEvery / 2 || last_ticket_ % kLookEvery)
+      return;
     const c10::DeviceGuard here(device_);
     if (std::all_of(marks_.begin(), marks_.end(), [](const EventRef& m) { return m->query(); }))
       drop_through(marked_);

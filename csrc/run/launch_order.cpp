@@ -12,6 +12,8 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <utility>
+
 #include "csrc/run/plain_storage.h"
 
 namespace lazyeng::run {
@@ -62,6 +64,13 @@ void note(const Node& node, const c10::Stream& stream, const EventRef& done) {
       output->var().streams.note(stream, true, done);
 }
 
+/// A thread has a context of CUDA's from its first call that needs one. cuBLAS is no such call, and
+/// warns of a thread that has none.
+void has_context(const c10::impl::VirtualGuardImpl& guard, const c10::Stream& stream) {
+  static thread_local bool has = false;
+  if (!std::exchange(has, true)) guard.queryStream(stream);
+}
+
 }  // namespace
 
 c10::Stream launch_stream(const Node& node) {
@@ -72,6 +81,7 @@ OnStream::OnStream(const Node& node) {
   if (node.device.is_cpu()) return;
   const c10::Stream stream = launch_stream(node);
   const c10::impl::VirtualGuardImpl guard(stream.device_type());
+  if (!node.captured) has_context(guard, stream);
   if (guard.getStream(stream.device()) != stream) guard_.reset_stream(stream);
 }
 

@@ -74,7 +74,8 @@ constexpr std::array<string_view, 2> kRowNumbers = {"pivots", "LU_pivots"};
 
 /// Ops whose meta function is known to tell other strides, or other shapes, than the kernel
 /// returns, or to take sizes that it refuses. (Others are found out when they are verified.)
-constexpr std::array<string_view, 26> kWrongMeta = {"aten::native_batch_norm",
+constexpr std::array<string_view, 27> kWrongMeta = {"aten::_cudnn_rnn",
+                                                    "aten::native_batch_norm",
                                                     "aten::_native_batch_norm_legit",
                                                     "aten::_batch_norm_with_update",
                                                     "aten::_native_batch_norm_legit_functional",

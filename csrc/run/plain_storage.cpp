@@ -200,10 +200,14 @@ void PlainStorages::forget(StorageVar& var) {
 
 c10::DeleterFnPtr alias_deleter() { return &drop_storage; }
 
-const at::DataPtr& owning_data(const c10::Storage& storage) {
+const c10::Storage& owning_storage(const c10::Storage& storage) {
   const at::DataPtr& data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
-  if (data.get_deleter() != &drop_storage) return data;
-  return owning_data(*static_cast<const c10::Storage*>(data.get_context()));
+  if (data.get_deleter() != &drop_storage) return storage;
+  return owning_storage(*static_cast<const c10::Storage*>(data.get_context()));
+}
+
+at::DataPtr& owning_data(const c10::Storage& storage) {
+  return owning_storage(storage).unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
 }
 
 PlainStorages& plain_storages() {

@@ -66,7 +66,9 @@ class PlainStorages {
 
 PlainStorages& plain_storages();
 
-/// What the allocator has given: of the face that owns the memory, if `storage` is the other one.
-const at::DataPtr& owning_data(const c10::Storage& storage);
+/// The face that owns the memory, if `storage` is the other one.
+const c10::Storage& owning_storage(const c10::Storage& storage);
+/// What the allocator has given for it.
+at::DataPtr& owning_data(const c10::Storage& storage);
 
 }  // namespace lazyeng::run

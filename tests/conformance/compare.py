@@ -103,7 +103,14 @@ def output_grads(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def has_overlap(x: torch.Tensor) -> bool:
-    return any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride(), strict=True))
+    """Whether elements may share memory: what is copied into it is anybody's guess then (and the
+    result of `unfold` is such a view)."""
+    reach = 0
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
 
 
 def run_backward(program: Program, outputs: Any, lazy: bool) -> Any:

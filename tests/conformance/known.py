@@ -20,6 +20,21 @@ KNOWN: dict[str, str] = {
     "out_forms:_batch_norm_with_update": _PRINTS,
 }
 
+if DEVICE == "cuda":
+    _SEED = "without dropout the seed and offset that it returns are uninitialised memory, in eager too"
+    KNOWN |= {
+        "op:torch.ops.aten._flash_attention_forward": _SEED,
+        "op:torch.ops.aten._efficient_attention_forward": _SEED,
+        "op:_softmax_backward_data": (
+            "CUDA's kernel, and nothing before it, refuses these dtypes: the error is raised where the "
+            "result is read"
+        ),
+        "optim:ASGD": (
+            "outside a block its numbers are plain tensors on the device, which a recorded op reads "
+            "and the optimizer then changes: reported, as errors.md has it"
+        ),
+    }
+
 # The same for LAZYENG_FUSION=on, in one dtype: groups round otherwise than eager there.
 _ROUNDED_ONCE = (
     "eager (`rsqrt_kernel` of ATen's cpu/UnaryOpsKernel.cpp) rounds twice, 1 / sqrt(x), where elements "

@@ -150,6 +150,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
     if (block->pool) return give_back_to_pool(block);
     std::lock_guard lock(mutex());
     if (block->also_used_by.empty()) return keep(block);
+    check(block->stream->device());  // (as CUDA's allocator, which throws where it frees)
     Waiting waits{block, {}};
     for (StreamThread* stream : block->also_used_by) {
       waits.events.push_back(std::make_shared<Event>());
