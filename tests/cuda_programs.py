@@ -269,7 +269,7 @@ def outcome_on_device(program: random_programs.Program, mode: str) -> dict[str, 
 DRAWS = frozenset(
     name
     for name, op in random_programs.OPS.items()
-    if op.default_generator or name in ("rand", "randint", "reseed")
+    if op.default_generator or name in ("rand", "randint", "reseed", "multinomial")
 ) | {"uniform_", "normal_", "random_", "bernoulli_"}
 
 

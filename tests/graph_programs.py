@@ -304,7 +304,7 @@ def check_writes_through_views_and_over_results() -> None:
         expected = step(state, weight)
         with lazyeng.lazy("deferred"):
             made = step(there, weights)
-            torch.testing.assert_close(lazyeng.unwrap(made).cpu(), expected)
+            torch.testing.assert_close(lazyeng.unwrap(made).cpu(), expected, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(lazyeng.unwrap(there).cpu(), state, rtol=1e-5, atol=1e-5)
         kernels.wait()
     assert launches() > before
@@ -570,4 +570,5 @@ def check_windows_in_any_order() -> None:
                 if reads:
                     torch.testing.assert_close(lazyeng.unwrap(there).cpu(), state)
             torch.testing.assert_close(lazyeng.unwrap(there).cpu(), state)
-    assert launches() > 5
+    # (On a real GPU it is chance whether windows repeat: workers fetch them as they are free.)
+    assert launches() > 5 or not kernels.told

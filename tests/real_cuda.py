@@ -60,6 +60,7 @@ LEFT_OUT = {
     "check_out_of_memory_is_an_error_of_its_op_alone": _MEMORY,
     "check_a_group_that_lacks_memory_runs_all_the_same": _MEMORY,
     "check_what_is_pending_is_bounded_by_the_memory_of_the_device": _MEMORY,
+    "check_a_group_without_a_kernel_frees_memory_as_it_goes": _MEMORY,
     "check_kernels_do_not_overwrite_what_is_being_copied_to_the_host": _HELD,
     "check_a_pinned_source_is_not_written_before_it_is_copied": _HELD,
     "check_a_plain_source_that_changes_in_flight_is_reported": _HELD,

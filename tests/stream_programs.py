@@ -450,6 +450,21 @@ def check_a_group_that_lacks_memory_runs_all_the_same() -> None:
         kernels.wait()
 
 
+def check_a_group_without_a_kernel_frees_memory_as_it_goes() -> None:
+    """20 ops, in blocks of one step and of many; each would keep 1 MiB for each op."""
+    x = torch.ones(MB // 4, device="cuda")
+    for steps in (1, 8):
+        lazyeng.synchronize()
+        simulated.set_memory(0, 1 << 40)
+        with lazyeng.lazy("deferred"):
+            for _ in range(steps):
+                y = x
+                for _ in range(5):
+                    y = (y * 0.5 + x).relu() - 0.25
+        assert y.cpu().unique().numel() == 1
+        assert simulated.most_memory(0) <= 6 * MB, (steps, simulated.most_memory(0) / MB)
+
+
 def check_what_is_pending_is_bounded_by_the_memory_of_the_device() -> None:
     """The device has less than the host: an eighth of it may be on its way."""
     simulated.set_memory(0, 64 * MB)

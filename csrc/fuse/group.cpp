@@ -328,8 +328,31 @@ void Group::report_changed_inputs() {
   for (const Member& member : members) outcomes_.report_changed_inputs(*member.node);
 }
 
+/// Of each var: the last member that reads or writes it.
+std::vector<uint32_t> Group::last_uses() const {
+  std::vector<uint32_t> last(vars.size());
+  for (uint32_t m = 0; m < members.size(); ++m)
+    for (const c10::ArrayRef<int16_t> places :
+         {c10::ArrayRef<int16_t>(members[m].operands), c10::ArrayRef<int16_t>(members[m].results)})
+      for (const int16_t value : places)
+        if (value != kNone) last[values[value].var] = m;
+  return last;
+}
+
+/// (Memory of a result that nobody holds goes with the last member that needs it: the group would
+/// keep all of a long chain.)
 void Group::run_members() noexcept {
-  for (const Member& member : members) outcomes_.run(*member.node);
+  const std::vector<bool> needed = needed_vars(*this);
+  const std::vector<uint32_t> last = last_uses();
+  for (uint32_t m = 0; m < members.size(); ++m) {
+    outcomes_.run(*members[m].node);
+    for (size_t v = 0; v < vars.size(); ++v) {
+      if (needed[v] || last[v] != m || vars[v].var->exposed()) continue;
+      for (const GroupValue& value : values)
+        if (value.var == v) value.value->drop_real();
+      vars[v].var->drop_memory();
+    }
+  }
 }
 
 const engine::FailurePtr& Group::failure_of(const engine::Var& var,

@@ -94,6 +94,7 @@ class Group final : public engine::Op, public GroupTraits, public engine::Pooled
   void trace(int64_t begin) const noexcept;
   void report_changed_inputs();
   void run_members() noexcept;
+  std::vector<uint32_t> last_uses() const;
 
   Outcomes outcomes_;  // of members that ran one by one
 };

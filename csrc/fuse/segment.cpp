@@ -64,7 +64,7 @@ void Segment::let_go_of(size_t op, size_t first_node, size_t end_node) {
   }
   ops_[op] = nullptr;
   for (run::StorageVar* const var : vars)
-    if (var->use_count() == 1 && !var->exposed()) var->set_engine_face(c10::Storage());
+    if (var->use_count() == 1 && !var->exposed()) var->drop_memory();
 }
 
 /// A group looks at the vars for failures; of what an op of this segment has failed they know only

@@ -83,7 +83,7 @@ void StandIns::let_go_of(size_t op) {
   for (size_t v = 0; v < vars_.size(); ++v) {
     if (!vars_[v] || kept_[v] || last_use_[v] != op) continue;
     for (run::Value* value : values_of_[v]) value->drop_real();
-    vars_[v]->set_engine_face(c10::Storage());
+    vars_[v]->drop_memory();
   }
 }
 

@@ -128,8 +128,13 @@ void free_safely(const c10::Storage& memory) {
 StorageVar::~StorageVar() {
   if (siblings) siblings->remove(this);
   if (exposed()) plain_storages().forget(*this);
+  drop_memory();
+}
+
+void StorageVar::drop_memory() {
   if (!streams.only_default() && engine_face_ && !engine_face_.device().is_cpu())
     free_safely(engine_face_);
+  engine_face_ = c10::Storage();
 }
 
 std::shared_ptr<TrackedVersion> track_version(const at::Tensor& tensor) {

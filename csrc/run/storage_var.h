@@ -65,6 +65,8 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
   /// Not before the op that makes it has run. Set once, by that op.
   const c10::Storage& engine_face() const { return engine_face_; }
   void set_engine_face(c10::Storage storage) { engine_face_ = std::move(storage); }
+  /// Nobody can ask for its memory any more.
+  void drop_memory();
 
   /// Size as of the last recorded op.
   uint64_t nbytes() const { return nbytes_.load(std::memory_order_relaxed); }

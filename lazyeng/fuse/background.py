@@ -1,12 +1,14 @@
-"""The thread that makes kernels for devices; torch's own run until they are there.
+"""The threads that make kernels for devices; torch's own run until they are there.
 
-Engine threads ask (``csrc/fuse/kernel_requests``); the first time that one does, the thread begins.
+Engine threads ask (``csrc/fuse/kernel_requests``); the first time that one does, they begin. Each has
+a process that compiles (``compiler_process.py``).
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -21,6 +23,7 @@ from lazyeng.fuse.compiler import (
     CompileError,
     Request,
     compile_kernels,
+    end_compiler,
     request_for,
     triton_version,
 )
@@ -36,7 +39,8 @@ class CompileWarning(UserWarning):
 
 
 class KernelMaker:
-    """Looks on disk, compiles what is not there, and remembers what came out. For one thread."""
+    """Looks on disk, compiles what is not there, and remembers what came out. (What two threads look
+    for at once, both compile.)"""
 
     def __init__(
         self,
@@ -75,11 +79,16 @@ class KernelMaker:
 
 
 class Service:
-    """Answers the requests of the core, one after another."""
+    """Answers the requests of the core, one after another in each thread that runs it."""
 
     def __init__(self, maker: KernelMaker) -> None:
         self._maker = maker
         self._reported: set[str] = set()
+        self._stopping = False
+
+    def stop(self) -> None:
+        """From here on nothing is reported: who compiles is about to be interrupted."""
+        self._stopping = True
 
     def run(self) -> None:
         """Until the core says that there is nothing more."""
@@ -151,7 +160,7 @@ class Service:
     def _report(self, error: Exception) -> None:
         """Once for each thing that is said, however many groups it is said of."""
         said = str(error) or type(error).__name__
-        if said in self._reported:
+        if said in self._reported or self._stopping:
             return
         self._reported.add(said)
         with contextlib.suppress(CompileWarning):  # filters may turn it into an exception
@@ -191,21 +200,37 @@ def _described(
     return "number", argument.type, 0, number_of(argument, program, launches)
 
 
-_thread: threading.Thread | None = None
+_threads: list[threading.Thread] = []
+
+
+def _how_many() -> int:
+    """A quarter of the cores: the program needs the others."""
+    return max(1, min(4, len(os.sched_getaffinity(0)) // 4))
 
 
 def start() -> None:
-    """Starts the thread, once. The core calls it on the main thread."""
-    global _thread  # noqa: PLW0603 (once a process)
-    if _thread is None:
-        _thread = threading.Thread(
-            target=Service(KernelMaker()).run, name="lazyeng-compiler", daemon=True
-        )
-        _thread.start()
-        atexit.register(_stop, _thread)
+    """Starts the threads, once. The core calls it on the main thread."""
+    if _threads:
+        return
+    service = Service(KernelMaker())
+    for _ in range(_how_many()):
+        thread = threading.Thread(target=_serve, args=(service,), name="lazyeng-compiler", daemon=True)
+        _threads.append(thread)
+        thread.start()
+    atexit.register(_stop, service)
 
 
-def _stop(thread: threading.Thread) -> None:
-    """Lets the thread end if it waits. One that compiles is left to the end of the process."""
+def _serve(service: Service) -> None:
+    try:
+        service.run()
+    finally:
+        end_compiler()
+
+
+def _stop(service: Service) -> None:
+    """Lets the threads end if they wait. What one compiles is left to the end of the process, which
+    ends its compiler too."""
+    service.stop()
     _C.stop_kernel_requests()
-    thread.join(timeout=0.5)
+    for thread in _threads:
+        thread.join(timeout=0.5 / len(_threads))

@@ -1,4 +1,4 @@
-"""From source to cubin: requests, their keys, and the process that compiles (``worker.py``)."""
+"""From source to cubin: requests, their keys, and what the process that compiles answers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import base64
 import hashlib
 import importlib.metadata
 import json
-import subprocess
-import sys
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from lazyeng.fuse.compiler_process import CompilerProcess, ProcessError
 from lazyeng.fuse.launches import Launch
 from lazyeng.fuse.source import Source
 
-WORKER = Path(__file__).with_name("worker.py")
-SECONDS = 120  # for a request; most take half of one
 FORMAT = 3  # of what is kept; another number is another key
 
 
@@ -87,7 +84,7 @@ def request_for(
 
 
 def compile_kernels(requests: Sequence[Request]) -> list[Compiled]:
-    """Compiles in a new process; waits for it, without the GIL.
+    """Compiles in another process; waits for it, without the GIL.
 
     Raises:
         CompileError: what is wrong with the first request that failed.
@@ -95,27 +92,31 @@ def compile_kernels(requests: Sequence[Request]) -> list[Compiled]:
     return [compiled(answer) for answer in answers(requests)]
 
 
-def answers(requests: Sequence[Request]) -> list[dict[str, Any]]:
+class _Own(threading.local):
+    """The process of a thread."""
+
+    def __init__(self) -> None:
+        self.process = CompilerProcess()
+
+
+_own = _Own()
+
+
+def answers(requests: Iterable[Request]) -> list[dict[str, Any]]:
     """What the worker says to each request.
 
     Raises:
-        CompileError: it did not end well.
+        CompileError: it did not answer one.
     """
-    command = [sys.executable, "-P", str(WORKER)]
     try:
-        done = subprocess.run(
-            command,
-            input=json.dumps([asdict(request) for request in requests]).encode(),
-            capture_output=True,
-            timeout=SECONDS * max(1, len(requests)),
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CompileError(f"the compiler did not run: {error}") from error
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-        raise CompileError(f"the compiler ended with status {done.returncode}: {said[0]}")
-    return json.loads(done.stdout)
+        return [_own.process.answer(asdict(request)) for request in requests]
+    except ProcessError as error:
+        raise CompileError(str(error)) from error
+
+
+def end_compiler() -> None:
+    """Ends the calling thread's process."""
+    _own.process.end()
 
 
 def compiled(answer: dict[str, Any]) -> Compiled:

@@ -1,9 +1,9 @@
 """Compiles kernels in a process of its own; run as a script, which imports Triton and not torch.
 
-In: a JSON list of requests (``compiler.Request``) on stdin. Out: a list of results, or of
-``{"error": ...}``, on stdout. A process, so that the program's threads are not held up for the GIL
-half a second at a time, a crash of the compiler is none of the program, and Triton's own cache,
-which trusts what it finds, can be replaced by an empty folder.
+In: requests (``compiler.Request``), each a line of JSON on stdin. Out: an answer to each, or
+``{"error": ...}``, a line on stdout. A process, so that the program's threads are not held up for
+the GIL half a second at a time, a crash of the compiler is none of the program, and Triton's own
+cache, which trusts what it finds, can be replaced by an empty folder.
 """
 
 from __future__ import annotations
@@ -12,21 +12,40 @@ import base64
 import importlib.util
 import json
 import os
+import select
+import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import Any
+
+IDLE = 60  # seconds without a request after which it ends
 
 
 def main() -> None:
-    requests = json.load(sys.stdin)
-    results = sys.stdout
-    sys.stdout = sys.stderr  # what Triton prints is no result
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # (Ctrl-C is for the program)
+    results = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what Triton prints is no result
     with tempfile.TemporaryDirectory(prefix="lazyeng-triton-") as folder:  # 0700
         os.environ["TRITON_CACHE_DIR"] = os.path.join(folder, "cache")
         os.environ.pop("TRITON_INTERPRET", None)
         # Lines of a file that is gone make two thirds of a cubin, and a fifth of the time.
         os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
-        json.dump([answer(request, folder) for request in requests], results)
+        for line in lines():
+            json.dump(answer(json.loads(line), folder), results)
+            results.write("\n")
+            results.flush()
+
+
+def lines() -> Iterator[bytes]:
+    """Until the program ends, or asks for nothing any more."""
+    pending = b""
+    while select.select([0], [], [], IDLE)[0]:
+        part = os.read(0, 1 << 20)
+        if not part:
+            return
+        *whole, pending = (pending + part).split(b"\n")
+        yield from whole
 
 
 def answer(request: dict[str, Any], folder: str) -> dict[str, Any]:

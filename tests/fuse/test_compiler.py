@@ -3,7 +3,11 @@
 import functools
 import os
 import re
-from dataclasses import replace
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -11,13 +15,21 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 import torch
 
-from lazyeng.fuse import compiler
+from lazyeng.fuse import compiler, compiler_process
 from lazyeng.fuse.compiler import Compiled, CompileError, answers, request_for
+from lazyeng.fuse.compiler_process import ProcessError
 from lazyeng.fuse.launches import launches_of
 from lazyeng.fuse.source import source_of
 from tests.fuse.programs import PARTS, SAMPLES, groups_of, plans_of
 
 pytestmark = pytest.mark.plain_process
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_process_is_left():
+    yield
+    compiler.end_compiler()
+
 
 ARCHES = (80, 90)
 # Groups to compile for each: those that test_source.py interprets, and more by the variable.
@@ -121,15 +133,87 @@ def test_what_the_compiler_refuses_is_an_error():
         compiler.compile_kernels([wrong])
 
 
-def test_a_compiler_that_dies_is_an_error(tmp_path, monkeypatch):
+def a_request():
+    (request,) = requests_of(plans_of(lambda x: x * 2 + 1, torch.ones(9)), (90,))
+    return request
+
+
+@pytest.fixture
+def process():
+    made = compiler_process.CompilerProcess()
+    yield made
+    made.end()
+
+
+def test_one_process_for_many_requests(process):
+    request = asdict(a_request())
+    assert process.answer(request)["name"] == "group_kernel"
+    pid = process._process.pid
+    wrong = request | {"text": request["text"].replace("tl.load", "tl.lod")}
+    assert "lod" in process.answer(wrong)["error"]
+    assert process.answer(request | {"arch": 80})["name"] == "group_kernel"
+    assert process._process.pid == pid
+
+
+def test_a_process_that_is_gone_is_replaced(process):
+    request = asdict(a_request())
+    process.answer(request)
+    process._process.stdin.close()  # (as when it has had nothing to do: it ends with status 0)
+    process._process.wait(30)
+    assert process.answer(request)["name"] == "group_kernel"
+    process._process.kill()
+    process._process.wait()
+    assert process.answer(request)["name"] == "group_kernel"
+
+
+def test_a_child_of_a_fork_has_a_process_of_its_own(process):
+    request = asdict(a_request())
+    process.answer(request)
+    pid = process._process.pid
+    child = os.fork()
+    if child == 0:
+        answered = process.answer(request)["name"] == "group_kernel"
+        other = process._process.pid != pid
+        process.end()
+        os._exit(7 if answered and other else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert process.answer(request)["name"] == "group_kernel"
+    assert process._process.pid == pid
+
+
+def test_the_process_ends_with_the_program(tmp_path):
+    """Also if that is killed."""
+    program = f"""
+import os, sys
+from lazyeng.fuse.compiler_process import CompilerProcess
+process = CompilerProcess()
+process.answer({asdict(a_request())!r})
+print(process._process.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    pid = int(done.stdout)
+    for _ in range(200):
+        if not Path(f"/proc/{pid}/stat").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it lives on")
+
+
+def test_a_compiler_that_dies_is_an_error(tmp_path, monkeypatch, process):
     worker = tmp_path / "worker.py"
     worker.write_text("import os, sys; print('no memory', file=sys.stderr); os._exit(3)")
-    monkeypatch.setattr(compiler, "WORKER", worker)
-    with pytest.raises(CompileError, match="ended with status 3: no memory"):
-        compiler.compile_kernels([])
-    monkeypatch.setattr(compiler.sys, "executable", str(tmp_path / "none"))
-    with pytest.raises(CompileError, match="did not run"):
-        compiler.compile_kernels([])
+    monkeypatch.setattr(compiler_process, "WORKER", worker)
+    for _ in range(2):
+        with pytest.raises(ProcessError, match="ended with status 3: no memory"):
+            process.answer({})
+    worker.write_text("import time; time.sleep(100)")
+    monkeypatch.setattr(compiler_process, "SECONDS", 0.3)
+    with pytest.raises(ProcessError, match="did not answer within"):
+        process.answer({})
+    monkeypatch.setattr(compiler_process.sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(ProcessError, match="did not run"):
+        process.answer({})
 
 
 def test_a_key_says_what_decides_the_kernel(monkeypatch):
