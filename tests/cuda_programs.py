@@ -197,6 +197,51 @@ def check_memory_of_a_copy_is_not_reused_too_early() -> None:
             assert total.tolist() == [i + 1.0] * 64, (mode, i, total)
 
 
+def check_other_numbers_in_a_list_need_no_plan() -> None:
+    """Adam's corrections are others in each step."""
+    tensors = lazyeng.wrap([torch.ones(3, device="cuda"), torch.ones(4, 5, device="cuda")])
+    made = []
+    for i in range(6):
+        before = lazyeng.engine_stats()["plans"]
+        torch._foreach_div_(tensors, [1.0 + i, 2.0 + i])
+        torch._foreach_addcdiv_(tensors, tensors, tensors, [0.5 * i, float(i)])
+        made.append(lazyeng.engine_stats()["plans"] - before)
+    assert made[2:] == [0] * 4, made
+    torch._foreach_div_(tensors, [2, 3])  # (integers are of another kind)
+    expected = [torch.ones(3), torch.ones(4, 5)]
+    for i in range(6):
+        torch._foreach_div_(expected, [1.0 + i, 2.0 + i])
+        torch._foreach_addcdiv_(expected, expected, expected, [0.5 * i, float(i)])
+    torch._foreach_div_(expected, [2, 3])
+    torch.testing.assert_close(lazyeng.unwrap([t.cpu() for t in tensors]), expected)
+
+
+def check_zeros_of_a_backward_pass_are_lazy() -> None:
+    """They are made on a thread of autograd's own, which knows nothing of the tensors."""
+    x = lazyeng.wrap(torch.randn(5, device="cuda")).requires_grad_()
+    (grad,) = torch.autograd.grad(x.sgn(), x, torch.ones(5, device="cuda"))
+    assert type(grad) is lazyeng.LazyTensor
+    assert grad.tolist() == [0.0] * 5
+    plain = torch.randn(5, device="cuda", requires_grad=True)  # (another pass on that thread)
+    (grad,) = torch.autograd.grad((plain * 2).sum(), plain)
+    assert type(grad) is torch.Tensor
+
+
+def check_lengths_may_be_on_the_device() -> None:
+    torch.manual_seed(1)
+    x, targets = torch.randn(10, 2, 5).log_softmax(-1), torch.randint(1, 5, (2, 4))
+    lengths = torch.tensor([10, 8]), torch.tensor([4, 3])
+    expected = nn.functional.ctc_loss(x, targets, *lengths)
+    there = [t.cuda() for t in (x, targets, *lengths)]
+    for mode in MODES:
+        with lazyeng.lazy(mode):
+            found = nn.functional.ctc_loss(*there)
+            there[3].add_(1)  # (a plain tensor of which a write is pending)
+            there[3].sub_(1)
+            again = nn.functional.ctc_loss(*there)
+        torch.testing.assert_close(lazyeng.unwrap([found.cpu(), again.cpu()]), [expected] * 2)
+
+
 class _Batches:
     """Batches of different sizes, in one buffer that is filled anew, as a careless source does."""
 

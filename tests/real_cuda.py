@@ -125,9 +125,7 @@ class Kernels:
         self.compiled.extend(requests)
         return compile_kernels(requests)
 
-    def install(
-        self, compile: Callable[[Sequence[Request]], list[Compiled]] | None = None
-    ) -> None:
+    def install(self, compile: Callable[[Sequence[Request]], list[Compiled]] | None = None) -> None:
         folder = tempfile.TemporaryDirectory()
         atexit.register(folder.cleanup)
         cache = background.DiskCache(Path(folder.name) / "kernels")

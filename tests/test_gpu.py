@@ -39,5 +39,5 @@ def test_conformance(suite):
     """One entry of ten, two samples of each."""
     run(
         "tests.conformance", "--suite", suite, "--every", "10", "--limit", "2", "--mode", "async",
-        "--quiet", LAZYENG_CONFORMANCE_DEVICE="cuda",
+        "--quiet", LAZYENG_TEST_DEVICE="cuda",
     )  # fmt: skip

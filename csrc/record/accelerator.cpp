@@ -88,8 +88,8 @@ bool write_slot(void** slot, void* function) {
 
 }  // namespace
 
-// (torch's accelerator is not asked for: the answer takes a call of CUDA's, after which no child of a
-// fork can use a GPU; and this runs when torch is imported.)
+// (torch's accelerator is not asked for: the answer takes a call of CUDA's, after which no child of
+// a fork can use a GPU; and this runs when torch is imported.)
 bool keep_accelerator() {
   if (c10::is_privateuse1_backend_registered()) return true;
   void** slot = call_slot("/libtorch_cpu.so", "_ZN3c1033is_privateuse1_backend_registeredEv");

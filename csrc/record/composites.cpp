@@ -17,6 +17,7 @@
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/thread_mode.h"
+#include "csrc/run/executor.h"
 #include "csrc/run/ignored_warnings.h"
 #include "csrc/run/plain_storage.h"
 
@@ -77,9 +78,31 @@ constexpr std::array<const char*, 4> kFillFactory = {"pad_sequence", "linalg_mat
 
 bool integral(const at::Tensor& tensor) { return c10::isIntegralType(tensor.scalar_type(), false); }
 
+/// For writes of a plain tensor that a block has recorded.
+void wait_for_plain(const at::Tensor& tensor) {
+  if (lazy_impl(tensor) || !tensor.has_storage()) return;
+  if (const run::StorageVarRef var = run::plain_storages().find(tensor))
+    current_recorder()->wait_for(*var);
+}
+
+/// Lengths on a device: their decomposition copies them to the CPU, which a block records.
+void bring_lengths(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const std::vector<c10::Argument>& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!arguments[i].name().ends_with("_lengths")) continue;
+    c10::IValue& argument = torch::jit::peek(*stack, i, arguments.size());
+    const at::Tensor lengths = argument.toTensor();
+    if (!lengths.device().is_cuda()) continue;
+    wait_for_plain(lengths);
+    const run::RealDispatch below;
+    argument = lengths.to(c10::kCPU, c10::kLong);
+  }
+}
+
 /// Reads the integer tensors now, then decomposes.
 void read_integers_first(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   read_integers(op, stack);
+  if (thread_mode().inside()) bring_lengths(op, stack);
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
 }
 
@@ -113,11 +136,7 @@ void read_indices_first(const c10::OperatorHandle& op, torch::jit::Stack* stack)
   const size_t count = op.schema().arguments().size();
   for (size_t i = 0; i < count; ++i) {
     const c10::IValue& argument = torch::jit::peek(*stack, i, count);
-    if (!argument.isTensor() || !argument.toTensor().defined()) continue;
-    const at::Tensor& tensor = argument.toTensor();
-    if (lazy_impl(tensor) || !tensor.has_storage()) continue;
-    if (const run::StorageVarRef var = run::plain_storages().find(tensor))
-      current_recorder()->wait_for(*var);
+    if (argument.isTensor() && argument.toTensor().defined()) wait_for_plain(argument.toTensor());
   }
   const OutsideBlock outside;
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);

@@ -1,7 +1,7 @@
 """The threads that make kernels for devices; torch's own run until they are there.
 
-Engine threads ask (``csrc/fuse/kernel_requests``); the first time that one does, they begin. Each has
-a process that compiles (``compiler_process.py``).
+Engine threads ask (``csrc/fuse/kernel_requests``); the first time that one does, they begin. Each
+has a process that compiles (``compiler_process.py``).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class CompileWarning(UserWarning):
 
 
 class KernelMaker:
-    """Looks on disk, compiles what is not there, and remembers what came out. (What two threads look
-    for at once, both compile.)"""
+    """Looks on disk, compiles what is not there, and remembers what came out. (What two threads
+    look for at once, both compile.)"""
 
     def __init__(
         self,
@@ -214,7 +214,9 @@ def start() -> None:
         return
     service = Service(KernelMaker())
     for _ in range(_how_many()):
-        thread = threading.Thread(target=_serve, args=(service,), name="lazyeng-compiler", daemon=True)
+        thread = threading.Thread(
+            target=_serve, args=(service,), name="lazyeng-compiler", daemon=True
+        )
         _threads.append(thread)
         thread.start()
     atexit.register(_stop, service)

@@ -1,4 +1,4 @@
-"""The process that compiles (``worker.py``): it imports Triton once, for one kernel after another."""
+"""The process that compiles (``worker.py``): it imports Triton once, for many kernels."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class CompilerProcess:
         if self._process and (self._owner != os.getpid() or self._process.poll() is not None):
             self.end()
         if self._process is None:
-            self._stderr = tempfile.TemporaryFile()
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (end() closes it)
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", str(WORKER)],

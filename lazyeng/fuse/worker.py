@@ -14,7 +14,6 @@ import json
 import os
 import select
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any

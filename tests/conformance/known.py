@@ -6,7 +6,7 @@ docs/conformance.md is generated from these tables: `python -m tests.conformance
 import os
 
 # Where samples are made. "cuda": on a GPU, against eager on the same one.
-DEVICE = os.environ.get("LAZYENG_CONFORMANCE_DEVICE", "cpu")
+DEVICE = os.environ.get("LAZYENG_TEST_DEVICE", "cpu")
 
 # "suite:name" -> reason. An entry here may differ from eager without failing the run; the full run
 # reports entries that turned out equal, so that the table does not outlive its reasons.
@@ -21,7 +21,9 @@ KNOWN: dict[str, str] = {
 }
 
 if DEVICE == "cuda":
-    _SEED = "without dropout the seed and offset that it returns are uninitialised memory, in eager too"
+    _SEED = (
+        "without dropout the seed and offset that it returns are uninitialised memory, in eager too"
+    )
     KNOWN |= {
         "op:torch.ops.aten._flash_attention_forward": _SEED,
         "op:torch.ops.aten._efficient_attention_forward": _SEED,

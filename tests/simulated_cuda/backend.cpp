@@ -119,6 +119,15 @@ void drop_graph(int64_t id) {
   }
 }
 
+/// Of what vendors' libraries may do.
+bool never(const at::Tensor&, const at::Tensor&, at::IntArrayRef, at::IntArrayRef, int64_t) {
+  return false;
+}
+bool never_by_tensors(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                      int64_t) {
+  return false;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_op>()); }
@@ -131,6 +140,11 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("_fused_rms_norm_backward", &rms_norm_backward);
   m.impl("native_dropout", &native_dropout);
   m.impl("_fused_dropout", &fused_dropout);
+  for (const std::string vendor : {"cudnn", "miopen"}) {
+    const std::string name = "_use_" + vendor + "_ctc_loss";
+    m.impl(name.c_str(), &never);
+    m.impl((name + ".Tensor").c_str(), &never_by_tensors);
+  }
 }
 
 TORCH_LIBRARY(simulated_cuda, m) {
