@@ -637,6 +637,28 @@ def check_threads_share_kernels() -> None:
     assert _stats("groups") > 0
 
 
+def check_several_threads_make_kernels() -> None:
+    """As on a machine with many cores."""
+    background._how_many = lambda: 3
+    kernels.install()
+    x = torch.randn(64, 40)
+
+    def program(x: torch.Tensor, n: int) -> list[torch.Tensor]:
+        for _ in range(n):
+            x = (x * 0.5 + 1).tanh()
+        return [x, x.sum(-1)]
+
+    for _ in range(2):
+        before = _stats("groups")
+        for n in range(1, 9):
+            found = _on_device(lambda x, n=n: program(x, n), x)
+            torch.testing.assert_close(found, program(x, n))
+        kernels.wait()
+    assert _stats("groups") >= before + 8
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("lazyeng-compiler") == 3, names
+
+
 def check_what_cannot_be_compiled_runs_unfused() -> None:
     def refuse(requests: Any) -> Any:
         raise CompileError(f"no room for {len(requests)}")

@@ -11,6 +11,7 @@
 #include "csrc/run/caller_modes.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/free_memory.h"
+#include "csrc/run/ignored_warnings.h"
 #include "csrc/run/kernel_warnings.h"
 #include "csrc/run/launch_log.h"
 #include "csrc/run/launch_order.h"
@@ -159,6 +160,8 @@ void Node::call_kernel(torch::jit::Stack& stack) const {
   Launch launch(*this);
   wait_for_other_streams(this);
   StreamRange range(*this);
+  std::optional<IgnoredWarning> ignored;
+  if (info.ignored_warning) ignored.emplace(info.ignored_warning);
   call_kernel_here(stack);
   range.end({.op = &info, .number = number});
   if (waits_for_device) synchronize(stream());

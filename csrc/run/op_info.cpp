@@ -336,6 +336,8 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
   crosses_devices = contains(kCrossesDevices, base);
   checks_values = schema.returns().empty() && !writes;
   wrong_meta = contains(kWrongMeta, base);
+  // (record/recurrent.cpp passes the weights as they are.)
+  if (base == "aten::_cudnn_rnn") ignored_warning = "RNN module weights are not part of single";
   made_of_ops = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
                 !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
                 !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);

@@ -97,6 +97,7 @@ struct OpInfo {
   /// What it returns depends on where in their storage its arguments lie. (The offset of a view
   /// counts from that of its argument in all other ops.)
   bool offset_matters = false;
+  const char* ignored_warning = nullptr;  ///< text of one that is about the form of our calls
   bool wrong_meta = false;  ///< the meta function is known to tell something else than the kernel
   /// Its kernels read and write where values of an argument point, without a check: a workspace, or
   /// LAPACK's row numbers. Never called with made-up arguments.

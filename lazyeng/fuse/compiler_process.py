@@ -9,12 +9,14 @@ import select
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import IO, Any
 
 WORKER = Path(__file__).with_name("worker.py")
 SECONDS = 120  # for a request; most take half of one, the first some more
+IDLE = 60  # seconds without a request after which the process is ended
 
 
 class ProcessError(Exception):
@@ -22,13 +24,15 @@ class ProcessError(Exception):
 
 
 class CompilerProcess:
-    """Starts with the first request; ends with the program, or when nobody has asked for a while
-    (``worker.IDLE``), and starts again. For one thread at a time."""
+    """Starts with the first request. Ends with the program, and when nobody has asked for a while;
+    it starts again."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: IO[bytes] | None = None
         self._owner = 0  # the process that started it
+        self._lock = threading.Lock()
+        self._idle: threading.Timer | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Waits for the answer, without the GIL.
@@ -36,20 +40,29 @@ class CompilerProcess:
         Raises:
             ProcessError: there is none. Another request starts another process.
         """
-        line = json.dumps(request).encode() + b"\n"
-        try:
-            answer = self._ask(line)
-            if answer is None and self._ended() == 0:  # it had just gone, as nobody had asked
-                answer = self._ask(line)
-        except BaseException:  # an interrupt: its answer would be taken for the next one's
-            self.end()
-            raise
-        if answer is None:
-            raise ProcessError(self._last_words())
-        return json.loads(answer)
+        with self._lock:
+            if self._idle:
+                self._idle.cancel()
+            try:
+                answer = self._ask(json.dumps(request).encode() + b"\n")
+                if answer is None:
+                    raise ProcessError(self._last_words())
+            except BaseException:  # an interrupt too: its answer would be taken for the next one's
+                self._end()
+                raise
+            self._idle = threading.Timer(IDLE, self.end)
+            self._idle.daemon = True
+            self._idle.start()
+            return json.loads(answer)
 
     def end(self) -> None:
-        """Kills it, if it runs."""
+        """Ends it, if it runs."""
+        with self._lock:
+            if self._idle:
+                self._idle.cancel()
+            self._end()
+
+    def _end(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return
@@ -76,9 +89,9 @@ class CompilerProcess:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process and (self._owner != os.getpid() or self._process.poll() is not None):
-            self.end()
+            self._end()
         if self._process is None:
-            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (end() closes it)
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (_end() closes it)
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", str(WORKER)],
@@ -102,15 +115,10 @@ class CompilerProcess:
             line += part
         return line
 
-    def _ended(self) -> int | None:
-        """Its status; it has closed its end of the pipes."""
-        return self._process.wait() if self._process else None
-
     def _last_words(self) -> str:
-        status, said = self._ended(), b""
-        if self._stderr:
-            self._stderr.seek(0)
-            said = self._stderr.read()
-        self.end()
-        words = said.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-        return f"the compiler ended with status {status}: {words[0]}"
+        """Of a process that has closed its end of the pipes."""
+        assert self._process and self._stderr
+        status = self._process.wait()
+        self._stderr.seek(0)
+        words = self._stderr.read().decode(errors="replace").strip().splitlines()[-1:]
+        return f"the compiler ended with status {status}: {words[0] if words else 'nothing'}"

@@ -155,12 +155,20 @@ def test_one_process_for_many_requests(process):
     assert process._process.pid == pid
 
 
+def test_a_process_that_has_nothing_to_do_ends(process, monkeypatch):
+    monkeypatch.setattr(compiler_process, "IDLE", 0.1)
+    request = asdict(a_request())
+    for _ in range(2):
+        assert process.answer(request)["name"] == "group_kernel"
+        until = time.monotonic() + 20
+        while process._process is not None:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
 def test_a_process_that_is_gone_is_replaced(process):
     request = asdict(a_request())
     process.answer(request)
-    process._process.stdin.close()  # (as when it has had nothing to do: it ends with status 0)
-    process._process.wait(30)
-    assert process.answer(request)["name"] == "group_kernel"
     process._process.kill()
     process._process.wait()
     assert process.answer(request)["name"] == "group_kernel"
