@@ -120,7 +120,7 @@ void free_safely(const c10::Storage& memory) {
   const c10::DeleterFnPtr deleter = owner.get_deleter();
   c10::DeleterFnPtr known = nullptr;
   if (torchs_deleter.compare_exchange_strong(known, deleter) || known == deleter)
-    owner.compare_exchange_deleter(deleter, &free_unless_lost);
+    static_cast<void>(owner.compare_exchange_deleter(deleter, &free_unless_lost));
 }
 
 }  // namespace
