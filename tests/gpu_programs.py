@@ -144,7 +144,7 @@ def check_a_wait_for_the_device_can_be_interrupted() -> None:
     (x + 1).wait()
     torch.cuda._sleep(8_000_000_000)  # some seconds
     y = x + 1
-    for wait in (y.wait, lazyeng.synchronize, y.item if y.numel() == 1 else y.tolist):
+    for wait in (y.wait, lazyeng.synchronize, y.tolist):
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         begin = time.monotonic()
         try:
