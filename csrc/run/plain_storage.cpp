@@ -2,29 +2,38 @@
 #include "csrc/run/plain_storage.h"
 
 #include <c10/core/impl/COW.h>
-#include <torch/version.h>
 
 #include "csrc/run/unseen_writers.h"
 
 namespace lazyeng::run {
 namespace {
 
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
-void clear_guard(c10::StorageImpl& impl);
-/// torch before 2.13 can set the flag and not clear it. An explicit instantiation may name private
-/// members.
-template <auto flag, auto refresh>
+// The guard is a flag of StorageImpl's and a message for what it throws. torch's own functions free
+// the message when they lower the flag, and put a new one in its place when they raise it. Here
+// another thread may be about to throw it: the engine lifts a guard while the program looks at the
+// memory. So a storage keeps the message that it got with its first guard, and the flag alone is
+// switched. (An explicit instantiation may name private members.)
+void raise_flag(c10::StorageImpl& impl);
+void lower_flag(c10::StorageImpl& impl);
+bool has_message(const c10::StorageImpl& impl);
+
+template <auto flag, auto refresh, auto extra>
 struct GuardAccess {
-  friend void clear_guard(c10::StorageImpl& impl) {
+  friend void raise_flag(c10::StorageImpl& impl) {
+    impl.*flag = true;
+    (impl.*refresh)();
+  }
+  friend void lower_flag(c10::StorageImpl& impl) {
     impl.*flag = false;
     (impl.*refresh)();
   }
+  friend bool has_message(const c10::StorageImpl& impl) {
+    return impl.*extra && (impl.*extra)->custom_data_ptr_error_msg_;
+  }
 };
 template struct GuardAccess<&c10::StorageImpl::throw_on_immutable_data_ptr_,
-                            &c10::StorageImpl::refresh_has_data_ptr_check>;
-#else
-void clear_guard(c10::StorageImpl& impl) { impl.clear_data_ptr_access_error_msg_(); }
-#endif
+                            &c10::StorageImpl::refresh_has_data_ptr_check,
+                            &c10::StorageImpl::extra_meta_>;
 
 constexpr const char* kGuardMessage =
     "lazyeng: a recorded write to this tensor is not complete, so its memory cannot be read "
@@ -84,10 +93,16 @@ StorageVarRef PlainStorages::var_of(const at::Tensor& plain) {
 
 StorageVarRef PlainStorages::find(const at::Tensor& plain) {
   if (!plain.has_storage()) return nullptr;
+  Face alive;
   std::lock_guard lock(mutex_);
   auto found = vars_.find(plain.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
-  return found != vars_.end() && found->second->try_retain() ? StorageVarRef::adopt(found->second)
-                                                             : nullptr;
+  return found == vars_.end() ? nullptr : retain(*found->second, alive);
+}
+
+StorageVarRef PlainStorages::retain(StorageVar& var, Face& alive) {
+  if (var.try_retain()) return StorageVarRef::adopt(&var);
+  if (var.guarded_) alive = lift(var);
+  return nullptr;
 }
 
 bool PlainStorages::is_guarded(const at::Tensor& plain) {
@@ -126,8 +141,11 @@ void PlainStorages::guard(StorageVar& var) {
   if (var.guarded_ || !var.user_face_ref_ || !var.awaited()) return;
   alive = var.user_face_ref_->lock();
   if (!alive) return;
-  // (The name is torch's; it releases nothing: it makes data accesses raise with the message.)
-  alive->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kGuardMessage));
+  if (has_message(*alive))
+    raise_flag(*alive);
+  else  // (The name is torch's; it releases nothing: it makes data accesses raise with the
+        // message.)
+    alive->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kGuardMessage));
   var.guarded_ = true;
   guarded_.insert(&var);
 }
@@ -136,7 +154,7 @@ PlainStorages::Face PlainStorages::lift(StorageVar& var) {
   var.guarded_ = false;
   guarded_.erase(&var);
   Face alive = var.user_face_ref_->lock();
-  if (alive) clear_guard(*alive);
+  if (alive) lower_flag(*alive);
   return alive;
 }
 
@@ -179,11 +197,16 @@ void PlainStorages::release_complete() {
 }
 
 std::vector<StorageVarRef> PlainStorages::guarded() {
-  std::vector<StorageVarRef> alive;
+  std::vector<StorageVarRef> vars;
+  std::vector<Face> faces;
   std::lock_guard lock(mutex_);
-  for (StorageVar* var : guarded_)
-    if (var->try_retain()) alive.push_back(StorageVarRef::adopt(var));
-  return alive;
+  const std::vector<StorageVar*> all(guarded_.begin(), guarded_.end());
+  for (StorageVar* var : all) {
+    Face alive;
+    if (StorageVarRef kept = retain(*var, alive)) vars.push_back(std::move(kept));
+    if (alive) faces.push_back(std::move(alive));
+  }
+  return vars;
 }
 
 void PlainStorages::forget(StorageVar& var) {

@@ -58,6 +58,9 @@ class PlainStorages {
   void attach(StorageVar& var, const c10::Storage& user);
   /// Returns the user face, if it lives, for the caller to let go of after the lock.
   Face lift(StorageVar& var);
+  /// Null if the var is dying: its writes are complete, and whoever has asked will not wait for its
+  /// destructor, so its guard is lifted here, as lift() does it.
+  StorageVarRef retain(StorageVar& var, Face& alive);
 
   std::mutex mutex_;
   std::unordered_map<c10::StorageImpl*, StorageVar*> vars_;
