@@ -131,6 +131,9 @@ def enter_block(mode: int, /) -> int:
 def leave_block(block: int, /) -> None:
     """Leaves a block: what counts is the innermost of those that are still open."""
 
+def leave_blocks() -> None:
+    """Leaves all blocks of this thread, in a process that will not come to their ends."""
+
 def in_custom_kernel() -> bool:
     """Whether the calling thread runs the kernel of a recorded custom op, which sees real tensors."""
 

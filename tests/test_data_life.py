@@ -409,3 +409,20 @@ def test_lazy_batches_outlive_their_pass():
     with lazyeng.lazy("deferred"):
         kept = [batch * 2 for batch in loader]
     assert [k[0, 0].item() for k in kept] == list(range(0, 200, 4))
+
+
+class Blocks(data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        assert type(torch.ones(1)) is torch.Tensor
+        return lazyeng._C.thread_mode()[1]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_datasets_run_outside_of_the_block(workers):
+    loader = DataLoader(Blocks(), num_workers=workers)
+    with lazyeng.lazy("deferred"), lazyeng.lazy():
+        assert [batch.item() for batch in loader] == [0] * 4
+        assert lazyeng._C.thread_mode()[1] == 2

@@ -32,14 +32,28 @@ PyObject* in_custom_kernel(PyObject*, PyObject*) {
   return PyBool_FromLong(run::InCustomKernel::active());
 }
 
+void leave(uint64_t block) {
+  record::leave_block(block);
+  if (auto plain = run::failure_log().leave_block(block); !plain.empty())
+    current_recorder()->forget_failures(std::move(plain));
+  if (!record::thread_mode().inside()) run::plain_values().drop_all();
+}
+
 PyObject* leave_block(PyObject*, PyObject* block) {
   const unsigned long long number = PyLong_AsUnsignedLongLong(block);
   if (PyErr_Occurred()) return nullptr;
   return guarded([&] {
-    record::leave_block(number);
-    if (auto plain = run::failure_log().leave_block(number); !plain.empty())
-      current_recorder()->forget_failures(std::move(plain));
-    if (!record::thread_mode().inside()) run::plain_values().drop_all();
+    leave(number);
+    Py_RETURN_NONE;
+  });
+}
+
+/// leave_blocks(): all of this thread, in a process that will not come to their ends.
+PyObject* leave_blocks(PyObject*, PyObject*) {
+  return guarded([&] {
+    for (uint64_t block = record::thread_mode().block; record::is_open_here(block);
+         block = record::thread_mode().block)
+      leave(block);
     Py_RETURN_NONE;
   });
 }
@@ -114,6 +128,7 @@ PyObject* set_reports_waits(PyObject*, PyObject* reports) {
 PyMethodDef block_methods[] = {
     {"enter_block", enter_block, METH_O, nullptr},
     {"leave_block", leave_block, METH_O, nullptr},
+    {"leave_blocks", leave_blocks, METH_NOARGS, nullptr},
     {"in_custom_kernel", in_custom_kernel, METH_NOARGS, nullptr},
     {"thread_mode", thread_mode, METH_NOARGS, nullptr},
     {"set_default_mode", set_default_mode, METH_O, nullptr},
