@@ -155,7 +155,38 @@ def check_copies_have_threads() -> None:
     copied = lazyeng.wrap(torch.ones(5)).to("cuda:1")
     assert copied.cpu().tolist() == [1] * 5
     names = {(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
-    assert {"lazyeng-dev-4", "lazyeng-dev-5", "lazyeng-dev-6"} <= names, names
+    assert {"lazyeng-dev-5", "lazyeng-dev-6", "lazyeng-dev-7"} <= names, names
+
+
+def check_launches_wait_for_the_thread_that_launches() -> None:
+    """What is recorded while that is busy stays together, and nobody else is woken for it."""
+    launching, go_on = threading.Event(), threading.Event()
+
+    def digamma(x: torch.Tensor) -> torch.Tensor:
+        launching.set()
+        assert go_on.wait(20)
+        return x + 1
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("digamma", digamma, "CUDA")
+    x = lazyeng.wrap(torch.ones(4, 4, device="cuda"))
+    with lazyeng.lazy():
+        busy = x.digamma()
+        try:
+            assert launching.wait(20)
+            made = x
+            for _ in range(10):
+                made = (made @ x) / 4
+                time.sleep(0.002)
+            pending = lazyeng.graph(made)
+            on_the_host = (lazyeng.wrap(torch.ones(3)) * 2).tolist()
+        finally:
+            go_on.set()
+    assert len(pending) == 20 and not any(op.pushed for op in pending.ops), pending
+    assert on_the_host == [2] * 3
+    assert made.tolist() == [[1] * 4] * 4 and busy.tolist() == [[2] * 4] * 4
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    assert names.count("lazyeng-dev-4") == 1, names
 
 
 def check_a_copy_waits_for_kernels_that_read_what_it_overwrites() -> None:

@@ -73,10 +73,10 @@ class Engine {
   void set_limits(Limits limits) noexcept;
   Limits limits() const noexcept;
 
-  /// Called by an idle worker of any queue, without any lock, when it finds nothing to run: the
-  /// owner may push more (the recorder's window). Returns true if it did. Set before start(). Never
-  /// throws.
-  void set_hungry(std::function<bool()> hungry) { hungry_ = std::move(hungry); }
+  /// Called by an idle worker of any queue, which it names, without any lock, when it finds nothing
+  /// to run: the owner may push more (the recorder's window). Returns true if it did. Set before
+  /// start(). Never throws.
+  void set_hungry(std::function<bool(QueueId)> hungry) { hungry_ = std::move(hungry); }
   /// Called by an idle worker of the CPU pool about every watch_every() for as long as it returns
   /// true, and for about 2 ms after that: the owner holds ops back, and pushes them when no more
   /// come. Without any lock. Set before start(). Never throws.
@@ -97,9 +97,15 @@ class Engine {
   /// it, and sees what the asking thread had put into its window before it asked.
   bool has_idle_worker() const noexcept { return has_idle_worker(QueueId::cpu); }
   virtual bool has_idle_worker(QueueId queue) const noexcept = 0;
+  /// Whether the queue has threads and none of them is idle: the first that is will call hungry().
+  /// A hint, but not a lossy one, as has_idle_worker(). (Where threads end, with stop() or in a
+  /// fork, those of the CPU pool call it when they start again.)
+  virtual bool is_busy(QueueId /*queue*/) const noexcept { return false; }
   /// Wakes an idle worker (of the CPU pool if it has one) so that it calls hungry(). Cheap when
   /// none sleeps.
   virtual void nudge() noexcept = 0;
+  /// The same, of this queue if it has an idle worker.
+  virtual void nudge(QueueId /*queue*/) noexcept { nudge(); }
 
   /// From within an op: calls part(0) to part(count - 1), each once, here and on threads that have
   /// nothing else to do (parts.h). Returns when all have been called.
@@ -141,7 +147,7 @@ class Engine {
   Counters counters() const noexcept;
 
  protected:
-  std::function<bool()> hungry_;
+  std::function<bool(QueueId)> hungry_;
   std::function<bool()> watch_;
   std::atomic<std::chrono::microseconds> watch_every_{std::chrono::microseconds(50)};
   std::function<void(QueueId, unsigned)> thread_init_;

@@ -24,6 +24,7 @@ class NaiveEngine final : public TrackedEngine {
 
   using TrackedEngine::has_idle_worker;
   bool has_idle_worker(QueueId) const noexcept override { return true; }  // the caller itself
+  using TrackedEngine::nudge;
   void nudge() noexcept override {}
   bool is_watched() const noexcept override { return false; }
 

@@ -65,7 +65,9 @@ class ThreadedEngine final : public TrackedEngine {
   using TrackedEngine::has_idle_worker;
   bool has_idle_worker(QueueId queue) const noexcept override;
   bool is_watched() const noexcept override;
+  bool is_busy(QueueId queue) const noexcept override;
   void nudge() noexcept override;
+  void nudge(QueueId queue) noexcept override;
   void run_in_parts(unsigned count, const Parts::Part& part) override;
   unsigned num_free() const noexcept override;
   void start() override;
@@ -128,7 +130,7 @@ WorkerPool& ThreadedEngine::make_pool(QueueId queue) {
   const bool is_cpu = queue == QueueId::cpu;
   WorkerPool::Hooks hooks{
       [this](Op* op, WorkerPool& pool) { return perform(op, pool); },
-      [this] { return hungry_ && hungry_(); },
+      [this, queue] { return hungry_ && hungry_(queue); },
       [this](QueueId id, unsigned index) {
         works_for = this;
         if (thread_init_) thread_init_(id, index);
@@ -285,6 +287,11 @@ bool ThreadedEngine::has_idle_worker(QueueId queue) const noexcept {
   return pool && pool->has_idle_worker();
 }
 
+bool ThreadedEngine::is_busy(QueueId queue) const noexcept {
+  const WorkerPool* pool = pools_[slot_of(queue)].load(std::memory_order_acquire);
+  return pool && pool->is_busy();
+}
+
 bool ThreadedEngine::is_watched() const noexcept {
   return pools_[slot_of(QueueId::cpu)].load(std::memory_order_relaxed)->is_watched();
 }
@@ -294,6 +301,11 @@ void ThreadedEngine::nudge() noexcept {
     WorkerPool* pool = slot.load(std::memory_order_acquire);
     if (pool && pool->nudge()) return;
   }
+}
+
+void ThreadedEngine::nudge(QueueId queue) noexcept {
+  WorkerPool* pool = pools_[slot_of(queue)].load(std::memory_order_acquire);
+  if (!pool || !pool->nudge()) nudge();
 }
 
 void ThreadedEngine::run_in_parts(unsigned count, const Parts::Part& part) {

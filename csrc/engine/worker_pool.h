@@ -97,6 +97,10 @@ class WorkerPool {
   void guest_wakes(EventCount& news);
 
   bool has_idle_worker() const noexcept;
+  /// Whether it has threads and none is idle.
+  bool is_busy() const noexcept {
+    return running_.load(std::memory_order_relaxed) != 0 && !has_idle_worker();
+  }
   /// Whether an idle worker calls the hook watch now.
   bool is_watched() const noexcept { return watched_.load(std::memory_order_seq_cst); }
   /// Wakes an idle worker to call hungry. False if there is none.
@@ -154,7 +158,6 @@ class WorkerPool {
   std::vector<Worker*> idle_;
   Worker* spinner_ = nullptr;  // the idle worker that is not asleep
   unsigned on_their_way_ = 0;  // woken for work, not yet at the queue
-  unsigned running_ = 0;       // workers that have a thread
   unsigned guests_ = 0;
   std::vector<EventCount*> asleep_;  // of guests, each until it is woken for parts or by itself
   Ref<Parts> parts_;
@@ -162,7 +165,8 @@ class WorkerPool {
   std::vector<std::unique_ptr<Worker>> workers_;
 
   // Written under mutex_, read anywhere.
-  std::atomic<bool> open_{false};  // may run
+  std::atomic<bool> open_{false};     // may run
+  std::atomic<unsigned> running_{0};  // workers that have a thread
   std::atomic<uint64_t> first_{ReadyQueue::kNone};
   std::atomic<bool> offers_brief_{false};
   std::atomic<bool> offers_parts_{false};

@@ -6,6 +6,7 @@
 #include "csrc/fuse/device_kernels.h"
 #include "csrc/fuse/extent.h"
 #include "csrc/fuse/op_table.h"
+#include "csrc/run/device_queues.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -128,8 +129,8 @@ bool Candidate::linear() const {
 
 bool describe(run::Node& node, Candidate& candidate) {
   const OpRule* rule = rule_of(node.info);
-  if (!rule || !runs_groups(node.device) || node.queue != engine::QueueId::cpu ||
-      !node.rewrites.empty() || !has_results(node, rule->form) || !known_arguments(node, *rule))
+  if (!rule || !runs_groups(node.device) || !run::computes(node.queue) || !node.rewrites.empty() ||
+      !has_results(node, rule->form) || !known_arguments(node, *rule))
     return false;
   candidate.node = &node;
   candidate.in_place = node.info.writes;

@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "csrc/fuse/op_table.h"
+#include "csrc/run/device_queues.h"
 #include "csrc/run/launch_order.h"
 
 namespace lazyeng::fuse {
@@ -127,7 +128,7 @@ bool is_there(const run::Value& value, c10::Device device) {
 }  // namespace
 
 bool is_capturable(const run::Node& node) {
-  if (node.device.type() != c10::kCUDA || node.queue != engine::QueueId::cpu || node.discover ||
+  if (node.device.type() != c10::kCUDA || !run::launches(node.queue) || node.discover ||
       node.waits_for_device || node.host_copy || node.collective || !node.rewrites.empty() ||
       node.plan == 0 || !has_only_kernels(node.info) ||
       node.stream_id != run::default_stream(node.device).id())

@@ -7,6 +7,7 @@
 
 #include "csrc/fuse/device_kernels.h"
 #include "csrc/fuse/op_table.h"
+#include "csrc/run/device_queues.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -27,7 +28,7 @@ const Names* names_for(const run::Node& node) {
 }
 
 bool is_plain(const run::Node& node) {
-  return node.queue == engine::QueueId::cpu && node.rewrites.empty() && !node.info.writes &&
+  return run::computes(node.queue) && node.rewrites.empty() && !node.info.writes &&
          !node.outputs.empty() && node.outputs[0];
 }
 
@@ -86,7 +87,7 @@ bool are_pair(const run::Node& first, const run::Node& second) {
 
 int64_t lists_of(const run::Node& node) {
   const Names* const names = names_for(node);
-  if (!names || !names->lists.contains(node.info.name) || node.queue != engine::QueueId::cpu ||
+  if (!names || !names->lists.contains(node.info.name) || !run::computes(node.queue) ||
       !node.rewrites.empty())
     return 0;
   int64_t length = 0;

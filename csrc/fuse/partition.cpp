@@ -348,6 +348,7 @@ void Partition::close(size_t open) {
   from.serial = 0;
   const Ref<Group> group = std::exchange(from.group, nullptr);
   if (group->members.size() == 1) return out_.push_back(std::move(group->members[0].node));
+  group->queue = group->members[0].node->queue;
   if (!only_plans_) spared_ += group->claim();
   out_.push_back(group);
 }

@@ -13,6 +13,7 @@ Segment::Segment(Batch ops, std::shared_ptr<StepGraph> graph)
     : ops_(std::move(ops)), graph_(std::move(graph)) {
   handles_failures = true;
   weight = 0;
+  queue = ops_[0]->queue;
   for (size_t i = 0; i < ops_.size(); ++i) {
     engine::Op& op = *ops_[i];
     weight += op.weight;

@@ -146,6 +146,7 @@ Ref<Group> PlannedGroup::bind(const StepPlans::Batch& nodes) const {
 
 void PlannedGroup::move_nodes(StepPlans::Batch& nodes, Group& group) const {
   group.members.reserve(members_.size());
+  group.queue = nodes[members_[0].node]->queue;
   for (const MemberPlan& member : members_) {
     auto node = Ref<run::Node>::adopt(static_cast<run::Node*>(nodes[member.node].detach()));
     group.members.push_back({std::move(node), member.operands, member.results});

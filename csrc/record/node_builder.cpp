@@ -109,7 +109,7 @@ Ref<run::Node> build_node(Call& call, bool discover) {
     if (arg.value && !(discover && (arg.written || shares_plain_written(*node, arg))))
       arg.raw = at::Tensor();
   }
-  if (!call.info.aten) node->queue = engine::QueueId::python;
+  node->queue = call.info.aten ? run::compute_queue(node->device) : engine::QueueId::python;
   if (node->host_copy) node->queue = node->host_copy.queue();
   if (call.info.collective != run::Collectivity::none) {
     node->queue = engine::QueueId::collectives;

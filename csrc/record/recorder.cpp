@@ -210,7 +210,7 @@ void set_current_recorder(Recorder* recorder) { current = recorder; }
 
 Recorder::Recorder(std::unique_ptr<engine::Engine> engine) : engine_(std::move(engine)) {
   engine::install_reserve();
-  engine_->set_hungry([this] { return hungry(); });
+  engine_->set_hungry([this](engine::QueueId queue) { return hungry(queue); });
   engine_->set_watch([this] { return watch(); });
   engine_->set_thread_init([](engine::QueueId, unsigned) {
     engine::Owing::for_life();

@@ -115,6 +115,8 @@ class Recorder {
   void run_in_order(run::Node& node, Before before);
   bool run_unpushed(run::Node& node);
   void wake_worker();
+  void offer_window(engine::QueueId queue);
+  bool is_left_to_launcher_locked(engine::QueueId caller) const;
   void number_locked(run::Node& node);
   void enter_window_locked(run::Node& node);
   bool meets_unpushed_locked(const run::Node& node) const;
@@ -125,14 +127,16 @@ class Recorder {
     uint64_t up_to = 0;        ///< number of the newest node that no longer stands in the window
   };
   Taken take_window_locked(bool whole);
-  enum class Which : uint8_t { any, ready, held };  ///< ready: async, and not held
+  /// ready: async, and not held; wanted: of these, what a worker is to fetch; held: and is no more
+  enum class Which : uint8_t { any, ready, wanted, held };
   /// Pushes the window. The caller drops what it gets after it has let go of the lock.
-  Batch push_window(Which which);
+  Batch push_window(Which which, engine::QueueId caller = engine::QueueId::cpu);
   Batch push_taken(Taken window);
   Batch group(Taken window);
   void push_unless_another_does();
-  /// For workers that have nothing to run: pushes the window unless it is held. True if it did.
-  bool hungry();
+  /// For workers that have nothing to run: pushes the window unless it is held, or left to another.
+  /// True if it did.
+  bool hungry(engine::QueueId queue);
   /// For one of them, every now and then: pushes a held window that has not grown since the last
   /// time. True while one is held.
   bool watch();
@@ -170,6 +174,8 @@ class Recorder {
 
   std::mutex window_mutex_;  // guards the rest
   Batch window_;
+  engine::QueueId window_queue_ =
+      engine::QueueId::cpu;  // that of all its nodes; cpu if they differ
   bool window_has_async_ = false;
   bool window_may_wait_ = false;  // its async nodes can all be fused
   bool window_is_held_ = false;   // and it is not full

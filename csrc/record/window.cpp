@@ -5,7 +5,13 @@
 // but nodes that can be fused is held while it grows, and so are a few small ops of a program that
 // often reads (read_habit.h). A held window goes when a node is recorded that is neither, when a
 // value is read, when it is full, or when recording pauses, which an idle worker looks for every
-// now and then (watch). In deferred mode nodes stay until a value is read, the program
+// now and then (watch).
+//
+// A window of nothing but launches on one device can do no more than wait for the thread that
+// launches there (run/device_queues.h), so as long as that one is busy nobody else fetches it: it
+// grows, and nobody has to be woken. The launching thread fetches it by itself.
+//
+// In deferred mode nodes stay until a value is read, the program
 // synchronizes, or the run-ahead bound is reached.
 #include "csrc/engine/reserve.h"
 #include "csrc/fuse/op_table.h"
@@ -15,6 +21,7 @@
 #include "csrc/record/read_habit.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/sync_debug.h"
+#include "csrc/run/device_queues.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/python_ref.h"
 #include "csrc/run/unseen.h"
@@ -42,6 +49,8 @@ void Recorder::enter_window_locked(run::Node& node) {
     var->last_access = node.number;
     var->note_recorded_write(node.number);
   }
+  window_queue_ =
+      window_.empty() || window_queue_ == node.queue ? node.queue : engine::QueueId::cpu;
   cuts_.enters(node.plan, window_.size(), [&] { return fuse::may_join(node); });
   window_.emplace_back(Ref<engine::Op>(&node));
 }
@@ -92,6 +101,7 @@ void Recorder::append(run::Node& node, bool for_reader) {
   const bool async = thread_mode().mode == Mode::async;
   engine_->admit(node.cost_bytes);
   bool full, held, first;
+  engine::QueueId queue;
   {
     std::lock_guard lock(window_mutex_);
     number_locked(node);
@@ -105,6 +115,7 @@ void Recorder::append(run::Node& node, bool for_reader) {
     window_has_async_ |= async;
     full = window_.size() >= 2 * full_window();
     held = window_is_held_;
+    queue = window_queue_;
     first = window_.size() == 1 || std::exchange(rest_to_watch_, false);
     // seq_cst: either the worker that is going to sleep sees this size, or we see the worker idle.
     // (Deferred nodes are none of its business.)
@@ -114,8 +125,22 @@ void Recorder::append(run::Node& node, bool for_reader) {
   if (!async) return;
   if (full)
     push_unless_another_does();
-  else if (!held || (first && !engine_->is_watched()))
+  else if (!held)
+    offer_window(queue);
+  else if (first && !engine_->is_watched())
     wake_worker();
+}
+
+/// To those who are to fetch it, if they sleep.
+void Recorder::offer_window(engine::QueueId queue) {
+  if (!run::launches(queue)) return wake_worker();
+  if (!engine_->is_busy(queue)) engine_->nudge(queue);
+}
+
+/// With window_mutex_. Not a lossy answer: that thread calls hungry() once it has launched what it
+/// has, and sees what had entered the window before this was asked.
+bool Recorder::is_left_to_launcher_locked(engine::QueueId caller) const {
+  return run::launches(window_queue_) && window_queue_ != caller && engine_->is_busy(window_queue_);
 }
 
 /// An idle worker fetches the window, or watches it if it is held: its partition and its appends
@@ -192,15 +217,18 @@ Recorder::Batch Recorder::push_taken(Taken window) {
 }
 
 /// With push_mutex_.
-Recorder::Batch Recorder::push_window(Which which) {
+Recorder::Batch Recorder::push_window(Which which, engine::QueueId caller) {
   Taken window;
   {
     std::lock_guard lock(window_mutex_);
-    const bool wanted = which == Which::any    ? true
-                        : which == Which::held ? window_is_held_
-                                               : window_has_async_ && !window_is_held_;
+    const bool ready = window_has_async_ && !window_is_held_;
+    const bool wanted = which == Which::any     ? true
+                        : which == Which::ready ? ready
+                        : which == Which::wanted
+                            ? ready && !is_left_to_launcher_locked(caller)
+                            : window_is_held_ && !is_left_to_launcher_locked(caller);
     if (window_.empty() || !wanted) return {};
-    window = take_window_locked(/*whole=*/which != Which::ready);
+    window = take_window_locked(/*whole=*/which == Which::any || which == Which::held);
   }
   return push_taken(std::move(window));
 }
@@ -222,11 +250,12 @@ void Recorder::push_unless_another_does() {
   if (pushing) pushed = push_window(Which::ready);
 }
 
-bool Recorder::hungry() {
+bool Recorder::hungry(engine::QueueId queue) {
   if (window_size_.load(std::memory_order_seq_cst) == 0) return false;
   Batch pushed;
   std::lock_guard pushing(push_mutex_);
-  pushed = push_window(Which::ready);
+  // (What launches looks here before it counts as idle, too.)
+  pushed = push_window(Which::wanted, queue);
   return !pushed.empty();
 }
 

@@ -17,9 +17,14 @@ HostCopy HostCopy::between(c10::Device from, c10::Device to) {
   return {Direction::from_device, from.index(), from.type()};
 }
 
-engine::QueueId HostCopy::queue_of(unsigned which) const {
-  return static_cast<engine::QueueId>(unsigned(engine::QueueId::first_device) + 4 * index + which +
-                                      (direction == Direction::from_device));
+engine::QueueId HostCopy::queue() const {
+  return queue_of(index, direction == Direction::to_device ? DeviceQueue::copies_to_device
+                                                           : DeviceQueue::copies_from_device);
+}
+
+engine::QueueId HostCopy::queue_of_waits() const {
+  return queue_of(index, direction == Direction::to_device ? DeviceQueue::waits_for_copies_to
+                                                           : DeviceQueue::waits_for_copies_from);
 }
 
 c10::Stream HostCopy::stream() const {

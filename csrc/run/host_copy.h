@@ -15,7 +15,7 @@
 
 #include <c10/core/Device.h>
 
-#include "csrc/engine/op.h"
+#include "csrc/run/device_queues.h"
 #include "csrc/run/streams.h"
 
 namespace lazyeng::run {
@@ -30,13 +30,10 @@ struct HostCopy {
   explicit operator bool() const { return direction != Direction::none; }
   static HostCopy between(c10::Device from, c10::Device to);
   /// Where it is launched, and where it is waited for.
-  engine::QueueId queue() const { return queue_of(0); }
-  engine::QueueId queue_of_waits() const { return queue_of(2); }
+  engine::QueueId queue() const;
+  engine::QueueId queue_of_waits() const;
   /// The stream of such copies.
   c10::Stream stream() const;
-
- private:
-  engine::QueueId queue_of(unsigned which) const;
 };
 
 /// A copy that was launched.

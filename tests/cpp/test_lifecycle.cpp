@@ -181,7 +181,7 @@ void pause_a_little(unsigned random) {  // up to 30 us, most often much less
 class Window {
  public:
   explicit Window(Engine& engine) : engine_(engine) {
-    engine.set_hungry([this] { return flush(); });
+    engine.set_hungry([this](QueueId) { return flush(); });
   }
   void record(Ref<Op> op) {
     engine_.admit(op->cost_bytes);
@@ -258,6 +258,94 @@ void hungry_workers_two_threads() {
   engine->stop();
 }
 
+/// As Window, for a queue whose thread fetches what is recorded while it is busy: nobody else does.
+class WindowOfQueue {
+ public:
+  WindowOfQueue(Engine& engine, QueueId queue) : engine_(engine), queue_(queue) {
+    engine.set_hungry([this](QueueId caller) { return flush(caller); });
+  }
+  void record(Ref<Op> op) {
+    op->queue = queue_;
+    engine_.admit(op->cost_bytes);
+    {
+      std::lock_guard lock(mutex_);
+      ops_.push_back(std::move(op));
+    }
+    if (!engine_.is_busy(queue_)) engine_.nudge(queue_);
+  }
+  bool flush(QueueId caller) {
+    {
+      std::lock_guard lock(mutex_);
+      if (!ops_.empty() && (caller == queue_ || !engine_.is_busy(queue_))) {
+        by_others += caller != queue_;
+        engine_.push(std::span(ops_));
+        ops_.clear();
+        return true;
+      }
+    }
+    pause_a_little(++calls_ * 7919);
+    return false;
+  }
+  std::atomic<int> by_others{0};
+
+ private:
+  Engine& engine_;
+  const QueueId queue_;
+  std::mutex mutex_;
+  std::vector<Ref<Op>> ops_;
+  std::atomic<unsigned> calls_{0};
+};
+
+// Nobody flushes: one lost wakeup and the test hangs.
+void hungry_threads_of_queues() {
+  for (unsigned workers : {1u, 4u}) {
+    auto engine = make_threaded_engine(workers);
+    WindowOfQueue window(*engine, QueueId::first_device);
+    engine->start();
+    std::mt19937 random(workers);
+    std::atomic<int> count{0};
+    int recorded = 0;
+    const int rounds = scaled(10000);
+    const TimeBudget time;
+    for (int i = 0; i < rounds && time.is_left(); ++i) {
+      for (int burst = 1 + random() % 4; burst > 0; --burst, ++recorded)
+        window.record(op([&] { ++count; }));
+      if (i % 100 == 99) {  // threads end and start again
+        engine->stop();
+        engine->start();
+      }
+      while (count != recorded) std::this_thread::yield();
+      pause_a_little(random());
+    }
+    engine->stop();
+  }
+}
+
+void a_busy_queue_fetches_for_itself() {
+  auto engine = make_threaded_engine(2);
+  WindowOfQueue window(*engine, QueueId::first_device);
+  check(!engine->is_busy(QueueId::first_device), "no thread yet");
+  engine->start();
+  std::atomic<int> count{0};
+  window.record(op([&] { ++count; }));  // fetched by the CPU pool: its own thread is not there yet
+  while (count != 1) sleep_ms(1);
+  while (engine->is_busy(QueueId::first_device)) sleep_ms(1);
+  const int by_others = window.by_others;
+  Gate gate;
+  window.record(op([&] { gate.wait(); }));
+  gate.until_entered();
+  check(engine->is_busy(QueueId::first_device), "busy");
+  for (int i = 0; i < 10; ++i) window.record(op([&] { ++count; }));
+  engine->nudge();
+  sleep_ms(20);
+  same(engine->counters().pushed, uint64_t{2}, "nobody fetches");
+  gate.open();
+  while (count != 11) sleep_ms(1);
+  same(window.by_others.load(), by_others, "its own thread does");
+  engine->stop();
+  check(!engine->is_busy(QueueId::first_device), "stopped");
+}
+
 /// What the recorder does with ops that it holds back: an idle worker pushes them when no more
 /// come.
 class HeldWindow {
@@ -328,10 +416,11 @@ void sleepy_workers() {
   for (unsigned workers : {1u, 2u, 8u}) {
     auto engine = make_threaded_engine(workers);
     std::atomic<unsigned> calls{0};
-    engine->set_hungry([&] {  // pushes come between a worker's look at the queue and its sleep
-      pause_a_little(++calls * 7919);
-      return false;
-    });
+    engine->set_hungry(
+        [&](QueueId) {  // pushes come between a worker's look at the queue and its sleep
+          pause_a_little(++calls * 7919);
+          return false;
+        });
     engine->start();
     std::mt19937 random(workers);
     const int rounds = scaled(20000);
@@ -352,7 +441,7 @@ void sleepy_workers() {
 void idle_hints() {
   auto engine = make_threaded_engine(1);
   std::atomic<int> asked{0};
-  engine->set_hungry([&] {
+  engine->set_hungry([&](QueueId) {
     ++asked;
     return false;
   });
@@ -419,6 +508,8 @@ int main(int argc, char** argv) {
                     {"fork with pending work", fork_with_pending_work},
                     {"hungry workers find the window", hungry_workers},
                     {"hungry workers, two recording threads", hungry_workers_two_threads},
+                    {"hungry threads of other queues", hungry_threads_of_queues},
+                    {"a busy queue fetches for itself", a_busy_queue_fetches_for_itself},
                     {"held ops are watched", held_ops_are_watched},
                     {"sleepy workers find their ops", sleepy_workers},
                     {"idle hints and nudges", idle_hints},
