@@ -103,9 +103,32 @@ def _also_of_lazy(name: str, original: Callable[..., Any]) -> Callable[..., Any]
     @errors.boundary
     @functools.wraps(original)
     def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return (of_lazy if isinstance(self, LazyTensor) else original)(self, *args, **kwargs)
+        if isinstance(self, LazyTensor):
+            return of_lazy(self, *args, **kwargs)
+        if all(map(_is_at_hand, (self, *args, *kwargs.values()))):
+            return original(self, *args, **kwargs)
+        # What was recorded may still read the memory, so it is written by an operator.
+        copy = _C.call_outside(torch.clone, (_values(self),), {}).requires_grad_(self.requires_grad)
+        named = {name: _values(value) for name, value in kwargs.items()}
+        return self.copy_(_C.call_outside(original, (copy, *map(_values, args)), named))
 
     return call
+
+
+def _is_at_hand(argument: Any) -> bool:
+    """Whether C++ may look at its memory at once, if it has any."""
+    if not isinstance(argument, torch.Tensor):
+        return True
+    return not isinstance(argument, LazyTensor) and _C.reads_directly(argument)
+
+
+def _values(argument: Any) -> Any:
+    """Of a tensor: a plain one, for C++ to look at. Waits."""
+    if isinstance(argument, LazyTensor):
+        return argument._plain()
+    if not isinstance(argument, torch.Tensor):
+        return argument
+    return _C.call_eagerly(torch.Tensor.detach, argument, (), {}, True)
 
 
 def _waiting_to_dlpack(original: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:

@@ -244,17 +244,21 @@ class LazyTensor(torch.Tensor):
     @errors.boundary
     def apply_(self, callable: Any) -> torch.Tensor:
         """As torch's: replaces each element by what `callable` makes of it. Waits."""
-        return self.copy_(self._plain_copy().apply_(callable))
+        return self._written_by("apply_", callable)
 
     @errors.boundary
     def map_(self, other: torch.Tensor, callable: Any) -> torch.Tensor:
         """As torch's: replaces each element by what `callable` makes of it and `other`'s. Waits."""
-        return self.copy_(self._plain_copy().map_(_plain_of(other), callable))
+        return self._written_by("map_", _plain_of(other), callable)
 
     @errors.boundary
     def map2_(self, x: torch.Tensor, y: torch.Tensor, callable: Any) -> torch.Tensor:
         """As `map_`, of two tensors. Waits."""
-        return self.copy_(self._plain_copy().map2_(_plain_of(x), _plain_of(y), callable))
+        return self._written_by("map2_", _plain_of(x), _plain_of(y), callable)
+
+    def _written_by(self, name: str, *args: Any) -> torch.Tensor:
+        method = getattr(torch.Tensor, name)
+        return self.copy_(_C.call_outside(method, (self._plain_copy(), *args), {}))
 
     # ---- copies
 

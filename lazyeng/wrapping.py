@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
+from torch.nn.utils.weight_norm import WeightNorm
 
 from lazyeng import _C, errors
 from lazyeng.config import MODES
@@ -135,17 +137,49 @@ def _mapped(obj: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 def _in_place(
     module: torch.nn.Module, convert: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.nn.Module:
-    """Swaps every parameter and buffer once: tied ones stay tied, optimizers keep working."""
-    seen: set[int] = set()
-    for part in module.modules():
-        for tensor in (*part._parameters.values(), *part._buffers.values()):
-            if tensor is None or id(tensor) in seen:
-                continue
-            seen.add(id(tensor))
-            new = convert(tensor)
-            if new is not tensor:
+    """Swaps every parameter and buffer once: tied ones stay tied, optimizers keep working.
+
+    All of them or, if it raises, none.
+    """
+    swapped: list[tuple[torch.Tensor, torch.Tensor]] = []
+    with _normed_weights_renewed(module):
+        try:
+            for tensor in _tensors_of(module):
+                new = convert(tensor)
+                if new is not tensor:
+                    _swap(tensor, new)
+                    swapped.append((tensor, new))
+        except BaseException:
+            for tensor, new in reversed(swapped):
                 _swap(tensor, new)
+            raise
     return module
+
+
+def _tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Each parameter and buffer once."""
+    parts = ((*part._parameters.values(), *part._buffers.values()) for part in module.modules())
+    found = (tensor for part in parts for tensor in part if tensor is not None)
+    return list({id(tensor): tensor for tensor in found}.values())
+
+
+@contextlib.contextmanager
+def _normed_weights_renewed(module: torch.nn.Module) -> Iterator[None]:
+    """``torch.nn.utils.weight_norm`` keeps a weight that it computes anew before each call; the
+    graph of the last one holds the parameters, which can be swapped only without it."""
+    normed = [
+        (part, hook)
+        for part in module.modules()
+        for hook in part._forward_pre_hooks.values()
+        if isinstance(hook, WeightNorm)
+    ]
+    for part, hook in normed:
+        setattr(part, hook.name, getattr(part, hook.name).detach())
+    try:
+        yield
+    finally:
+        for part, hook in normed:
+            setattr(part, hook.name, hook.compute_weight(part))
 
 
 def _take_attributes(old: torch.Tensor, new: torch.Tensor) -> None:

@@ -743,6 +743,25 @@ def test_functions_called_for_each_element():
     assert str(found.value) == str(expected.value)
 
 
+@pytest.mark.parametrize("mode", ["async", "deferred", "sync", None])
+@pytest.mark.parametrize("lazy_self", [False, True])
+@pytest.mark.parametrize("lazy_other", [False, True])
+def test_functions_called_for_each_element_of_two(mode, lazy_self, lazy_other):
+    """Whichever is lazy; what was recorded before reads what it would have read."""
+    x, other = torch.arange(4.0), torch.ones(4)
+    x, other = wrap(x) if lazy_self else x, wrap(other) if lazy_other else other
+    with lazy(mode) if mode else contextlib.nullcontext():
+        before = x * 10
+        other.add_(1)
+        x.add_(1)
+        assert x.map_(other, lambda a, b: a + b) is x
+        after = x * 1
+        assert x.map2_(other, other, lambda a, b, c: a + b * c) is x
+        assert x.apply_(lambda a: -a) is x
+    assert before.tolist() == [0, 10, 20, 30]
+    assert after.tolist() == [3, 4, 5, 6] and x.tolist() == [-7, -8, -9, -10]
+
+
 def test_sparse_tensors_of_lazy_indices():
     indices, values = (
         wrap(torch.tensor([[0, 1, 1], [2, 0, 2]])),

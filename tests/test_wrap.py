@@ -520,3 +520,41 @@ def test_results_can_be_swapped_at_once():
     z = wrap(torch.zeros(3))
     torch.utils.swap_tensors(y, z)
     assert (y.tolist(), z.tolist()) == ([0, 0, 0], [2, 2])
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_modules_with_the_hook_weight_norm():
+    """Its weight's graph holds the parameters; it is computed anew before each call."""
+
+    def trained(there, back=lambda model: model):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.utils.weight_norm(torch.nn.Conv1d(3, 4, 3)),
+            torch.nn.utils.weight_norm(torch.nn.Linear(6, 2)),
+        )
+        optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(2, 3, 8)
+        for change in (there, back, there):
+            assert change(model) is model
+            assert type(model[0].weight) is type(model[0].weight_g.detach())
+            assert model[0].weight.grad_fn is not None
+            loss = model(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return loss.item(), [p.tolist() for p in model.parameters()]
+
+    assert trained(wrap, unwrap) == trained(lambda model: model)
+
+
+def test_a_module_that_cannot_be_wrapped_stays_as_it_is():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    weight = model[1].weight
+    graph = weight * weight  # which refers to it
+    weight.noted = 1
+    with pytest.raises(RuntimeError, match="use_count"):
+        wrap(model)
+    assert all(type(p) is torch.nn.Parameter for p in model.parameters())
+    assert model[1].weight is weight and weight.noted == 1
+    del graph
+    wrap(model)
+    assert all(isinstance(p, LazyTensor) for p in model.parameters())
