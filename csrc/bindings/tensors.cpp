@@ -89,7 +89,7 @@ PyObject* plain(PyObject*, PyObject* object) {
   return guarded([&] {
     const run::ValueRef value = value_of(object);
     current_recorder()->wait_and_check(*value);
-    return THPVariable_Wrap(value->plain());
+    return THPVariable_Wrap(current_recorder()->hand_out(*value));
   });
 }
 
@@ -224,27 +224,10 @@ bool is_handed_out(const at::Tensor& tensor) {
          !run::RealDispatch::active() && !record::Gate::is_inside();
 }
 
-/// A write that changes nothing.
-struct Fence final : engine::Op {
-  engine::FailurePtr run() noexcept override { return nullptr; }
-};
-
-/// What was recorded has read the memory before others get it. (The window goes too: somebody reads
-/// here.)
+/// What was recorded has read the memory before others get it.
 void finish_accesses(const at::Tensor& tensor) {
-  const run::StorageVarRef var = run::plain_storages().find(tensor);
-  if (!var) return;
-  {
-    const run::NoGil released;
-    const record::Gate::Inside inside;
-    current_recorder()->flush();
-    if (var->idle()) return;
-    auto fence = make_ref<Fence>();
-    fence->add_write(var);
-    current_recorder()->engine().admit(0);
-    current_recorder()->engine().push(std::move(fence));
-  }
-  current_recorder()->wait_for(*var);
+  if (const run::StorageVarRef var = run::plain_storages().find(tensor))
+    current_recorder()->finish_accesses(*var);
 }
 
 /// before_lending(tensor): its memory is about to be given to others.

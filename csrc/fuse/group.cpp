@@ -53,12 +53,15 @@ void report(const Group& group, const Plan& plan) {
 
 std::vector<bool> needed_vars(const Group& group) {
   std::vector<bool> needed(group.vars.size());
-  for (size_t v = 0; v < needed.size(); ++v) {
-    const GroupVar& var = group.vars[v];
-    needed[v] = !var.fresh || var.var->use_count() != claims_on(group, *var.var) + var.values;
-  }
+  // Values first: whoever holds one may make another of its var, and let go of the first. Once
+  // nobody outside holds any of those here, nobody can; who has made one before counts at the var.
   for (const GroupValue& value : group.values)
     if (value.value->use_count() != value.references) needed[value.var] = true;
+  for (size_t v = 0; v < needed.size(); ++v) {
+    const GroupVar& var = group.vars[v];
+    needed[v] =
+        needed[v] || !var.fresh || var.var->use_count() != claims_on(group, *var.var) + var.values;
+  }
   return needed;
 }
 

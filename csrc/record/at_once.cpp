@@ -160,9 +160,12 @@ bool write_number(const run::OpInfo& info, torch::jit::Stack& arguments) {
 /// Nothing that was recorded before reads or writes the memory, and nobody keeps a failure of it.
 /// `recording`: the lock of the window.
 bool is_untouched(const run::StorageVar& var, std::mutex& recording) {
-  if (var.awaited() || var.failure() || !var.idle()) return false;
-  std::lock_guard lock(recording);
-  return var.last_access <= run::StorageVar::pushed_up_to.load(std::memory_order_relaxed);
+  if (var.awaited()) return false;
+  {
+    std::lock_guard lock(recording);
+    if (!var.all_pushed()) return false;
+  }
+  return !var.awaited() && !var.failure() && var.idle();
 }
 
 /// The program reads its values: what is known of a plain tensor does not live long.

@@ -53,7 +53,7 @@ class RealArguments {
     const LazyImpl* const lazy = lazy_impl(tensor);
     if (!lazy) return tensor;
     current_recorder()->wait_and_check(*lazy->value());
-    at::Tensor plain = lazy->value()->plain();
+    at::Tensor plain = current_recorder()->hand_out(*lazy->value());
     lazy_.emplace(plain.unsafeGetTensorImpl(), tensor);
     return plain;
   }

@@ -89,6 +89,7 @@ void LazyImpl::set_value(run::ValueRef value) {
 const c10::Storage& LazyImpl::storage() const {
   current_recorder()->wait_and_check(*value_);
   c10::Storage now = run::plain_storages().user_face(value_->var());
+  current_recorder()->note_handed_out(value_->var());
   const std::lock_guard lock(asked_mutex_);
   if (asked_storage_.unsafeGetStorageImpl() != now.unsafeGetStorageImpl())
     asked_storage_ = std::move(now);

@@ -20,6 +20,7 @@
 #include "csrc/record/meta_answers.h"
 #include "csrc/record/recurrent.h"
 #include "csrc/record/tensor_lists.h"
+#include "csrc/run/python_ref.h"
 
 namespace lazyeng::record {
 namespace {
@@ -245,7 +246,16 @@ void adopt_new_ops() {
   if (state.some.load(std::memory_order_acquire)) adopt_ops_with_kernels();
 }
 
+// One thread at a time: what one looks at stands in no list meanwhile, and another that has just
+// given such an op its kernels must find it. (The lock is not the lists': the dispatcher holds its
+// own when it tells of an op.)
 void adopt_ops_with_kernels() {
+  static std::mutex* const one_at_a_time = new std::mutex;
+  std::unique_lock adopting(*one_at_a_time, std::try_to_lock);
+  if (!adopting) {
+    const run::NoGil released;
+    adopting.lock();
+  }
   NewOps::State& state = registered().new_ops;
   std::vector<c10::OperatorName> names;
   {

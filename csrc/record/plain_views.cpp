@@ -11,6 +11,7 @@
 
 #include "csrc/record/call.h"
 #include "csrc/record/lazy_tensor.h"
+#include "csrc/record/recorder.h"
 #include "csrc/run/plain_values.h"
 #include "csrc/run/python_ref.h"
 
@@ -53,9 +54,9 @@ torch::autograd::CreationMeta creation_meta() {
 
 at::Tensor plain_view(const at::Tensor& lazy) {
   const run::ValueRef value = lazy_impl(lazy)->value();
-  const at::Tensor view =
-      torch::autograd::as_view(lazy, value->plain(), /*is_bw_differentiable=*/true,
-                               /*is_fw_differentiable=*/true, nullptr, nullptr, creation_meta());
+  const at::Tensor view = torch::autograd::as_view(
+      lazy, current_recorder()->hand_out(*value), /*is_bw_differentiable=*/true,
+      /*is_fw_differentiable=*/true, nullptr, nullptr, creation_meta());
   value->var().note_plain_tensor(view);  // (whose version counter is now that of the lazy tensor)
   if (c10::GradMode::is_enabled() && lazy.requires_grad()) {
     const auto node = make_node<PlainViewBackward>();

@@ -126,6 +126,12 @@ bool has_arguments(const run::Node& node) {
   });
 }
 
+/// Whether nothing that the engine has uses what the node writes.
+bool may_write(const run::Node& node) {
+  return std::ranges::all_of(node.written_vars,
+                             [](const run::StorageVar* var) { return var->idle(); });
+}
+
 /// Such an op has no order to keep, and nothing to wait for: `x.item()` once x is there.
 bool reads_what_is_complete(const Call& call, const run::Node& node) {
   return node.written_vars.empty() && call.info.aten && has_arguments(node);
@@ -185,6 +191,15 @@ void keep_failure(const run::Node& node) {
   const engine::FailurePtr failure = node.fail(node.found.thrown);
   run::failure_log().add(static_cast<const run::OpFailure&>(*failure).root(),
                          run::FailureLog::Holder::log);
+}
+
+/// What a node writes is kept by the values that it holds; but that a check fails together with
+/// what it checks is kept by its claims alone, which end when it has run.
+std::vector<run::StorageVarRef> kept_for_checks(const run::Node& node) {
+  if (!node.info.checks_values) return {};
+  std::vector<run::StorageVarRef> kept;
+  for (run::StorageVar* const var : node.written_vars) kept.emplace_back(var);
+  return kept;
 }
 
 /// Nobody sees old memory from now on: the node's writes count as pending.
@@ -343,6 +358,7 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
 }
 
 void Recorder::schedule(run::Node& node) {
+  const std::vector<run::StorageVarRef> kept = kept_for_checks(node);
   if (runs_at_call(node)) [[unlikely]] {
     WaitScope waits("it uses memory that others may write unseen (numpy, DLPack)");
     if (waits.wanted() && !has_arguments(node)) waits.begin(node.info.torch_name);
@@ -363,10 +379,9 @@ void Recorder::schedule(run::Node& node) {
 
 /// Runs a counter on this thread without the engine. False: somebody has to wait for somebody.
 bool Recorder::run_unpushed(run::Node& node) {
-  if (!has_arguments(node)) return false;
   {
     std::lock_guard lock(window_mutex_);
-    if (meets_unpushed_locked(node)) return false;
+    if (meets_unpushed_locked(node) || !has_arguments(node) || !may_write(node)) return false;
     number_locked(node);
   }
   const run::AsEngineThread as_engine_thread;
@@ -417,6 +432,7 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
     noted = capture_stacks(*node, at::Tensor());
   }
   WaitScope waits("its result is needed at the call");
+  const std::vector<run::StorageVarRef> kept = kept_for_checks(*node);
   read_habit.reads();
   bool ran = reads_what_is_complete(call, *node);
   if (ran) {

@@ -61,6 +61,13 @@ class Recorder {
   /// Ends the failures of plain tensors' vars, which somebody else may hold (a graph of autograd, a
   /// view): from here on they stand for the memory as it is. What was recorded before still fails.
   void forget_failures(std::vector<Ref<engine::Var>> plain);
+  /// Until everything recorded on the var, which is made when this is asked, has run: reads too.
+  void finish_accesses(run::StorageVar& var);
+  /// A plain tensor over the value's memory, for the program, which may write it.
+  at::Tensor hand_out(const run::Value& value);
+  /// For others that give the program plain tensors over the var's memory, after they are made:
+  /// reads that were recorded before then have run. (Later ones look for changes: PlainRead.)
+  void note_handed_out(run::StorageVar& var);
   /// Until all recorded draws from random generators are done.
   void wait_for_generators();
 

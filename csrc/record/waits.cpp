@@ -174,6 +174,36 @@ void Recorder::forget_failures(std::vector<Ref<engine::Var>> plain) {
   engine_->push(std::move(fresh));
 }
 
+void Recorder::finish_accesses(run::StorageVar& var) {
+  {
+    std::lock_guard lock(window_mutex_);
+    if (var.all_pushed() && var.idle()) return;
+  }
+  {
+    const run::NoGil released;
+    const Gate::Inside inside;
+    flush();
+    if (var.idle()) return;
+    auto fence = make_ref<FreshVersion>();  // (it fails if the version before has failed)
+    fence->add_write(run::StorageVarRef(&var));
+    engine_->admit(0);
+    engine_->push(std::move(fence));
+  }
+  wait_for(var);
+}
+
+at::Tensor Recorder::hand_out(const run::Value& value) {
+  at::Tensor plain = value.plain();
+  note_handed_out(value.var());
+  return plain;
+}
+
+void Recorder::note_handed_out(run::StorageVar& var) {
+  if (var.handed_out.load(std::memory_order_acquire) || run::InCustomKernel::active()) return;
+  finish_accesses(var);
+  var.handed_out.store(true, std::memory_order_release);
+}
+
 void Recorder::wait_for_generators() {
   WaitScope waits("the state of the random generators is used");
   for (const run::StorageVarRef& var : all_generator_vars()) complete(*var);

@@ -57,13 +57,12 @@ void Recorder::enter_window_locked(run::Node& node) {
 
 /// Whether a node in the window, or on its way from there, reads or writes what the node does.
 bool Recorder::meets_unpushed_locked(const run::Node& node) const {
-  const uint64_t pushed = run::StorageVar::pushed_up_to.load(std::memory_order_relaxed);
-  const auto waits = [&](const run::StorageVar& var) { return var.last_access > pushed; };
-  return std::any_of(
-             node.tensors.begin(), node.tensors.end(),
-             [&](const run::TensorArg& arg) { return arg.value && waits(arg.value->var()); }) ||
+  return std::any_of(node.tensors.begin(), node.tensors.end(),
+                     [](const run::TensorArg& arg) {
+                       return arg.value && !arg.value->var().all_pushed();
+                     }) ||
          std::any_of(node.written_vars.begin(), node.written_vars.end(),
-                     [&](const run::StorageVar* var) { return waits(*var); });
+                     [](const run::StorageVar* var) { return !var->all_pushed(); });
 }
 
 std::string Recorder::describe_writer(const run::StorageVar& var) {

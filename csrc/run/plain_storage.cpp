@@ -85,6 +85,7 @@ StorageVarRef PlainStorages::var_of(const at::Tensor& plain) {
     if (!var) {
       var = make_ref<StorageVar>(second_face(user), user.nbytes());
       attach(*var, user);
+      var->handed_out.store(true, std::memory_order_release);
     }
   }
   var->note_plain_tensor(plain);

@@ -110,6 +110,13 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
   /// Number of the newest node put into the window that reads or writes this var. Guarded by the
   /// window's lock.
   uint64_t last_access = 0;
+  /// Whether the engine has all ops that were recorded on this var. With the window's lock. Whoever
+  /// wants to know whether they are over asks idle() after this: an op on its way to the engine is
+  /// not yet there when that is asked first, and no longer here when this is asked then.
+  bool all_pushed() const { return last_access <= pushed_up_to.load(std::memory_order_acquire); }
+
+  /// The program has a plain tensor over its memory: who recorded reads before that is done.
+  std::atomic<bool> handed_out{false};
 
   /// Place in a table of csrc/fuse/partition.cpp. Guarded by the lock of pushes.
   uint32_t partition_index = 0;
