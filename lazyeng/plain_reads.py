@@ -31,6 +31,9 @@ _WITHOUT_ARGUMENTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "numpy": array_of, "tolist": list_of,
 }  # fmt: skip
 _METHODS_OF_ELEMENTS = ("apply_", "map_", "map2_")
+_METHODS_OF_STORAGES = (
+    "__getitem__", "__setitem__", "copy_", "fill_", "data_ptr", "_write_file",
+)  # fmt: skip
 
 
 def install() -> None:
@@ -39,6 +42,9 @@ def install() -> None:
         put_method(name, _waiting(name, getattr(torch.Tensor, name)))
     for name in _METHODS_OF_ELEMENTS:
         put_method(name, _also_of_lazy(name, getattr(torch.Tensor, name)))
+    for name in _METHODS_OF_STORAGES:
+        method = getattr(torch.UntypedStorage, name)
+        setattr(torch.UntypedStorage, name, _waiting_of_storage(method))
     to_dlpack = _waiting_to_dlpack(torch.to_dlpack)
     for module in (torch, torch.utils.dlpack):
         vars(module)["to_dlpack"] = to_dlpack
@@ -113,6 +119,18 @@ def _also_of_lazy(name: str, original: Callable[..., Any]) -> Callable[..., Any]
         return self.copy_(_C.call_outside(original, (copy, *map(_values, args)), named))
 
     return call
+
+
+def _waiting_of_storage(original: Callable[..., Any]) -> Callable[..., Any]:
+    @errors.boundary
+    @functools.wraps(original)
+    def method(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        for storage in (self, *args, *kwargs.values()):
+            if isinstance(storage, torch.UntypedStorage):
+                _C.finish_storage(storage)
+        return original(self, *args, **kwargs)
+
+    return method
 
 
 def _is_at_hand(argument: Any) -> bool:

@@ -548,6 +548,29 @@ def test_exit_from_a_block_and_from_a_thread():
     """, "end", own=True)  # fmt: skip
 
 
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+def test_handlers_of_signals_that_read(mode):
+    """While the program waits, as a guest of the engine: the handler runs, and leaves, the
+    program's own modes."""
+    check(f"""
+        import signal
+        w, b, x = torch.nn.Parameter(torch.zeros(8)), torch.rand(1500, 1500), torch.rand(8)
+        seen = []
+        def handler(*_):
+            with torch.no_grad():
+                for _ in range(3): (x * 2).cumsum(0).sin().sum().item()
+            seen.append((torch.is_grad_enabled(), type(x + 1).__name__))
+        signal.signal(signal.SIGALRM, handler)
+        with lazy({mode!r}):
+            z = b
+            for _ in range(12): z = (z @ b) / 1000
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            z.sum().item()
+            print(seen, torch.is_grad_enabled(), (w * 2).requires_grad, type(x + 1).__name__)
+        print(torch.is_grad_enabled())
+    """, "[(True, 'LazyTensor')] True True LazyTensor\nTrue")  # fmt: skip
+
+
 def test_ctrl_c_during_a_wait():
     """KeyboardInterrupt at once, and the engine stays usable."""
     script = PRELUDE + textwrap.dedent("""

@@ -1,5 +1,6 @@
 """Tensors sent between processes: they share memory, and failures arrive."""
 
+import io
 import pickle
 from multiprocessing.reduction import ForkingPickler
 
@@ -114,3 +115,37 @@ def test_queue(start):
     questions.put(None)
     process.join(60)
     assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+def test_storages_whose_tensor_is_written(mode):
+    plain = torch.zeros(300, 300)
+    storage = plain.untyped_storage()
+    with lazy(mode):
+        plain.add_(1)
+        assert torch.empty(0).set_(storage, 0, (3,), (1,)).tolist() == [1] * 3
+        plain.add_(1)
+        assert storage[3] == 0x40  # the first byte of 2.0, from behind
+        plain.add_(1)
+        assert storage.clone()[2:4].tolist() == [0x40, 0x40]
+        plain.add_(1)
+        file = io.BytesIO()
+        torch.save(storage, file)
+        file.seek(0)
+        assert torch.load(file).untyped()[2:4].tolist() == [0x80, 0x40]
+        plain.add_(1)
+        storage.fill_(0)
+        assert plain.sum().item() == 0
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+def test_a_checkpoint_that_is_mapped_and_written_anew(mode, tmp_path):
+    """The copies have read the file when it is cut off."""
+    path = tmp_path / "checkpoint"
+    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)])
+    torch.save(model.state_dict(), path)
+    before = [p.tolist() for p in model.parameters()]
+    with lazy(mode):
+        model.load_state_dict(torch.load(path, mmap=True))
+        torch.save(model.state_dict(), path)
+    assert [p.tolist() for p in model.parameters()] == before

@@ -300,12 +300,21 @@ PyObject* follow_storage(PyObject*, PyObject* object) {
   return guarded([&] {
     TORCH_CHECK_TYPE(THPStorage_Check(object), "expected a storage, got ",
                      Py_TYPE(object)->tp_name);
-    const at::Tensor over = at::detail::make_tensor<c10::TensorImpl>(
-        c10::Storage(THPStorage_Unpack(object)), c10::DispatchKeySet(c10::DispatchKey::CPU),
-        c10::scalarTypeToTypeMeta(c10::kByte));
-    const run::StorageVarRef var = run::plain_storages().find(over);
+    const run::StorageVarRef var = run::plain_storages().find(THPStorage_Unpack(object));
     if (var) run::plain_storages().follow_resize(*var, /*through_user_face=*/true);
     return PyBool_FromLong(static_cast<bool>(var));
+  });
+}
+
+/// finish_storage(untyped_storage): somebody is about to look at the memory, or to write it.
+PyObject* finish_storage(PyObject*, PyObject* object) {
+  return guarded([&]() -> PyObject* {
+    TORCH_CHECK_TYPE(THPStorage_Check(object), "expected a storage, got ",
+                     Py_TYPE(object)->tp_name);
+    if (run::RealDispatch::active()) Py_RETURN_NONE;
+    if (const run::StorageVarRef var = run::plain_storages().find(THPStorage_Unpack(object)))
+      current_recorder()->finish_accesses(*var);
+    Py_RETURN_NONE;
   });
 }
 
@@ -361,6 +370,7 @@ PyMethodDef tensor_methods[] = {
     {"tell_address", tell_address, METH_O, nullptr},
     {"note_alias", note_alias, METH_VARARGS, nullptr},
     {"follow_storage", follow_storage, METH_O, nullptr},
+    {"finish_storage", finish_storage, METH_O, nullptr},
     {"announce_own_write", announce_own_write, METH_O, nullptr},
     {"expect_bump", expect_bump, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

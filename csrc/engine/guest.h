@@ -26,8 +26,12 @@ class Guest {
 
   /// The thread is going to look (run_one) before it leaves: brief ops need no worker woken.
   virtual void arrive() = 0;
-  /// It may not look for a while, as it calls its owner. Ready ops are passed on to a worker.
+  /// It may not look for a while. Ready ops are passed on to a worker.
   virtual void leave() = 0;
+  /// It leaves to call its owner, who may wait in turn, as a guest that comes and goes in between.
+  /// Returns what come_back() wants.
+  virtual void* go_away() = 0;
+  virtual void come_back(void* from) = 0;
 
   /// How long it looks before it sleeps.
   virtual std::chrono::microseconds patience() const noexcept = 0;

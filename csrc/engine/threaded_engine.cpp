@@ -23,6 +23,8 @@ class Visit final : public Guest {
   bool has_one() const noexcept override;
   void arrive() override;
   void leave() override;
+  void* go_away() override;
+  void come_back(void* engine) override;
   std::chrono::microseconds patience() const noexcept override;
   bool sleeps(EventCount& news) override;
   void wakes(EventCount& news) override;
@@ -211,6 +213,16 @@ void Visit::arrive() {
 void Visit::leave() {
   depart();
   if (std::exchange(prepared_, false) && engine_->guest_end_) engine_->guest_end_();
+}
+
+void* Visit::go_away() {
+  leave();
+  return std::exchange(engine_, nullptr);
+}
+
+void Visit::come_back(void* engine) {
+  engine_ = static_cast<ThreadedEngine*>(engine);
+  arrive();
 }
 
 void Visit::depart() {

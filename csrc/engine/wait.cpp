@@ -27,9 +27,9 @@ void EventCount::wait_for_news(uint32_t seen, Clock::time_point latest, Guest* g
 }
 
 bool EventCount::ask(const Interrupt& interrupt, Guest* guest) {
-  if (guest) guest->leave();
+  void* const here = guest ? guest->go_away() : nullptr;
   const bool leaves = interrupt();
-  if (guest) guest->arrive();
+  if (guest) guest->come_back(here);
   return leaves;
 }
 

@@ -91,8 +91,14 @@ void keep_values(run::Node& node) {
 
 bool runs_at_call(const run::Node& node) {
   if (node.plain_reads.empty() || node.collective) return false;  // (they read later in eager too)
-  return std::any_of(node.tensors.begin(), node.tensors.end(), [](const run::TensorArg& arg) {
-    return is_exposed(arg) && run::written_unseen(run::writers_of(arg.value->var().engine_face()));
+  // A checkpoint that was mapped and is copied, for one: the program may write that file anew
+  // afterwards, and to read what was cut off ends the process.
+  const bool copies = node.info.torch_name == "aten.copy_";
+  return std::any_of(node.tensors.begin(), node.tensors.end(), [&](const run::TensorArg& arg) {
+    if (!is_exposed(arg)) return false;
+    const run::Writers writers = run::writers_of(arg.value->var().engine_face());
+    return run::written_unseen(writers) ||
+           (copies && !arg.written && writers == run::Writers::shares);
   });
 }
 

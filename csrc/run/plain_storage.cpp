@@ -93,10 +93,13 @@ StorageVarRef PlainStorages::var_of(const at::Tensor& plain) {
 }
 
 StorageVarRef PlainStorages::find(const at::Tensor& plain) {
-  if (!plain.has_storage()) return nullptr;
+  return plain.has_storage() ? find(plain.unsafeGetTensorImpl()->unsafe_storage()) : nullptr;
+}
+
+StorageVarRef PlainStorages::find(const c10::Storage& plain) {
   Face alive;
   std::lock_guard lock(mutex_);
-  auto found = vars_.find(plain.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  auto found = vars_.find(plain.unsafeGetStorageImpl());
   return found == vars_.end() ? nullptr : retain(*found->second, alive);
 }
 

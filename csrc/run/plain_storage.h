@@ -23,6 +23,7 @@ class PlainStorages {
 
   /// The var of a plain tensor's storage, or null if no op has been recorded on it.
   StorageVarRef find(const at::Tensor& plain);
+  StorageVarRef find(const c10::Storage& plain);
   /// Whether accesses to the plain tensor's memory raise now.
   bool is_guarded(const at::Tensor& plain);
 

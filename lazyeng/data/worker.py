@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
-from lazyeng import _C
 from lazyeng._record import portable, put_together
 from lazyeng.wrapping import unwrap
 
@@ -103,9 +102,6 @@ class WorkerInit:
         # Ctrl-C in a terminal goes to all processes. The parent decides what it ends: the loop may
         # catch it and go on.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # Of the thread that has forked. As the loader's thread, which loads if there are no
-        # workers, the dataset runs outside of it.
-        _C.leave_blocks()
         if self.user is not None:
             self.user(worker_id)
 

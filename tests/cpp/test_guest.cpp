@@ -98,6 +98,38 @@ void interrupted_guests() {
   same(var->value, 3u, "value");
 }
 
+/// What a guest calls back may wait in turn: that is another visit, which ends before it returns.
+void guests_whose_owners_wait() {
+  auto engine = started(1);
+  std::atomic<int> inside{0};
+  engine->set_guest_hooks([&] { ++inside; }, [&] { --inside; });
+  auto var = make_ref<IntVar>(), never = make_ref<IntVar>();
+  Gate gate;
+  auto late = writes(op([&] { gate.wait(); }), {never});
+  late->queue = QueueId::python;
+  push(*engine, late);
+  Gate busy;
+  push(*engine, op([&] { busy.wait(); }));
+  busy.until_entered();  // so that what is brief is the guest's
+  const GuestScope guest(*engine);
+  push(*engine, brief(add(var)));
+  int polls = 0;
+  const WaitResult result = engine->wait_for_var(*never, [&] {
+    same(inside.load(), 0, "hooks ended");
+    {
+      const GuestScope nested(*engine);
+      push(*engine, brief(add(var)));
+      engine->wait_for_var(*var, {});
+    }
+    same(inside.load(), 0, "those of what it waited for, too");
+    return ++polls == 3;
+  });
+  check(result == WaitResult::interrupted, "interrupted");
+  same(var->value, 4u, "value");
+  busy.open();
+  gate.open();
+}
+
 /// Ops that are said to be brief and wait all the same.
 void guests_that_wait_within_an_op() {
   auto engine = started(1);
@@ -210,6 +242,7 @@ int main(int argc, char** argv) {
                    {{"brief ops run on the waiting thread", brief_ops_run_on_the_waiting_thread},
                     {"others are left to workers", others_are_left_to_workers},
                     {"interrupted guests", interrupted_guests},
+                    {"guests whose owners wait", guests_whose_owners_wait},
                     {"guests that wait within an op", guests_that_wait_within_an_op},
                     {"guests that run their own op", guests_that_run_their_own_op},
                     {"guests come and go", guests_come_and_go},
