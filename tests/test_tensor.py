@@ -762,6 +762,26 @@ def test_functions_called_for_each_element_of_two(mode, lazy_self, lazy_other):
     assert after.tolist() == [3, 4, 5, 6] and x.tolist() == [-7, -8, -9, -10]
 
 
+RESIZED = {
+    "add a number": lambda x, out: torch.add(x, 1, out=out),
+    "mul by a number": lambda x, out: torch.mul(x, 2.5, out=out),
+    "div by a number": lambda x, out: torch.div(x, 2.5, out=out),
+    "add": lambda x, out: torch.add(x, x, out=out),
+    "mm": lambda x, out: torch.mm(x, x, out=out),
+    "cat": lambda x, out: torch.cat([x, x], out=out),
+}
+
+
+@pytest.mark.parametrize("call", RESIZED)
+@pytest.mark.parametrize("mode", ["async", "deferred", "sync", None])
+def test_outputs_that_are_resized_warn(call, mode):
+    x, out = torch.ones(3, 3), torch.empty(2, 2)
+    x = x if mode else wrap(x)
+    with lazy(mode) if mode else contextlib.nullcontext():
+        with pytest.warns(UserWarning, match="An output with one or more elements was resized"):
+            RESIZED[call](x, out).sum().item()
+
+
 def test_sparse_tensors_of_lazy_indices():
     indices, values = (
         wrap(torch.tensor([[0, 1, 1], [2, 0, 2]])),

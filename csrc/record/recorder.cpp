@@ -294,8 +294,8 @@ void Recorder::record(Call call, torch::jit::Stack* results) {
     counters_.plans.fetch_add(1, std::memory_order_relaxed);
     first_use();
     adopt_new_ops();
-    const run::IgnoredWarnings ignored;
     {
+      const run::IgnoredWarnings ignored;
       const run::Unseen unseen;
       plan = infer(call);
     }
