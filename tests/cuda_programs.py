@@ -189,6 +189,27 @@ def check_launches_wait_for_the_thread_that_launches() -> None:
     assert names.count("lazyeng-dev-4") == 1, names
 
 
+def check_a_child_of_a_fork_knows_of_no_launches() -> None:
+    """It may not touch the device of its parent."""
+    simulated.hold(0)
+    try:
+        x = lazyeng.wrap(torch.ones(5, device="cuda")) * 2
+        eventually(x.is_ready)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            try:
+                lazyeng.synchronize()
+                assert (lazyeng.wrap(torch.ones(3)) * 2).tolist() == [2] * 3
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        simulated.let_go()
+    assert x.tolist() == [2] * 5
+
+
 def check_a_copy_waits_for_kernels_that_read_what_it_overwrites() -> None:
     for mode in MODES:
         with lazyeng.lazy(mode):

@@ -71,8 +71,7 @@ class CallsRun {
 
   /// Finds the tensors that exist, and makes the key. False if no kernel can run these calls.
   bool find() {
-    key_.push_back(static_cast<uint64_t>(device_.index()) << 1 |
-                   at::globalContext().allowTF32CuBLAS());
+    key_.push_back(static_cast<uint64_t>(device_.index()) << 1 | tf32_);
     for (const run::Node* node : nodes_)
       if (!add_call(*node)) return false;
     return tensors_.size() < kMaxTensors;
@@ -82,7 +81,7 @@ class CallsRun {
 
   std::shared_ptr<const DeviceCalls> describe() const {
     auto made = std::make_shared<DeviceCalls>();
-    made->tf32 = at::globalContext().allowTF32CuBLAS();
+    made->tf32 = tf32_;
     made->device = device_.index();
     for (const Tensor& tensor : tensors_)
       made->tensors.push_back({tensor.value->geometry_ref(), tensor.state,
@@ -286,6 +285,7 @@ class CallsRun {
   const c10::ArrayRef<run::Node*> nodes_;
   const IsDead& is_dead_;
   const c10::Device device_;
+  const bool tf32_ = at::globalContext().allowTF32CuBLAS();  // the program may change it meanwhile
   Key key_;
   std::vector<Tensor> tensors_;
   std::unordered_map<const void*, int16_t> known_;  // places: of vars that calls make, of values

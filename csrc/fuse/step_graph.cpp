@@ -185,7 +185,7 @@ std::optional<std::vector<bool>> StepGraph::changing_nodes() {
   if (!numbers_change_.load(std::memory_order_acquire)) return std::nullopt;
   // (Who runs a segment may hold the mutex and wait for the GIL: it is tried again next time.)
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock) return std::nullopt;
+  if (!lock || changing_.empty()) return std::nullopt;
   return changing_;
 }
 
@@ -266,6 +266,7 @@ bool StepGraph::launch(Segment& segment, const Observation& now) {
   }
   misses_ = 0;
   changing_.clear();
+  numbers_change_.store(false, std::memory_order_release);
   if (++launches_ >= kWorthACapture) pauses_ = 0;
   graph_stats().launches.fetch_add(1, std::memory_order_relaxed);
   graph_stats().nodes.fetch_add(segment.nodes().size(), std::memory_order_relaxed);

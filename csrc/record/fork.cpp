@@ -21,6 +21,7 @@
 #include "csrc/record/gate.h"
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/buffers.h"
+#include "csrc/run/launch_log.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/plain_storage.h"
 #include "csrc/run/python_ref.h"
@@ -56,6 +57,7 @@ void let_go_of_leaves() {
 void in_child() {
   let_go_of_leaves();
   run::openmp_helpers().after_fork_in_child();
+  run::launches_after_fork_in_child();
   Gate::after_fork_in_child();
 }
 

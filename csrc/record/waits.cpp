@@ -175,15 +175,22 @@ void Recorder::forget_failures(std::vector<Ref<engine::Var>> plain) {
 }
 
 void Recorder::finish_accesses(run::StorageVar& var) {
+  bool over;
   {
     std::lock_guard lock(window_mutex_);
-    if (var.all_pushed() && var.idle()) return;
+    over = var.all_pushed() && var.idle();
   }
-  {
+  if (!over) {
     const run::NoGil released;
     const Gate::Inside inside;
     flush();
-    if (var.idle()) return;
+    over = var.idle();
+  }
+  // (What was launched on other streams of a device is over for the engine, not for that.)
+  if (over) return run::give_to_current_stream(var);
+  {
+    const run::NoGil released;
+    const Gate::Inside inside;
     auto fence = make_ref<FreshVersion>();  // (it fails if the version before has failed)
     fence->add_write(run::StorageVarRef(&var));
     engine_->admit(0);

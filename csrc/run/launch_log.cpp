@@ -302,12 +302,11 @@ class LaunchLog {
   std::shared_ptr<const OpFailure> failure_;
 };
 
+using Logs = std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, std::unique_ptr<LaunchLog>>;
+
 std::mutex logs_mutex;
-std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, std::unique_ptr<LaunchLog>>& logs() {
-  using Logs = std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, std::unique_ptr<LaunchLog>>;
-  static auto* const instance = new Logs;  // engine threads may outlive statics
-  return *instance;
-}
+Logs* all_logs = new Logs;  // engine threads may outlive statics
+Logs& logs() { return *all_logs; }
 
 LaunchLog& log_of(c10::Device device) {
   std::lock_guard lock(logs_mutex);
@@ -385,6 +384,8 @@ engine::FailurePtr wait_for_device(c10::Device device, const engine::Interrupt& 
       if (interrupted) return nullptr;
     }
   } catch (const std::exception& thrown) {
+    // (While a stream is captured, the driver refuses to tell; the device is well.)
+    if (!is_final(accelerator_error_code(std::current_exception()))) throw;
     return log.lose(std::current_exception(), thrown.what());
   }
   log.well(launched);
@@ -405,6 +406,10 @@ bool is_running(c10::Device device, engine::FailurePtr& failure) {
     return false;
   }
 }
+
+// Its entries are the parent's. (They are not freed: their events are of a context that this
+// process may not touch.)
+void launches_after_fork_in_child() { all_logs = new Logs; }
 
 std::vector<c10::Device> busy_devices() {
   std::vector<c10::Device> busy;

@@ -64,4 +64,7 @@ bool is_running(c10::Device device, engine::FailurePtr& failure);
 /// Devices that something was launched on which may not be done.
 std::vector<c10::Device> busy_devices();
 
+/// Around a fork (csrc/record/fork.cpp), with no other thread here.
+void launches_after_fork_in_child();
+
 }  // namespace lazyeng::run
