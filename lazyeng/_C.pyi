@@ -88,8 +88,8 @@ def is_ready(tensor: torch.Tensor, /) -> bool:
 def status(tensor: torch.Tensor, /) -> tuple[Literal["pending", "failed", "ready"], str]:
     """The state of a lazy tensor and "aten::mm @ train.py:42" of the op behind it ("" if ready). Never waits."""
 
-def finish_storage(storage: torch.UntypedStorage, /) -> None:
-    """Waits for what was recorded on the storage's memory: somebody is about to use it."""
+def complete_storage(storage: torch.UntypedStorage, writes: bool, /) -> None:
+    """Waits for recorded writes to the storage's memory, which somebody is about to look at, or, if he `writes` it, for all that was recorded on it."""
 
 def follow_storage(storage: torch.UntypedStorage, /) -> bool:
     """The engine follows to the storage's present memory, which no pending op may use; False if it does not know it."""

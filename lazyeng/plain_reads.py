@@ -31,9 +31,11 @@ _WITHOUT_ARGUMENTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "numpy": array_of, "tolist": list_of,
 }  # fmt: skip
 _METHODS_OF_ELEMENTS = ("apply_", "map_", "map2_")
-_METHODS_OF_STORAGES = (
-    "__getitem__", "__setitem__", "copy_", "fill_", "data_ptr", "_write_file",
-)  # fmt: skip
+# Of storages, and whether they write.
+_METHODS_OF_STORAGES = {
+    "__getitem__": False, "data_ptr": False, "_write_file": False,
+    "__setitem__": True, "copy_": True, "fill_": True,
+}  # fmt: skip
 
 
 def install() -> None:
@@ -42,9 +44,9 @@ def install() -> None:
         put_method(name, _waiting(name, getattr(torch.Tensor, name)))
     for name in _METHODS_OF_ELEMENTS:
         put_method(name, _also_of_lazy(name, getattr(torch.Tensor, name)))
-    for name in _METHODS_OF_STORAGES:
+    for name, writes in _METHODS_OF_STORAGES.items():
         method = getattr(torch.UntypedStorage, name)
-        setattr(torch.UntypedStorage, name, _waiting_of_storage(method))
+        setattr(torch.UntypedStorage, name, _waiting_of_storage(method, writes))
     to_dlpack = _waiting_to_dlpack(torch.to_dlpack)
     for module in (torch, torch.utils.dlpack):
         vars(module)["to_dlpack"] = to_dlpack
@@ -121,13 +123,14 @@ def _also_of_lazy(name: str, original: Callable[..., Any]) -> Callable[..., Any]
     return call
 
 
-def _waiting_of_storage(original: Callable[..., Any]) -> Callable[..., Any]:
+def _waiting_of_storage(original: Callable[..., Any], writes: bool) -> Callable[..., Any]:
     @errors.boundary
     @functools.wraps(original)
     def method(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-        for storage in (self, *args, *kwargs.values()):
+        _C.complete_storage(self, writes)
+        for storage in (*args, *kwargs.values()):
             if isinstance(storage, torch.UntypedStorage):
-                _C.finish_storage(storage)
+                _C.complete_storage(storage, False)
         return original(self, *args, **kwargs)
 
     return method

@@ -306,14 +306,19 @@ PyObject* follow_storage(PyObject*, PyObject* object) {
   });
 }
 
-/// finish_storage(untyped_storage): somebody is about to look at the memory, or to write it.
-PyObject* finish_storage(PyObject*, PyObject* object) {
+/// complete_storage(untyped_storage, writes): somebody is about to look at the memory, or to write
+/// it.
+PyObject* complete_storage(PyObject*, PyObject* arguments) {
+  PyObject* object = nullptr;
+  int writes = 0;
+  if (!PyArg_ParseTuple(arguments, "Op", &object, &writes)) return nullptr;
   return guarded([&]() -> PyObject* {
     TORCH_CHECK_TYPE(THPStorage_Check(object), "expected a storage, got ",
                      Py_TYPE(object)->tp_name);
     if (run::RealDispatch::active()) Py_RETURN_NONE;
-    if (const run::StorageVarRef var = run::plain_storages().find(THPStorage_Unpack(object)))
-      current_recorder()->finish_accesses(*var);
+    const run::StorageVarRef var = run::plain_storages().find(THPStorage_Unpack(object));
+    if (var && writes) current_recorder()->finish_accesses(*var);
+    if (var) current_recorder()->wait_for(*var);
     Py_RETURN_NONE;
   });
 }
@@ -370,7 +375,7 @@ PyMethodDef tensor_methods[] = {
     {"tell_address", tell_address, METH_O, nullptr},
     {"note_alias", note_alias, METH_VARARGS, nullptr},
     {"follow_storage", follow_storage, METH_O, nullptr},
-    {"finish_storage", finish_storage, METH_O, nullptr},
+    {"complete_storage", complete_storage, METH_VARARGS, nullptr},
     {"announce_own_write", announce_own_write, METH_O, nullptr},
     {"expect_bump", expect_bump, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

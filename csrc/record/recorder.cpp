@@ -184,13 +184,12 @@ void note_values_read(const Call& call) {
   call.tensors[0].value->var().values_read.store(true, std::memory_order_relaxed);
 }
 
-/// A storage is no operand of the node. (set_() reads where it lies; what is written through the
-/// tensor that it gives goes another way than what was recorded on the storage.)
-void finish_storages(const Call& call, Recorder& recorder) {
+/// A storage is no operand of the node, and set_() looks where it lies.
+void complete_storages(const Call& call, Recorder& recorder) {
   for (const c10::IValue& arg : call.args)
     if (arg.isStorage())
       if (const run::StorageVarRef var = run::plain_storages().find(arg.toStorage()))
-        recorder.finish_accesses(*var);
+        recorder.wait_for(*var);
 }
 
 /// Ctrl-C has come while this thread itself ran the op: what is raised at the call is not what the
@@ -432,7 +431,7 @@ void Recorder::run_in_order(run::Node& node, Before before) {
 void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack* results) {
   if (thread_mode().mode != Mode::sync) count_fallback(call.info);
   note_values_read(call);
-  finish_storages(call, *this);
+  complete_storages(call, *this);
   const bool had_failed = let_go_of_failed(call);
   Ref<run::Node> node = build_node(call, true);
   bool noted = false;
