@@ -76,20 +76,30 @@ void others_are_left_to_workers() {
   check(who[3] != std::this_thread::get_id(), "a queue of its own");
 }
 
+/// An engine with a var to wait for until one leaves, and how many guests are as its threads are.
+struct LongWait {
+  LongWait() {
+    engine->set_guest_hooks([this] { ++inside; }, [this] { --inside; });
+    auto late = writes(op([this] { gate.wait(); }), {never});
+    late->queue = QueueId::python;
+    push(*engine, late);
+  }
+  ~LongWait() { gate.open(); }
+  Gate gate;
+  std::atomic<int> inside{0};
+  Ref<IntVar> never = make_ref<IntVar>();
+  std::unique_ptr<Engine> engine = started(1);
+};
+
 /// While it calls back, a guest may be away for long: ops run elsewhere, and the hooks have ended.
 void interrupted_guests() {
-  auto engine = started(1);
-  std::atomic<int> inside{0};
-  engine->set_guest_hooks([&] { ++inside; }, [&] { --inside; });
-  auto var = make_ref<IntVar>(), never = make_ref<IntVar>();
-  Gate gate;
-  auto late = writes(op([&] { gate.wait(); }), {never});
-  late->queue = QueueId::python;
-  push(*engine, late);
+  LongWait wait;
+  Engine* const engine = wait.engine.get();
+  auto var = make_ref<IntVar>();
   const GuestScope guest(*engine);
   int polls = 0;
-  const WaitResult result = engine->wait_for_var(*never, [&] {
-    same(inside.load(), 0, "hooks ended");
+  const WaitResult result = engine->wait_for_var(*wait.never, [&] {
+    same(wait.inside.load(), 0, "hooks ended");
     push(*engine, brief(add(var)));
     while (var->pending()) sleep_ms(1);  // a worker runs it
     return ++polls == 3;
@@ -100,34 +110,28 @@ void interrupted_guests() {
 
 /// What a guest calls back may wait in turn: that is another visit, which ends before it returns.
 void guests_whose_owners_wait() {
-  auto engine = started(1);
-  std::atomic<int> inside{0};
-  engine->set_guest_hooks([&] { ++inside; }, [&] { --inside; });
-  auto var = make_ref<IntVar>(), never = make_ref<IntVar>();
-  Gate gate;
-  auto late = writes(op([&] { gate.wait(); }), {never});
-  late->queue = QueueId::python;
-  push(*engine, late);
-  Gate busy;
+  Gate busy;  // (it outlives the engine)
+  LongWait wait;
+  Engine* const engine = wait.engine.get();
+  auto var = make_ref<IntVar>();
   push(*engine, op([&] { busy.wait(); }));
   busy.until_entered();  // so that what is brief is the guest's
   const GuestScope guest(*engine);
   push(*engine, brief(add(var)));
   int polls = 0;
-  const WaitResult result = engine->wait_for_var(*never, [&] {
-    same(inside.load(), 0, "hooks ended");
+  const WaitResult result = engine->wait_for_var(*wait.never, [&] {
+    same(wait.inside.load(), 0, "hooks ended");
     {
       const GuestScope nested(*engine);
       push(*engine, brief(add(var)));
       engine->wait_for_var(*var, {});
     }
-    same(inside.load(), 0, "those of what it waited for, too");
+    same(wait.inside.load(), 0, "those of what it waited for, too");
     return ++polls == 3;
   });
   check(result == WaitResult::interrupted, "interrupted");
   same(var->value, 4u, "value");
   busy.open();
-  gate.open();
 }
 
 /// Ops that are said to be brief and wait all the same.
