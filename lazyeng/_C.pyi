@@ -322,6 +322,9 @@ def microseconds_on_one_core(
 ) -> float:
     """What the table of costs (csrc/run/width.cpp) says of the op with these arguments, then results. Infinite: it does not know it."""
 
+def kernel_settings_changed() -> None:
+    """Which kernels torch chooses may be others from now on."""
+
 def set_trials_bounded(bounded: bool, /) -> None:
     """For tests: whether trials of widths and parts stop once they have taken their time."""
 

@@ -16,8 +16,12 @@ import torch
 from lazyeng import _C
 
 _SETTERS = (
-    "_set_default_dtype", "_set_default_tensor_type", "_set_deterministic_algorithms",
-    "_set_deterministic_fill_uninitialized_memory", "_set_float32_matmul_precision",
+    "_set_default_dtype", "_set_default_tensor_type",
+    "_set_deterministic_fill_uninitialized_memory",
+)  # fmt: skip
+# What has been found out about kernels no longer holds after these.
+_CHOOSE_KERNELS = (
+    "_set_deterministic_algorithms", "_set_float32_matmul_precision",
     "_set_fp32_precision_setter", "_set_blas_preferred_backend", "_set_linalg_preferred_backend",
     "_set_cpu_allow_fp16_reduced_precision_reduction", "_set_cublas_allow_tf32",
     "_set_cublas_allow_fp16_accumulation", "_set_cublas_allow_fp16_reduced_precision_reduction",
@@ -30,9 +34,9 @@ _SETTERS = (
 
 def install() -> None:
     """Puts waiting setters in place of torch's. Once per process, at import."""
-    for name in _SETTERS:
+    for name in _SETTERS + _CHOOSE_KERNELS:
         if original := getattr(torch._C, name, None):
-            setattr(torch._C, name, _waiting(original, _getter(name)))
+            setattr(torch._C, name, _waiting(original, _getter(name), name in _CHOOSE_KERNELS))
 
 
 def _getter(setter: str) -> Callable[[], Any] | None:
@@ -41,13 +45,19 @@ def _getter(setter: str) -> Callable[[], Any] | None:
     return getattr(torch._C, setter.replace("_set_", "_get_"), None)
 
 
-def _waiting(original: Callable[..., Any], now: Callable[[], Any] | None) -> Callable[..., Any]:
+def _waiting(
+    original: Callable[..., Any], now: Callable[[], Any] | None, chooses_kernels: bool
+) -> Callable[..., Any]:
     @functools.wraps(original)
     def change(*args: Any, **kwargs: Any) -> Any:
         # (Context managers set what is set already.)
         unchanged = now is not None and len(args) == 1 and not kwargs and args[0] == now()
-        if not unchanged:
-            _C.wait_for_all()
-        return original(*args, **kwargs)
+        if unchanged:
+            return original(*args, **kwargs)
+        _C.wait_for_all()
+        result = original(*args, **kwargs)
+        if chooses_kernels:
+            _C.kernel_settings_changed()
+        return result
 
     return change

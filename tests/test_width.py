@@ -1,5 +1,6 @@
 """Ops that are soon done run on one core, with the bits that eager's number of threads gives."""
 
+import functools
 import random
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import lazyeng
-from lazyeng import lazy
+from lazyeng import _C, lazy
 
 RUNS = 8  # the first few come before the trial
 
@@ -42,6 +43,41 @@ def rows(draw):
     yield "nll_loss", lambda: F.nll_loss(x, labels)
 
 
+def images(draw):
+    """Convolutions and what goes over windows, forward and backward."""
+    n, c, k = (draw.choice((1, 2, 3, 4, 8, 16)) for _ in range(3))
+    size, kernel = draw.choice((7, 8, 12, 16)), draw.choice((1, 2, 3))
+    x, up = torch.randn(n, c, size, size), draw.choice((2, 3))
+    groups = draw.choice([g for g in (1, 2, 4) if c % g == 0 and k % g == 0])
+    weight, bias = torch.randn(k, c // groups, kernel, kernel), torch.randn(k)
+    other = torch.randn(c, k, kernel, kernel)
+
+    def with_gradients(f, *tensors):
+        leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+        result = f(*leaves)
+        grads = torch.autograd.grad(result.square().sum(), leaves)
+        return torch.cat([part.detach().reshape(-1) for part in (result, *grads)])
+
+    for name, f, *tensors in (
+        ("conv2d", lambda x, w, b: F.conv2d(x, w, b, padding=1, groups=groups), x, weight, bias),
+        ("strides", lambda x, w: F.conv2d(x, w, stride=2, groups=groups), x, weight),
+        ("transposed", lambda x, w: F.conv_transpose2d(x, w, stride=2), x, other),
+        ("conv1d", lambda x, w: F.conv1d(x[:, :, 0], w[:, :, 0], groups=groups), x, weight),
+        ("channels last", lambda x, w: F.conv2d(x.contiguous(memory_format=torch.channels_last), w),
+         x, torch.randn(k, c, kernel, kernel)),
+        ("max_pool2d", lambda x: F.max_pool2d(x, 2), x),
+        ("overlapping", lambda x: F.max_pool2d(x, 3, stride=2, padding=1), x),
+        ("avg_pool2d", lambda x: F.avg_pool2d(x, 2), x),
+        ("adaptive", lambda x: F.adaptive_avg_pool2d(x, 3), x),
+        ("nearest", lambda x: F.interpolate(x, scale_factor=up), x),
+        ("bilinear", lambda x: F.interpolate(x, scale_factor=up, mode="bilinear"), x),
+        ("reflect", lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"), x),
+        ("unfold", lambda x: F.unfold(x, 3), x),
+        ("batch_norm", lambda x: F.batch_norm(x, None, None, training=True), x),
+    ):  # fmt: skip
+        yield name, functools.partial(with_gradients, f, *tensors)
+
+
 def elements(draw):
     x = torch.rand(draw.choice((1024, 2047, 4096, 32768, 65536, 65537))) + 0.1
     index = torch.randint(len(x), (len(x) // 2,))
@@ -58,7 +94,7 @@ def bits(tensor):
     return tensor.reshape(-1).view(torch.uint8)
 
 
-@pytest.mark.parametrize("programs", [products, rows, elements])
+@pytest.mark.parametrize("programs", [products, rows, images, elements])
 @pytest.mark.parametrize("seed", range(8))
 def test_bits_are_those_of_eager(programs, seed):
     torch.manual_seed(seed)
@@ -88,6 +124,9 @@ def test_small_ops_run_on_one_core(unfused):
     assert on_one_core(lambda: b.softmax(-1)) == RUNS - 3
     # A copy: no trial. (Less than 30 us, or it may have cores that nobody needs as well.)
     assert on_one_core(lambda: torch.cat([a, a])) == RUNS
+    x, w = torch.randn(2, 4, 10, 10), torch.randn(8, 4, 3, 3)
+    assert 0 <= on_one_core(lambda: F.conv2d(x, w)) <= RUNS - 3
+    assert on_one_core(lambda: F.avg_pool2d(x, 2)) == RUNS - 3
     few = torch.randn(1536)
     assert on_one_core(lambda: F.gelu(few)) == RUNS - 3  # that of oneDNN fans out at any size
 
@@ -160,6 +199,18 @@ def test_the_programs_numbers_do_not_mislead():
             assert torch.equal(lazyeng.unwrap(z), x @ y), (m, k, n)
     """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_settings_that_choose_kernels_end_what_was_found(monkeypatch):
+    """(tests/cpp/test_finding.cpp has what follows from that.)"""
+    changes = []
+    monkeypatch.setattr(_C, "kernel_settings_changed", lambda: changes.append(1))
+    before = torch.backends.mkldnn.deterministic
+    torch._C._set_mkldnn_deterministic(before)
+    assert not changes  # as it was
+    torch._C._set_mkldnn_deterministic(not before)
+    torch._C._set_mkldnn_deterministic(before)
+    assert len(changes) == 2
 
 
 def test_one_thread_stays_one_thread(unfused):

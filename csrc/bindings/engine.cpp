@@ -160,6 +160,11 @@ PyObject* microseconds_on_one_core(PyObject*, PyObject* args) {
   });
 }
 
+PyObject* kernel_settings_changed(PyObject*, PyObject*) {
+  run::kernel_settings_changed();
+  Py_RETURN_NONE;
+}
+
 PyObject* set_trials_bounded(PyObject*, PyObject* arg) {
   const int on = PyObject_IsTrue(arg);
   if (on < 0) return nullptr;
@@ -299,6 +304,7 @@ PyMethodDef engine_methods[] = {
     {"set_backing_device", set_backing_device, METH_O, nullptr},
     {"stats", stats, METH_NOARGS, nullptr},
     {"microseconds_on_one_core", microseconds_on_one_core, METH_VARARGS, nullptr},
+    {"kernel_settings_changed", kernel_settings_changed, METH_NOARGS, nullptr},
     {"set_trials_bounded", set_trials_bounded, METH_O, nullptr},
     {"set_always_in_parts", set_always_in_parts, METH_O, nullptr},
     {"fallback_counts", fallback_counts, METH_NOARGS, nullptr},

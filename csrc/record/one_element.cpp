@@ -39,6 +39,15 @@ bool is_of_elements(const run::OpInfo& info) {
          });
 }
 
+/// Contiguous arguments make contiguous results.
+bool keeps_contiguous(const Call& call) {
+  const c10::FunctionSchema& schema = call.info.handle.schema();
+  const std::optional<int> format = schema.argumentIndexWithName("memory_format");
+  if (!format || call.args[*format].isNone()) return true;
+  const c10::MemoryFormat wanted = call.args[*format].toMemoryFormat();
+  return wanted == c10::MemoryFormat::Preserve || wanted == c10::MemoryFormat::Contiguous;
+}
+
 /// The one look of all tensors that have dims. Null: there are several, or none.
 const run::Geometry* common_look(const Call& call) {
   const run::Geometry* common = nullptr;
@@ -78,7 +87,7 @@ Dtypes ask(const Call& call, size_t rank_of_results) {
 }  // namespace
 
 std::optional<c10::SmallVector<run::GeometryRef, 2>> told_by_one_element(const Call& call) {
-  if (!is_of_elements(call.info)) return std::nullopt;
+  if (!is_of_elements(call.info) || !keeps_contiguous(call)) return std::nullopt;
   const run::Geometry* const common = common_look(call);
   PlanKey kind;
   if (!common || !make_kind_key(call, kind)) return std::nullopt;

@@ -121,6 +121,38 @@ constexpr std::array<string_view, 2> kCrossesDevices = {"aten::_to_copy", "aten:
 constexpr std::array<string_view, 4> kProducts = {"aten::mm", "aten::addmm", "aten::bmm",
                                                   "aten::baddbmm"};
 
+constexpr std::array<string_view, 3> kConvolutions = {
+    "aten::convolution", "aten::convolution_backward", "aten::mkldnn_convolution"};
+
+/// What goes over windows of images, or moves whole ones, each image or channel by itself. (Not
+/// what samples at places that are data: made-up numbers are no places.)
+constexpr std::array<string_view, 26> kWindows = {"aten::max_pool2d_with_indices",
+                                                  "aten::max_pool2d_with_indices_backward",
+                                                  "aten::max_pool3d_with_indices",
+                                                  "aten::max_pool3d_with_indices_backward",
+                                                  "aten::avg_pool2d",
+                                                  "aten::avg_pool2d_backward",
+                                                  "aten::avg_pool3d",
+                                                  "aten::avg_pool3d_backward",
+                                                  "aten::_adaptive_avg_pool2d",
+                                                  "aten::_adaptive_avg_pool2d_backward",
+                                                  "aten::_adaptive_avg_pool3d",
+                                                  "aten::_adaptive_avg_pool3d_backward",
+                                                  "aten::adaptive_max_pool2d",
+                                                  "aten::adaptive_max_pool2d_backward",
+                                                  "aten::upsample_nearest1d",
+                                                  "aten::upsample_nearest1d_backward",
+                                                  "aten::upsample_nearest2d",
+                                                  "aten::upsample_nearest2d_backward",
+                                                  "aten::upsample_linear1d",
+                                                  "aten::upsample_linear1d_backward",
+                                                  "aten::upsample_bilinear2d",
+                                                  "aten::upsample_bilinear2d_backward",
+                                                  "aten::reflection_pad2d",
+                                                  "aten::reflection_pad2d_backward",
+                                                  "aten::im2col",
+                                                  "aten::col2im"};
+
 /// Ops that do each row, or column, by itself, all in one way. (Sums do so if their results are
 /// many; else each thread has its part. width.h tells by trying.)
 constexpr std::array<string_view, 20> kRows = {"aten::sum",
@@ -192,6 +224,8 @@ bool begins_with_one_of(const std::array<string_view, N>& begins, const std::str
 Work work_of(const c10::OperatorHandle& op, const std::string& base) {
   if (contains(kProducts, base)) return Work::product;
   if (contains(kRows, base)) return Work::rows;
+  if (contains(kConvolutions, base)) return Work::convolution;
+  if (contains(kWindows, base)) return Work::windows;
   if (contains(kCopies, base)) return Work::copies;
   if (contains(kLookups, base)) return Work::lookups;
   const bool random = op.hasTag(at::Tag::nondeterministic_seeded);

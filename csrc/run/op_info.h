@@ -43,6 +43,8 @@ enum class Work : uint8_t {
   elements,  ///< each element of the result is made by itself
   rows,      ///< each row of the result is made by itself
   product,   ///< of matrices
+  convolution,
+  windows,  ///< each image, or channel, of the result is made by itself, from windows of others
 };
 
 /// An op of torch.distributed: a backend goes on with it on threads, or streams, of its own.

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 
 #include <limits>
+#include <optional>
 
 #include "csrc/run/as_engine_thread.h"
 #include "csrc/run/openmp_team.h"
@@ -26,6 +27,7 @@ constexpr int kUsesOfLargeBeforeTrial = 20;
 constexpr double kFlopsPerMicrosecond = 60e3;
 constexpr double kBytesPerMicrosecond = 10e3;
 constexpr double kLookupsPerMicrosecond = 150;
+constexpr double kElementsOfWindowsPerMicrosecond = 250;
 
 std::atomic<uint64_t> on_one_core{0};
 
@@ -42,11 +44,39 @@ const Libraries& libraries() {
   return found;
 }
 
-double flops(const std::vector<GeometryRef>& tensors, size_t num_args) {
+/// Nothing if the tensors are not those of a product.
+std::optional<double> flops_of_product(const std::vector<GeometryRef>& tensors, size_t num_args) {
+  if (num_args < 2 || !tensors.back()) return std::nullopt;
   // (add)mm, (b)addbmm: the two factors are the last arguments.
   const GeometryRef& left = tensors[num_args - 2];
+  if (!left || left->sizes().empty()) return std::nullopt;
   return 2.0 * static_cast<double>(left->sizes().back()) *
          static_cast<double>(tensors.back()->numel());
+}
+
+/// Arguments: input and weight; of the gradient that of the result, then these two.
+std::optional<double> flops_of_convolution(const OpInfo& info,
+                                           const std::vector<GeometryRef>& tensors,
+                                           size_t num_args) {
+  const bool gradient = info.short_name == "convolution_backward";
+  if (num_args < 3 || num_args >= tensors.size()) return std::nullopt;
+  const GeometryRef& input = tensors[gradient ? 1 : 0];
+  const GeometryRef& weight = tensors[gradient ? 2 : 1];
+  const GeometryRef& result = tensors[gradient ? 0 : num_args];
+  if (!input || !weight || !result || weight->numel() == 0 || result->sizes().size() < 3)
+    return std::nullopt;
+  // A weight begins with the channels of the result; where it is transposed, of the input.
+  const int64_t channels = weight->sizes()[0];
+  const GeometryRef& places = result->sizes()[1] == channels ? result : input;
+  return (gradient ? 4.0 : 2.0) * static_cast<double>(places->numel()) *
+         static_cast<double>(weight->numel()) / static_cast<double>(channels);
+}
+
+double elements(const std::vector<GeometryRef>& tensors) {
+  double sum = 0;
+  for (const GeometryRef& tensor : tensors)
+    if (tensor) sum += static_cast<double>(tensor->numel());
+  return sum;
 }
 
 double bytes(const std::vector<GeometryRef>& tensors) {
@@ -66,15 +96,26 @@ void leave_out_table(const OpInfo& info, std::vector<GeometryRef>& tensors) {
 
 double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRef>& tensors,
                                 size_t num_args) {
-  if (info.work == Work::lookups)
-    return static_cast<double>(tensors.back() ? tensors.back()->numel() : 0) /
-           kLookupsPerMicrosecond;
-  if (info.work == Work::copies || info.work == Work::elements || info.work == Work::rows)
-    return bytes(tensors) / kBytesPerMicrosecond;
-  const bool is_product = info.work == Work::product && num_args >= 2 && tensors[num_args - 2] &&
-                          tensors.back() && !tensors[num_args - 2]->sizes().empty();
-  if (!is_product) return std::numeric_limits<double>::infinity();
-  return flops(tensors, num_args) / kFlopsPerMicrosecond;
+  constexpr double kUnknown = std::numeric_limits<double>::infinity();
+  switch (info.work) {
+    case Work::lookups:
+      return static_cast<double>(tensors.back() ? tensors.back()->numel() : 0) /
+             kLookupsPerMicrosecond;
+    case Work::copies:
+    case Work::elements:
+    case Work::rows:
+      return bytes(tensors) / kBytesPerMicrosecond;
+    case Work::windows:
+      return elements(tensors) / kElementsOfWindowsPerMicrosecond;
+    case Work::product:
+      return flops_of_product(tensors, num_args).value_or(kUnknown) / kFlopsPerMicrosecond;
+    case Work::convolution:
+      return flops_of_convolution(info, tensors, num_args).value_or(kUnknown) /
+             kFlopsPerMicrosecond;
+    case Work::other:
+      break;
+  }
+  return kUnknown;
 }
 
 bool takes_all_cores(double microseconds) {
@@ -87,16 +128,20 @@ bool takes_all_cores(double microseconds) {
 }
 
 bool Width::is_one(const OpInfo& info, const torch::jit::Stack& args, int threads) {
-  if (threads == 1 || !libraries().omp_set || takes_all_cores(microseconds_)) return false;
+  const double cost = microseconds();
+  if (threads == 1 || !libraries().omp_set || takes_all_cores(cost)) return false;
   if (in_vectors_ && numel_ % (kVectors * threads) != 0) return false;
-  int found = found_.load(std::memory_order_relaxed);
-  if (!copies_ && std::abs(found) != threads) {
-    const int enough = microseconds_ < kWorthAllCores ? kUsesBeforeTrial : kUsesOfLargeBeforeTrial;
-    if (uses_.fetch_add(1, std::memory_order_relaxed) < enough || !trials_have_time()) return false;
-    found = one_core_gives_the_bits(info, args, threads) ? threads : -threads;
-    found_.store(found, std::memory_order_relaxed);
+  if (!copies_) {
+    std::optional<bool> same = same_on_one_.of(threads);
+    if (!same) {
+      const int enough = cost < kWorthAllCores ? kUsesBeforeTrial : kUsesOfLargeBeforeTrial;
+      if (uses_.fetch_add(1, std::memory_order_relaxed) < enough || !trials_have_time())
+        return false;
+      same = one_core_gives_the_bits(info, args, threads);
+      same_on_one_.note(threads, *same);
+    }
+    if (!*same) return false;
   }
-  if (found < 0) return false;
   on_one_core.fetch_add(1, std::memory_order_relaxed);
   return true;
 }
@@ -108,13 +153,13 @@ double Width::microseconds() const {
 
 bool Width::slices_have_the_bits(const OpInfo& info, const torch::jit::Stack& args,
                                  const Geometry& result, int threads) {
-  int found = slices_.load(std::memory_order_relaxed);
-  if (std::abs(found) != threads) {
+  std::optional<bool> same = same_in_slices_.of(threads);
+  if (!same) {
     if (!trials_have_time()) return false;
-    found = slices_give_the_bits(info, args, result, threads) ? threads : -threads;
-    slices_.store(found, std::memory_order_relaxed);
+    same = slices_give_the_bits(info, args, result, threads);
+    same_in_slices_.note(threads, *same);
   }
-  return found > 0;
+  return *same;
 }
 
 double Width::took(double microseconds, int cores) {

@@ -20,6 +20,7 @@
 #include <limits>
 
 #include "csrc/engine/ref.h"
+#include "csrc/run/finding.h"
 #include "csrc/run/geometry.h"
 #include "csrc/run/op_info.h"
 
@@ -61,7 +62,7 @@ class Width final : public RefCounted {
   bool is_one(const OpInfo& info, const torch::jit::Stack& args, int threads);
   /// Whether the kernel is known to start no helpers where is_one() is asked: a thread that waits
   /// may run it.
-  bool starts_no_helpers() const { return copies_ || found_.load(std::memory_order_relaxed) > 0; }
+  bool starts_no_helpers() const { return copies_ || same_on_one_.holds(); }
   /// What it takes on one core, so far as is known.
   double microseconds() const;
   /// Whether slices (slices.h), one by one, have the bits of the whole, on one core. Tries it,
@@ -79,8 +80,8 @@ class Width final : public RefCounted {
   const bool in_vectors_;
   const int64_t numel_;
   std::atomic<int> uses_{0};
-  std::atomic<int> found_{0};   // n: one core gives the bits of n threads; -n: it does not
-  std::atomic<int> slices_{0};  // n: n slices do; -n: they do not
+  Finding same_on_one_;     // one core gives the bits of all
+  Finding same_in_slices_;  // so many slices do
 };
 
 /// How many ops were run on one core that would have had all of them.
