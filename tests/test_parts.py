@@ -10,6 +10,8 @@ import torch.nn.functional as F
 import lazyeng
 from lazyeng import _C, lazy, wrap
 
+from .image_programs import images
+
 RUNS = 24  # the first few of a plan come before its trial
 
 
@@ -54,7 +56,7 @@ def bits(tensor):
     return lazyeng.unwrap(tensor).contiguous().reshape(-1).view(torch.uint8)
 
 
-@pytest.mark.parametrize("programs", [products, groups])
+@pytest.mark.parametrize("programs", [products, images, groups])
 @pytest.mark.parametrize("seed", range(6))
 def test_bits_are_those_of_eager(programs, seed):
     torch.manual_seed(seed)
@@ -76,6 +78,27 @@ def test_parts_are_taken():
             y = (x * 2 + 1) * x - 3
             y.wait()
     assert y.shape == x.shape and in_parts() > before
+
+
+@pytest.mark.skipif(torch.get_num_threads() < 2, reason="one thread has no parts to give")
+def test_images_are_taken_apart():
+    """Some of them for each thread; of the gradients those for the images and those for the weight."""
+    x = torch.randn(8, 4, 12, 12, requires_grad=True)
+    w = torch.randn(8, 4, 3, 3, requires_grad=True)
+
+    def parts_of(program):
+        before = in_parts()
+        with lazy():
+            for _ in range(RUNS):
+                program()
+            lazyeng.synchronize()
+        return in_parts() - before
+
+    assert parts_of(lambda: F.max_pool2d(x.detach(), 2)) > 0
+    # (None: of this library slices have other bits.)
+    assert parts_of(lambda: F.conv2d(x.detach(), w.detach())) >= 0
+    y = F.conv2d(x, w)
+    assert parts_of(lambda: torch.autograd.grad(y, [x, w], y, retain_graph=True)) >= 0
 
 
 def test_many_threads_that_wait():

@@ -45,6 +45,12 @@ class KernelRequests {
   /// Ends the thread that serves, when it comes to next().
   void stop();
 
+  /// Around a fork, whose child would find the lock held for ever. The child has no thread that
+  /// serves.
+  void hold() { mutex_.lock(); }
+  void let_go() { mutex_.unlock(); }
+  void after_fork_in_child() { served_ = false; }
+
   /// Requests that are not answered.
   size_t pending() const;
 

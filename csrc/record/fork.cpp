@@ -18,6 +18,7 @@
 
 #include <thread>
 
+#include "csrc/fuse/kernel_requests.h"
 #include "csrc/record/gate.h"
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/buffers.h"
@@ -42,9 +43,11 @@ void hold_leaves() {
   run::Value::hold_pool();
   run::StorageVar::hold_pool();
   run::hold_buffers();
+  fuse::kernel_requests().hold();
 }
 
 void let_go_of_leaves() {
+  fuse::kernel_requests().let_go();
   run::let_go_of_buffers();
   run::StorageVar::let_go_of_pool();
   run::Value::let_go_of_pool();
@@ -56,6 +59,7 @@ void let_go_of_leaves() {
 
 void in_child() {
   let_go_of_leaves();
+  fuse::kernel_requests().after_fork_in_child();
   run::openmp_helpers().after_fork_in_child();
   run::launches_after_fork_in_child();
   Gate::after_fork_in_child();

@@ -166,7 +166,7 @@ void Node::call_kernel(torch::jit::Stack& stack) const {
   range.end({.op = &info, .number = number});
   if (waits_for_device) synchronize(stream());
   // Kernels whose results the host sees have waited for the device themselves.
-  if (waits_for_device || info.returns_plain || info.data_dependent) launch.device_waited_for();
+  if (waits_for_device || info.shows_values) launch.device_waited_for();
 }
 
 void Node::call_kernel_here(torch::jit::Stack& stack) const {
@@ -185,14 +185,15 @@ void Node::call_kernel_here(torch::jit::Stack& stack) const {
 bool Node::call_in_parts(torch::jit::Stack& stack) const {
   const int threads = settings.num_threads;
   const double on_one_core = width->microseconds();
-  if (!info.out_form || !outputs[0] || !parts_pay(on_one_core, threads)) return false;
-  const Geometry& look = outputs[0]->geometry();
-  const std::optional<Slices> slices = Slices::of(info, stack, look, threads);
-  if (!slices || !width->slices_have_the_bits(info, stack, look, threads)) return false;
+  if (!parts_pay(on_one_core, threads)) return false;
+  c10::SmallVector<const Geometry*, 4> looks;
+  for (const ValueRef& output : outputs) looks.push_back(output ? &output->geometry() : nullptr);
+  const std::unique_ptr<Slices> slices = slices_of(info, stack, looks, threads);
+  if (!slices || !width->slices_have_the_bits(info, stack, looks, threads)) return false;
   // (torch.profiler sees one call, of all parts.)
   RECORD_FUNCTION(info.handle.schema().name().c_str(), c10::ArrayRef<const c10::IValue>());
-  run_in_parts(threads, settings, [&](int part) { slices->run(part); });
-  stack.assign(1, slices->result());
+  run_in_parts(slices->count(), settings, [&](int part) { slices->run(part); });
+  stack = slices->results();
   if (on_one_core >= kWorthAllCores)
     spare_cores().ran_large(on_one_core, threads, SpareCores::Clock::now());
   return true;

@@ -221,6 +221,17 @@ bool begins_with_one_of(const std::array<string_view, N>& begins, const std::str
                      [&](string_view begin) { return name.rfind(begin, 0) == 0; });
 }
 
+/// An op that slices.h takes apart. (Not what is given the number of images.)
+bool makes_slices(Work work, const c10::FunctionSchema& schema) {
+  return work == Work::product || work == Work::convolution ||
+         (work == Work::windows && !schema.argumentIndexWithName("input_size"));
+}
+
+std::optional<c10::OperatorHandle> find_out_form(const std::string& base) {
+  const auto out = c10::Dispatcher::singleton().findSchema({base, "out"});
+  return out ? out : c10::Dispatcher::singleton().findSchema({base, "grad_input"});
+}
+
 Work work_of(const c10::OperatorHandle& op, const std::string& base) {
   if (contains(kProducts, base)) return Work::product;
   if (contains(kRows, base)) return Work::rows;
@@ -349,14 +360,16 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
   random = op.hasTag(at::Tag::nondeterministic_seeded);
   work = work_of(op, base);
   fans_out = begins_with_one_of(kFansOut, base);
-  if (work == Work::product && name == base)
-    out_form = c10::Dispatcher::singleton().findSchema({base, "out"});
+  if (name == base && makes_slices(work, schema)) out_form = find_out_form(base);
   takes_some_of_first =
       work == Work::lookups || base == "aten::embedding" || base == "aten::index_select";
   indexes = base == "aten::index" || base == "aten::_unsafe_index";
-  data_dependent =
-      !indexes && (op.hasTag(at::Tag::dynamic_output_shape) ||
-                   op.hasTag(at::Tag::data_dependent_output) || contains(kDataDependent, base));
+  const bool by_tag = op.hasTag(at::Tag::dynamic_output_shape) ||
+                      op.hasTag(at::Tag::data_dependent_output);
+  data_dependent = !indexes && (by_tag || contains(kDataDependent, base));
+  // (Tensors of other sizes are not equal, whatever they hold; the size of a result may be given.)
+  shows_values =
+      by_tag && !indexes && base != "aten::equal" && base != "aten::repeat_interleave";
   moves_metadata = op.hasTag(at::Tag::inplace_view);
   metadata_only = contains(kMetadataOnly, base);
   scalars_are_data = contains(kScalarsAreData, base) || base.rfind("aten::_foreach_", 0) == 0;

@@ -78,7 +78,8 @@ struct OpInfo {
   std::vector<ReturnInfo> returns;
 
   Work work = Work::other;
-  std::optional<c10::OperatorHandle> out_form;  ///< of products: the same op with `out=`
+  std::optional<c10::OperatorHandle>
+      out_form;  ///< of what slices.h takes apart: the same with `out=`
   OffsetView offset_view = OffsetView::none;
   bool aten = false;
   bool torchs = false;  ///< of aten or prims, whose meta functions are torch's own and may be wrong
@@ -88,6 +89,7 @@ struct OpInfo {
   bool takes_generator = false;
   bool data_dependent = false;    ///< shapes or results depend on values
   bool indexes = false;           ///< data dependent only if an index is a mask
+  bool shows_values = false;      ///< its kernel has waited for the device whenever it returns
   bool returns_plain = false;     ///< some return is neither a tensor nor a list of tensors
   bool metadata_only = false;     ///< looks at shapes and the like, never at values or memory
   bool crosses_devices = false;   ///< copies one tensor to the device of another, or to one named

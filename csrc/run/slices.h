@@ -1,48 +1,52 @@
-// csrc/run/slices.h: a product of matrices as several products, each of which writes a part of its
-// result.
+// csrc/run/slices.h: one call as several calls, each of which makes a part of what it returns.
 //
-// Rows of the result are made from rows of the left factor, columns from columns of the right one,
-// and each matrix of a batch by itself. So a call is taken apart along one dim of its result, and
-// each part goes to the op's own `out=` kernel. Whether that gives the same bits (a library may
-// choose its order of summation by the shape) is tried (width.h).
+// Of a product rows of the result are made from rows of the left factor, columns from columns of
+// the right one, and each matrix of a batch by itself (product_slices.cpp). Convolutions and pools
+// make each image by itself (image_slices.cpp); the gradients of a convolution have nothing to do
+// with each other (gradient_slices.cpp). Whether that gives the same bits (a library may choose its
+// order of summation by the shape) is tried (width.h).
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 
-#include <optional>
+#include <memory>
 
 #include "csrc/run/geometry.h"
 #include "csrc/run/op_info.h"
 
 namespace lazyeng::run {
 
+/// What each result looks like; null: it is undefined.
+using Looks = c10::ArrayRef<const Geometry*>;
+
 class Slices {
  public:
-  /// Of a call with these arguments, whose result looks like this. Null if it cannot be taken apart
-  /// into so many parts of some size.
-  static std::optional<Slices> of(const OpInfo& info, const torch::jit::Stack& args,
-                                  const Geometry& result, int count);
+  virtual ~Slices() = default;
 
-  /// Makes a part of the result. Any thread, each part once.
-  void run(int part) const;
-  const at::Tensor& result() const { return result_; }
+  int count() const { return count_; }
+  /// Makes a part of the results. Any thread, each part once.
+  virtual void run(int part) = 0;
+  /// Once all parts are made.
+  virtual torch::jit::Stack results() const = 0;
 
- private:
+ protected:
   Slices(const OpInfo& info, const torch::jit::Stack& args, int count)
-      : info_(&info), args_(args), count_(count) {}
+      : info_(info), args_(args), count_(count) {}
 
-  bool choose_dim(c10::IntArrayRef sizes);
-  int64_t begin(int part) const;
-  at::Tensor slice_of(size_t arg, int64_t first, int64_t last) const;
-
-  const OpInfo* info_;
-  torch::jit::Stack args_;
-  int count_;
-  at::Tensor result_;
-  size_t left_ = 0;    // the first factor among the arguments; the second comes next
-  int64_t dim_ = 0;    // of the result, along which it is taken apart
-  int64_t grain_ = 1;  // elements of that dim that stay together
+  const OpInfo& info_;
+  const torch::jit::Stack args_;
+  const int count_;
 };
+
+/// Of a call with these arguments, for so many threads. Null if it cannot be taken apart into parts
+/// of some size.
+std::unique_ptr<Slices> slices_of(const OpInfo& info, const torch::jit::Stack& args, Looks results,
+                                  int threads);
+
+std::unique_ptr<Slices> product_slices(const OpInfo& info, const torch::jit::Stack& args,
+                                       Looks results, int threads);
+std::unique_ptr<Slices> image_slices(const OpInfo& info, const torch::jit::Stack& args,
+                                     Looks results, int threads);
+std::unique_ptr<Slices> gradient_slices(const OpInfo& info, const torch::jit::Stack& args);
 
 }  // namespace lazyeng::run

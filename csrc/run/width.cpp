@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <limits>
 #include <optional>
 
@@ -128,7 +129,8 @@ bool takes_all_cores(double microseconds) {
 }
 
 bool Width::is_one(const OpInfo& info, const torch::jit::Stack& args, int threads) {
-  const double cost = microseconds();
+  // (What it took may have been a wait for helpers, or for a core: no more than the table says.)
+  const double cost = std::min(microseconds_, microseconds());
   if (threads == 1 || !libraries().omp_set || takes_all_cores(cost)) return false;
   if (in_vectors_ && numel_ % (kVectors * threads) != 0) return false;
   if (!copies_) {
@@ -152,11 +154,11 @@ double Width::microseconds() const {
 }
 
 bool Width::slices_have_the_bits(const OpInfo& info, const torch::jit::Stack& args,
-                                 const Geometry& result, int threads) {
+                                 c10::ArrayRef<const Geometry*> results, int threads) {
   std::optional<bool> same = same_in_slices_.of(threads);
   if (!same) {
     if (!trials_have_time()) return false;
-    same = slices_give_the_bits(info, args, result, threads);
+    same = slices_give_the_bits(info, args, results, threads);
     same_in_slices_.note(threads, *same);
   }
   return *same;

@@ -68,7 +68,7 @@ class Width final : public RefCounted {
   /// Whether slices (slices.h), one by one, have the bits of the whole, on one core. Tries it,
   /// once.
   bool slices_have_the_bits(const OpInfo& info, const torch::jit::Stack& args,
-                            const Geometry& result, int threads);
+                            c10::ArrayRef<const Geometry*> results, int threads);
   /// A run took so long on so many cores. Returns what it takes on one, from what
   /// it took at best lately (helpers that stand in line say nothing about the op).
   double took(double microseconds, int cores);

@@ -197,15 +197,15 @@ bool one_core_gives_the_bits(const OpInfo& info, const torch::jit::Stack& args, 
       });
 }
 
-bool slices_give_the_bits(const OpInfo& info, const torch::jit::Stack& args, const Geometry& result,
-                          int count) {
-  const OneCore one(count);
+bool slices_give_the_bits(const OpInfo& info, const torch::jit::Stack& args,
+                          c10::ArrayRef<const Geometry*> results, int threads) {
+  const OneCore one(threads);
   return try_both(
       info, args, [&](torch::jit::Stack& stack) { info.handle.callBoxed(stack); },
       [&](torch::jit::Stack& stack) {
-        const Slices slices = Slices::of(info, stack, result, count).value();
-        for (int i = 0; i < count; ++i) slices.run(i);
-        stack.assign(1, slices.result());
+        const std::unique_ptr<Slices> slices = slices_of(info, stack, results, threads);
+        for (int i = 0; i < slices->count(); ++i) slices->run(i);
+        stack = slices->results();
       });
 }
 

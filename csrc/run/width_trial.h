@@ -20,7 +20,7 @@ void set_trials_bounded(bool bounded);
 /// `args`: of a run. Their shapes, layouts and integers are taken.
 bool one_core_gives_the_bits(const OpInfo& info, const torch::jit::Stack& args, int threads);
 /// Slices of csrc/run/slices.h, one by one, on one core.
-bool slices_give_the_bits(const OpInfo& info, const torch::jit::Stack& args, const Geometry& result,
-                          int count);
+bool slices_give_the_bits(const OpInfo& info, const torch::jit::Stack& args,
+                          c10::ArrayRef<const Geometry*> results, int threads);
 
 }  // namespace lazyeng::run
