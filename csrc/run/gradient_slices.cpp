@@ -31,7 +31,9 @@ class GradientSlices final : public Slices {
       if (mask[i]) results_[i] = stack[i].toTensor();
   }
 
-  torch::jit::Stack results() const override { return {results_.begin(), results_.end()}; }
+  torch::jit::Stack results() const override {
+    return torch::jit::Stack(results_.begin(), results_.end());
+  }
 
  private:
   const Mask wanted_;

@@ -34,7 +34,9 @@ class ImageSlices final : public Slices {
     info_.out_form->callBoxed(stack);
   }
 
-  torch::jit::Stack results() const override { return {results_.begin(), results_.end()}; }
+  torch::jit::Stack results() const override {
+    return torch::jit::Stack(results_.begin(), results_.end());
+  }
 
   /// (A convolution's weight and bias are the same for all.)
   static bool is_of_images(const OpInfo& info, size_t arg) {

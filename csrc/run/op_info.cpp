@@ -364,12 +364,11 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
   takes_some_of_first =
       work == Work::lookups || base == "aten::embedding" || base == "aten::index_select";
   indexes = base == "aten::index" || base == "aten::_unsafe_index";
-  const bool by_tag = op.hasTag(at::Tag::dynamic_output_shape) ||
-                      op.hasTag(at::Tag::data_dependent_output);
+  const bool by_tag =
+      op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output);
   data_dependent = !indexes && (by_tag || contains(kDataDependent, base));
   // (Tensors of other sizes are not equal, whatever they hold; the size of a result may be given.)
-  shows_values =
-      by_tag && !indexes && base != "aten::equal" && base != "aten::repeat_interleave";
+  shows_values = by_tag && !indexes && base != "aten::equal" && base != "aten::repeat_interleave";
   moves_metadata = op.hasTag(at::Tag::inplace_view);
   metadata_only = contains(kMetadataOnly, base);
   scalars_are_data = contains(kScalarsAreData, base) || base.rfind("aten::_foreach_", 0) == 0;
