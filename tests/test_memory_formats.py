@@ -131,3 +131,16 @@ def test_modules_in_channels_last():
     for result, eager in zip(found, expected, strict=True):
         assert result.stride() == eager.stride()
         torch.testing.assert_close(lazyeng.unwrap(result), eager, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+@pytest.mark.parametrize("rank", [4, 5])
+def test_pads_keep_channels_last(mode, rank):
+    """Whatever torch's meta functions say."""
+    for how in ("contiguous", "channels last", "contiguous", "channels last"):
+        x = lying(how, rank)
+        expected = F.pad(x, (1, 2) * (rank - 2), mode=mode)
+        with lazy("async"):
+            found = F.pad(x, (1, 2) * (rank - 2), mode=mode)
+        assert found.stride() == lazyeng.unwrap(found).stride() == expected.stride(), how
+        assert torch.equal(lazyeng.unwrap(found), expected)

@@ -58,8 +58,11 @@ constexpr std::array<const char*, 15> kWorkOnMemory = {
     "fbgemm_pack_quantized_matrix",
     "fbgemm_pack_quantized_matrix.KN"};
 
-/// Their error prints a tensor.
+/// Their error prints an argument.
 constexpr std::array<const char*, 2> kPrint = {"meshgrid", "meshgrid.indexing"};
+
+/// Their error prints something that they have computed from their arguments.
+constexpr std::array<const char*, 1> kPrintResults = {"istft"};
 
 /// Their kernel, not autograd's, refuses results that require grad; the engine's tensors do not.
 constexpr std::array<const char*, 1> kRefuseGradInKernel = {"unbind_copy.int_out"};
@@ -85,17 +88,21 @@ void wait_for_plain(const at::Tensor& tensor) {
     current_recorder()->wait_for(*var);
 }
 
-/// Lengths on a device: their decomposition copies them to the CPU, which a block records.
+/// Lengths on a device, of another dtype or with gaps: their decomposition copies them, which a
+/// block records, and then looks at the memory of the copy.
 void bring_lengths(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const std::vector<c10::Argument>& arguments = op.schema().arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (!arguments[i].name().ends_with("_lengths")) continue;
+    if (!arguments[i].name().ends_with("_lengths") && !arguments[i].name().ends_with("batch_sizes"))
+      continue;
     c10::IValue& argument = torch::jit::peek(*stack, i, arguments.size());
     const at::Tensor lengths = argument.toTensor();
-    if (!lengths.device().is_cuda()) continue;
+    if (lengths.is_cpu() && lengths.scalar_type() == c10::kLong && lengths.is_contiguous())
+      continue;
+    if (!integral(lengths)) continue;  // an error that it knows
     wait_for_plain(lengths);
     const run::RealDispatch below;
-    argument = lengths.to(c10::kCPU, c10::kLong);
+    argument = lengths.to(c10::kCPU, c10::kLong).contiguous();
   }
 }
 
@@ -126,6 +133,30 @@ void read_what_is_no_vector(const c10::OperatorHandle& op, torch::jit::Stack* st
   if (!refused)
     return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
   argument = std::move(tensors);
+  const OutsideBlock outside;
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+}
+
+/// Their error prints a tensor that they have computed: is there one, they are called again as if
+/// outside of lazy().
+void read_for_an_error(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const torch::jit::Stack args = *stack;
+  try {
+    return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+  } catch (const c10::Error&) {
+  }
+  *stack = args;
+  for (c10::IValue& argument : *stack) {
+    if (!argument.isTensor() || !argument.toTensor().defined()) continue;
+    if (LazyImpl* const lazy = lazy_impl(argument.toTensor())) {
+      const Gate::Inside inside;
+      const run::ValueRef value = lazy->value();
+      current_recorder()->wait_and_check(*value);
+      argument = value->plain();
+    } else {
+      wait_for_plain(argument.toTensor());
+    }
+  }
   const OutsideBlock outside;
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
 }
@@ -278,6 +309,11 @@ void register_opaque_composites() {
   };
   add(autograd, kPrint, prints);
   add(backend, kPrint, prints);
+  const auto prints_results = [] {
+    return torch::CppFunction::makeFromBoxedFunction<&read_for_an_error>();
+  };
+  add(autograd, kPrintResults, prints_results);
+  add(backend, kPrintResults, prints_results);
   for (torch::Library* library : {&autograd, &backend}) {
     library->impl("to.dtype_layout", &to_layout);
     library->impl("to.device", &to_device);

@@ -127,7 +127,16 @@ bool structured_meta_is_right(const Call& call) {
          !(call.info.wrong_meta && std::any_of(call.looks.begin(), call.looks.end(), is_cuda));
 }
 
+/// The kernel decides on strides that no meta function tells.
+bool has_layout_of_kernel(const Call& call) {
+  return call.info.meta_forgets_layout &&
+         std::any_of(call.looks.begin(), call.looks.end(), [](const run::GeometryRef& look) {
+           return look && !has_usual_strides(*look);
+         });
+}
+
 PlanRef infer_any(const Call& call) {
+  if (has_layout_of_kernel(call)) return nullptr;
   if (call.info.returns_plain || call.info.distrust_plans) return nullptr;
   const run::Doubt& doubt = doubt_of(call);
   if (doubt.layouts.load(std::memory_order_relaxed) != 0) return nullptr;

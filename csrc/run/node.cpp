@@ -220,12 +220,25 @@ void Node::execute() {
   begin();
 }
 
+namespace {
+
+/// For kernels that look at that. (They run below autograd.)
+void require_grad(torch::jit::Stack& stack) {
+  for (c10::IValue& arg : stack)
+    if (arg.isTensor() && arg.toTensor().defined() && arg.toTensor().layout() == c10::kStrided &&
+        at::isFloatingType(arg.toTensor().scalar_type()))
+      arg = arg.toTensor().detach().requires_grad_();
+}
+
+}  // namespace
+
 void Node::begin() {
   keep_overwritten_failures();
   check_plain_reads();
   if (run_own_kernels(*this)) return check_plain_reads();
   torch::jit::Stack stack = real_arguments(*this);
   if (host_copy) return begin_copy(std::move(stack));
+  if (info.looks_at_grad) require_grad(stack);
   {
     std::optional<InCustomKernel> custom;
     if (!info.aten) custom.emplace(kept_modes(this));

@@ -102,6 +102,10 @@ constexpr std::array<string_view, 27> kWrongMeta = {"aten::_cudnn_rnn",
                                                     "aten::mkldnn_rnn_layer",
                                                     "aten::multinomial"};
 
+constexpr std::array<string_view, 4> kMetaForgetsLayout = {
+    "aten::reflection_pad2d", "aten::reflection_pad3d", "aten::replication_pad2d",
+    "aten::replication_pad3d"};
+
 /// Structured ops, or overloads, whose real result is made by the kernel, not by the structured
 /// meta function.
 constexpr std::array<string_view, 4> kUnfinishedStructured = {
@@ -114,6 +118,10 @@ constexpr std::array<string_view, 13> kOverwriting = {
     "aten::uniform_",      "aten::random_",     "aten::bernoulli_", "aten::exponential_",
     "aten::cauchy_",       "aten::log_normal_", "aten::geometric_", "aten::_foreach_copy_",
     "aten::_foreach_zero_"};
+
+/// Ops whose kernel makes what their derivative needs only if an argument requires grad. (Real
+/// tensors do not: without it the derivative reads memory that is not there.)
+constexpr std::array<string_view, 1> kLooksAtGrad = {"aten::_sparse_mm_reduce_impl"};
 
 /// Copies whose source and result may lie on different devices.
 constexpr std::array<string_view, 2> kCrossesDevices = {"aten::_to_copy", "aten::copy_"};
@@ -382,6 +390,8 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
   crosses_devices = contains(kCrossesDevices, base);
   checks_values = schema.returns().empty() && !writes;
   wrong_meta = contains(kWrongMeta, base);
+  meta_forgets_layout = contains(kMetaForgetsLayout, base);
+  looks_at_grad = contains(kLooksAtGrad, base);
   // (record/recurrent.cpp passes the weights as they are.)
   if (base == "aten::_cudnn_rnn") ignored_warning = "RNN module weights are not part of single";
   made_of_ops = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&

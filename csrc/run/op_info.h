@@ -102,6 +102,8 @@ struct OpInfo {
   /// counts from that of its argument in all other ops.)
   bool offset_matters = false;
   const char* ignored_warning = nullptr;  ///< text of one that is about the form of our calls
+  bool meta_forgets_layout = false;  ///< the kernel keeps channels last, the meta function does not
+  bool looks_at_grad = false;        ///< its kernel keeps something if an argument requires grad
   bool wrong_meta = false;  ///< the meta function is known to tell something else than the kernel
   /// Its kernels read and write where values of an argument point, without a check: a workspace, or
   /// LAPACK's row numbers. Never called with made-up arguments.
