@@ -20,6 +20,7 @@ from lazyeng import (
     plain_reads,
     process,
     process_groups,
+    script_modules,
     settings,
     sharing,
     subclasses,
@@ -63,6 +64,7 @@ def start(config: Config) -> None:
     optimizers.install()
     process_groups.install()
     process.install()
+    script_modules.install()
     settings.install()
     tracers.install()
     jiterator.install()
