@@ -24,7 +24,9 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NARROW = FLOATS[2:]
 INTS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 SPECIAL = (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40)
-COLUMNS = 70  # more than a tile's lanes, and no multiple of them
+# More than a tile's lanes, and no multiple of them; and rows of which several are a tile, too short
+# for kernels that are called for each.
+COLUMNS = (70, 70, 33, 9)
 DEEPEST = 30  # steps in a row
 
 Tensor = torch.Tensor
@@ -52,7 +54,7 @@ class Dag:
         more: bool = False,
     ) -> None:
         self.choice = random.Random(seed)
-        self.exact = exact
+        self.exact, self.reduces = exact, rows
         self.makers = EXACT if exact else EXACT[:N_ARITHMETIC] + SMOOTH
         if rows:
             # (Of the narrow dtypes only what does not subtract values that were rounded.)
@@ -66,6 +68,7 @@ class Dag:
         self.floats = floats
         # Some of more than a tile; each op on one thread, that of torch too.
         self.rows = self.choice.choice([6] * 9 + [300] if exact else [40] * 4 + [300])
+        self.columns = self.choice.choice(COLUMNS)
         # How much of its last bit a step hands on. That of the narrow dtypes is as large as their
         # tolerance: little of it, and by a power of 2, which rounds nothing.
         self.share = 0.125 if floats[0] in NARROW else 0.4
@@ -74,13 +77,14 @@ class Dag:
         generator = torch.Generator().manual_seed(seed)
         self.pool = [self._leaf(generator, wrap) for _ in range(5)]
         # Of both signs, and not around zero.
-        noise = torch.rand((self.rows, COLUMNS), generator=generator, dtype=torch.float64) + 1
+        noise = torch.rand((self.rows, self.columns), generator=generator, dtype=torch.float64) + 1
         signs = torch.randint(0, 2, noise.shape, generator=generator) - 0.5
         self.noise = wrap(noise * signs)
 
     def _leaf(self, generator: torch.Generator, wrap: Callable[[Tensor], Tensor]) -> Made:
+        rows, columns = self.rows, self.columns
         shape = self.choice.choice(
-            [*[(self.rows, COLUMNS)] * 2, (COLUMNS,), (self.rows, 1), (1, COLUMNS), ()]
+            [*[(rows, columns)] * 2, (columns,), (rows, 1), (1, columns), ()]
         )
         dtype = self.choice.choice(self.floats[:1] * 4 + self.floats + INTS + (torch.bool,))
         x = torch.randn(shape, generator=generator, dtype=torch.float64) * 4
@@ -91,7 +95,7 @@ class Dag:
         layout = self.choice.randrange(4)
         if layout == 0 and len(shape) == 2:
             x = x.t().contiguous().t()
-        elif layout == 1 and shape == (self.rows, COLUMNS):
+        elif layout == 1 and shape == (rows, columns):
             x = torch.cat([x, x], 1)[:, ::2]
         x = x.abs().to(dtype) if dtype == torch.uint8 else x.to(dtype)
         return Made(wrap(x), 0, _coarsest([dtype]))
@@ -101,13 +105,16 @@ class Dag:
         return max(made.depth for made in self.pool)
 
     def any(self) -> Tensor:
+        return self.any_made().value
+
+    def any_made(self) -> Made:
         """The deepest or another one, and of what a step takes first mostly the deepest."""
         if self.choice.random() < (0.2 if self.taken else 0.85):
             made = max(reversed(self.pool), key=lambda made: made.depth)
         else:
             made = self.choice.choice(self.pool[-8:])
         self.taken.append(made)
-        return made.value
+        return made
 
     def float(self) -> Tensor:
         x = self.any()
@@ -231,6 +238,27 @@ def _in_place(dag: Dag) -> Tensor:
     return x
 
 
+def _overwritten(dag: Dag) -> Tensor:
+    """A tensor gets the values of another after it has been read, and is read again."""
+    target = dag.any_made()
+    x = target.value
+    sources = [made for made in dag.pool if _is_broadcast_to(made.value, x)]
+    fewer = [made for made in sources if made.value.numel() < x.numel()]
+    source = dag.choice.choice(fewer or sources)
+    y = source.value.clone()
+    before = x.softmax(-1) if dag.reduces and x.is_floating_point() else x * 1
+    x.copy_(y if x.is_floating_point() else y != 0)
+    target.depth = max(target.depth, source.depth)
+    target.coarsest = _coarsest([target.coarsest, source.coarsest])
+    return torch.maximum(before, x)
+
+
+def _is_broadcast_to(y: Tensor, x: Tensor) -> bool:
+    """Or of its shape."""
+    sizes = zip(reversed(y.shape), reversed(x.shape), strict=False)
+    return y.dim() <= x.dim() and all(a in (1, b) for a, b in sizes)
+
+
 def _view(dag: Dag) -> Tensor:
     x = dag.any()
     if x.dim() < 2:
@@ -320,7 +348,7 @@ def _reduced_outside(dag: Dag) -> Tensor:
 
 def _folded(dag: Dag) -> Tensor:
     x, dims = dag.any(), dag.choice.choice([-1, 0, None])
-    if x.numel() < dag.rows * COLUMNS:
+    if x.numel() < dag.rows * dag.columns:
         x = x + (dag.noise * 8).to(torch.int8)
     keepdim = dims is not None
     if x.is_floating_point() and dag.choice.random() < 0.4:  # the maximum is 0.0 or -0.0
@@ -343,7 +371,7 @@ def _folded(dag: Dag) -> Tensor:
 def _normalised(dag: Dag) -> Tensor:
     f, x = torch.nn.functional, dag.wide()
     shape = x.shape[-1:]
-    weight = torch.linspace(0.5, 1.5, COLUMNS).to(x.device, x.dtype)
+    weight = torch.linspace(0.5, 1.5, dag.columns).to(x.device, x.dtype)
     return dag.choice.choice(
         [
             lambda: f.softmax(x * 3, -1), lambda: f.log_softmax(x, -1) / 4,
@@ -370,10 +398,10 @@ def _centered(dag: Dag) -> Tensor:
 
 N_ARITHMETIC = 2  # of EXACT: those that smooth programs have too
 EXACT: list[Maker] = [
-    _arithmetic, _divide, _sign, widest, _compare, _where, _cast, _bits, _in_place, _view, _bound,
-    _fill,
+    _arithmetic, _divide, _sign, widest, _compare, _where, _cast, _bits, _in_place,
+    _overwritten, _view, _bound, _fill,
 ]  # fmt: skip
-SMOOTH: list[Maker] = [_function, _function, _combined, _in_place, _view]
+SMOOTH: list[Maker] = [_function, _function, _combined, _in_place, _overwritten, _view]
 
 
 NUMBERS = (0.0, -0.0, float("nan"), float("inf"), 1.5, -2, 3)

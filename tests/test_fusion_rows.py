@@ -99,8 +99,8 @@ def test_rows_are_one_group(name, dtype, shape, groups):
 
 def test_random_programs_with_reductions(groups):
     for floats in (FLOATS[:1], FLOATS[1:2], FLOATS[2:3], FLOATS[3:]):
-        compare_random_programs(range(20), False, floats, rows=True, bits=False)
-        assert groups() > 100
+        compare_random_programs(range(48), False, floats, rows=True, bits=False)
+        assert groups() > 240
 
 
 LAYOUTS = {
@@ -118,6 +118,26 @@ LAYOUTS = {
     "all but one": lambda: (torch.rand(2, 150, 200), (1, 2)),
     "expanded": lambda: (torch.rand(300, 1).expand(300, 200), (1,)),
 }
+
+
+def shared_by_all_rows(x, y):
+    z = y.expand(x.shape) * 2
+    return z, F.softmax(x + z, -1)
+
+
+def overwritten_by_one_row(x, y):
+    normed = F.layer_norm(x, x.shape[-1:])
+    x.copy_(y)
+    return normed, x
+
+
+@pytest.mark.parametrize("rows", [3, 20_000])  # of one tile, of many
+@pytest.mark.parametrize("length", [4, 33, 70])
+@pytest.mark.parametrize("program", [shared_by_all_rows, overwritten_by_one_row])
+def test_a_row_that_every_row_gets(program, length, rows):
+    x, y = torch.rand(rows, length), torch.rand(length)
+    for a, b in zip(fused(program, x.clone(), y), program(x, y), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("keepdim", [True, False])

@@ -249,14 +249,16 @@ void ProgramBuilder::drop_unused_steps() {
   std::erase_if(program_.gathers, [&](const Move& move) { return !used[move.reg]; });
 }
 
-/// What is made of numbers and of what all rows share is: such as a weight that is widened.
+/// What is made of numbers and of what all rows share is: such as a weight that is widened. (Not
+/// what is a result: it is written tile by tile, and after the steps that read the memory before.)
 void ProgramBuilder::put_first_what_is_done_once() {
   const auto is_shared = [&](RegisterId id) {
     const Register& reg = program_.registers[id];
     return reg.kind == Register::Kind::parameter || reg.rate == Rate::column;
   };
   for (Step& step : program_.steps)
-    step.once = (step.spreads || is_shared(step.out)) &&
+    step.once = program_.registers[step.out].kind == Register::Kind::scratch &&
+                (step.spreads || is_shared(step.out)) &&
                 std::all_of(step.in, step.in + step.inputs, is_shared);
   std::ranges::stable_partition(program_.steps, [](const Step& step) { return step.once; });
 }
