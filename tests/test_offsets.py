@@ -96,6 +96,57 @@ def test_writes_that_overlap(mode):
             assert torch.equal(lazyeng.unwrap(got), expected), (i, j)
 
 
+LAYOUTS = {
+    "dense": lambda x: x.view(4, 4),
+    "with gaps": lambda x: x.view(4, 4)[:, ::2],
+    "rows apart": lambda x: x.view(2, 8)[:, :5],
+    "expanded": lambda x: x[:4].expand(3, 4),
+    "transposed": lambda x: x.view(4, 4).t(),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # (index_put_ of an expanded tensor)
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_same_elements_through_another_object(mode, layout):
+    """Whether kernels refuse them depends on gaps, and on whether it is one object."""
+    rows = torch.tensor([0, 1])
+
+    def index_put(x, y):
+        x[rows] = y[:2]
+
+    def program(write, other):
+        x = LAYOUTS[layout](torch.arange(16.0))
+        try:
+            write(x, other(x))
+            return lazyeng.unwrap(x.clone())
+        except RuntimeError as error:
+            return str(error)
+
+    writes = [
+        lambda x, y: x.index_put_((rows,), y[: 2 * len(y)]),
+        lambda x, y: x.index_put_((torch.arange(len(x)),), y),
+        index_put,
+        lambda x, y: x.add_(y),
+        lambda x, y: x.masked_fill_(x > 3, 0).copy_(y),
+        lambda x, y: x.scatter_(0, torch.zeros(1, 1, dtype=torch.int64), y),
+        lambda x, y: x.index_add_(0, torch.arange(len(x)), y),
+        lambda x, y: x.index_copy_(0, torch.arange(len(x)), y),
+        lambda x, y: torch.mul(y, 2, out=x),
+    ]
+    others = [lambda x: x, lambda x: x.detach(), lambda x: x.view(x.shape), lambda x: x[:]]
+    for (w, write), (o, other) in itertools.product(enumerate(writes), enumerate(others)):
+        for _ in range(2):
+            expected = program(write, other)
+            with lazyeng.lazy(mode):
+                got = program(write, other)
+            assert isinstance(got, str) == isinstance(expected, str), (w, o, got, expected)
+            if isinstance(expected, str):
+                assert got == expected
+            else:
+                assert torch.equal(got, expected), (w, o)
+
+
 OTHER_ELEMENTS = [
     lambda x, start: x[start : start + 8].view(torch.int16),
     lambda x, start: x[start : start + 8].view(torch.float64),

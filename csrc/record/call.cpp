@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
+
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/executor.h"
@@ -38,6 +40,7 @@ class Reader {
       if (lazy->resized_outside()) [[unlikely]]
         follow_resize(tensor);
       arg.value = lazy->value();
+      arg.another_object = is_written_through_another(call_, *lazy);
       look = arg.value->geometry_ref();
     } else if (!recordable(tensor)) {
       arg.raw = tensor;
@@ -165,6 +168,13 @@ bool share_memory(const Call& call, size_t i, size_t j) {
   const run::ValueRef &a = call.tensors[i].value, &b = call.tensors[j].value;
   if (!a || !b || a->var_ref() != b->var_ref()) return false;
   return call.info.offset_matters || run::may_overlap(a->geometry(), b->geometry());
+}
+
+bool is_written_through_another(const Call& call, const LazyImpl& lazy) {
+  return std::ranges::any_of(call.written, [&](const at::Tensor& tensor) {
+    const LazyImpl* written = lazy_impl(tensor);
+    return written && written != &lazy && written->value() == lazy.value();
+  });
 }
 
 c10::Device backing_device() { return default_device; }

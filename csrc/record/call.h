@@ -8,6 +8,8 @@
 
 namespace lazyeng::record {
 
+class LazyImpl;
+
 struct Call {
   explicit Call(const run::OpInfo& info) : info(info) {}
 
@@ -33,6 +35,9 @@ bool recordable(const at::Tensor& tensor);
 inline bool keeps_inputs(const run::OpInfo& info) { return info.writes || info.metadata_only; }
 
 /// Tells the trace that the call is recorded; null: without a node.
+/// What the call has written so far: of the same value, but another tensor object.
+bool is_written_through_another(const Call& call, const LazyImpl& lazy);
+
 void trace_record(const Call& call, const run::Node* node) noexcept;
 
 /// Adds the next argument, a tensor.

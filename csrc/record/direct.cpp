@@ -172,6 +172,7 @@ class Binder {
     arg.value = lazy->value();
     arg.written = info.write;
     arg.overwritten = info.overwritten;
+    arg.another_object = is_written_through_another(call_, *lazy);
     if (info.write) call_.written.push_back(tensor);
     call_.looks.push_back(lazy->value()->geometry_ref());
     call_.args.emplace_back();

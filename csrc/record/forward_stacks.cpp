@@ -12,7 +12,6 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <deque>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -58,9 +57,8 @@ class ForwardStacks {
 
   void put(Entry entry) {
     while (entries_.size() < most_for(place_of(entry.thread, entry.number))) grow();
-    in_turn_.push_back({entry.thread, entry.number});
     place_of(entry.thread, entry.number) = std::move(entry);
-    look_at_oldest();
+    look_at_next();
   }
 
   void forget_dead() {
@@ -80,21 +78,14 @@ class ForwardStacks {
     return entry.is_unknown() ? kUnknown : 0;
   }
 
-  struct Key {
-    uint64_t thread, number;
-  };
-
-  /// One for each new one: no more dead entries stay than there are others. (A reference to a dead
-  /// node keeps its memory, though not what it refers to.)
-  void look_at_oldest() {
-    const Key key = in_turn_.front();
-    in_turn_.pop_front();
-    Entry& entry = place_of(key.thread, key.number);
-    if (!entry.is_of(key.thread, key.number)) return;
-    if (entry.is_dead())
-      entry = {};
-    else if (in_turn_.size() < kMost)
-      in_turn_.push_back(key);
+  /// Some for each new one: dead entries stay until a quarter as many new ones have come as there
+  /// are places. (A reference to a dead node keeps its memory, though not what it refers to.)
+  void look_at_next() {
+    constexpr size_t kLooks = 4;
+    for (size_t i = 0; i < kLooks; ++i) {
+      next_ = (next_ + 1) & (entries_.size() - 1);
+      if (entries_[next_].is_dead()) entries_[next_] = {};
+    }
   }
 
   /// (What lay in different places does so among more of them.)
@@ -106,7 +97,7 @@ class ForwardStacks {
   }
 
   std::vector<Entry> entries_{kFirst};
-  std::deque<Key> in_turn_;
+  size_t next_ = 0;  ///< the place that has been looked at last
 };
 
 ForwardStacks& forward_stacks() {

@@ -241,6 +241,11 @@ PlanRef plan_from(const Call& call, For whom, const StandIns& stand_ins,
   return plan;
 }
 
+/// Whether the kernel may refuse dtypes that this meta function takes.
+bool meta_takes_more(const run::OpInfo& info, For whom) {
+  return whom == For::structured_meta || (whom == For::meta && info.aten && info.pointwise);
+}
+
 }  // namespace
 
 PlanRef ask_meta(const Call& call, For whom, MetaAnswer& answer) {
@@ -250,7 +255,7 @@ PlanRef ask_meta(const Call& call, For whom, MetaAnswer& answer) {
   if (answer != MetaAnswer::given) return nullptr;
   PlanRef plan = plan_from(call, whom, stand_ins, stack);
   const bool records = plan && !plan->only_metadata && !plan->run_now;
-  return records && whom == For::structured_meta && kernel_may_refuse(call) ? nullptr : plan;
+  return records && meta_takes_more(call.info, whom) && kernel_may_refuse(call) ? nullptr : plan;
 }
 
 PlanRef ask_kernel(const Call& call) {

@@ -146,6 +146,7 @@ uint64_t hash_of(const PlanKey& key) {
 
 bool make_kind_key(const Call& call, PlanKey& key) {
   key.push_back(reinterpret_cast<uint64_t>(&call.info));
+  key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
   for (const run::GeometryRef& look : call.looks)
     key.push_back(look ? static_cast<uint64_t>(look->dtype()) << 8 |
                              look->data().wrapped_number << 7 | look->sizes().size()

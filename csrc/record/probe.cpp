@@ -98,9 +98,11 @@ bool out_may_be_refused(const Call& call) {
 }
 
 void note_kernel_accepted(const Call& call) {
+  const auto is_empty = [](const run::GeometryRef& look) { return look && look->numel() == 0; };
+  if (std::ranges::any_of(call.looks, is_empty)) return;  // (many kernels do nothing then)
+  const bool asked = call.info.structured_meta || call.info.pointwise || has_out(call);
   PlanKey kind;
-  if ((call.info.structured_meta || has_out(call)) && make_kind_key(call, kind))
-    refusals().note(kind, false);
+  if (asked && make_kind_key(call, kind)) refusals().note(kind, false);
 }
 
 }  // namespace lazyeng::record

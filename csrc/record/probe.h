@@ -1,11 +1,12 @@
-// csrc/record/probe.h: would the kernel of a structured op refuse these arguments?
+// csrc/record/probe.h: would the kernel refuse these arguments, which the meta function takes?
 //
-// Structured meta functions are laxer than kernels: mm of float by double, bitwise_and of floats, a
-// dtype that a kernel was never compiled for, gelu(approximate="x"). Eager raises such errors at
-// the call, so recording must as well. For arguments of a kind seen for the first time (dtypes,
-// ranks, all that is no tensor), the kernel is called on small stand-ins. If it works, they are
-// fine. If it does not, the call runs at once, and eager's own answer is what the user gets. So it
-// does where made-up arguments would do harm and the dtypes are not those that every kernel has.
+// Meta functions of structured and of pointwise ops are laxer than kernels: mm of float by double,
+// bitwise_and of floats, a dtype that a kernel was never compiled for, gelu(approximate="x"). Eager
+// raises such errors at the call, so recording must as well. For arguments of a kind seen for the
+// first time (dtypes, ranks, all that is no tensor), the kernel is called on small stand-ins. If it
+// works, they are fine. If it does not, the call runs at once, and eager's own answer is what the
+// user gets. So it does where made-up arguments would do harm and the dtypes are not those that
+// every kernel has.
 #pragma once
 
 #include "csrc/record/call.h"

@@ -40,6 +40,7 @@ class RealTensors {
     if (node_.discover && is_written_as_plain(*arg.value)) return arg.value->plain();
     for (const Node::Rewrite& rewrite : node_.rewrites)
       if (rewrite.tensor == index) return rewritten(rewrite, arg);
+    if (arg.another_object) return arg.value->fresh_real();
     return node_.discover && is_written_too(*arg.value) ? own_object(*arg.value)
                                                         : arg.value->real();
   }

@@ -30,6 +30,9 @@ struct TensorArg {
   bool written = false;
   bool overwritten = false;  ///< as ArgInfo::overwritten
   bool plain = false;        ///< the call had a plain tensor here
+  /// The call writes the value through another tensor object. (Kernels that refuse inputs which
+  /// overlap what they write cannot tell of tensors with gaps, unless both are one object.)
+  bool another_object = false;
 };
 
 class Node final : public engine::Op, public engine::Pooled<Node> {
