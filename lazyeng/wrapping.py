@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from lazyeng import _C, errors
@@ -142,12 +144,12 @@ def _in_place(
     All of them or, if it raises, none.
     """
     swapped: list[tuple[torch.Tensor, torch.Tensor]] = []
-    with _normed_weights_renewed(module):
+    with _computed_weights_renewed(module):
         try:
             for tensor in _tensors_of(module):
                 new = convert(tensor)
                 if new is not tensor:
-                    _swap(tensor, new)
+                    _swap_in(module, tensor, new)
                     swapped.append((tensor, new))
         except BaseException:
             for tensor, new in reversed(swapped):
@@ -164,22 +166,35 @@ def _tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def _normed_weights_renewed(module: torch.nn.Module) -> Iterator[None]:
-    """``torch.nn.utils.weight_norm`` keeps a weight that it computes anew before each call; the
-    graph of the last one holds the parameters, which can be swapped only without it."""
-    normed = [
+def _computed_weights_renewed(module: torch.nn.Module) -> Iterator[None]:
+    """Some hooks keep a weight that they compute anew before each call; the graph of the last one
+    holds the parameters, which can be swapped only without it."""
+    computed = [
         (part, hook)
         for part in module.modules()
         for hook in part._forward_pre_hooks.values()
-        if isinstance(hook, WeightNorm)
+        if isinstance(hook, WeightNorm | SpectralNorm | BasePruningMethod)
     ]
-    for part, hook in normed:
-        setattr(part, hook.name, getattr(part, hook.name).detach())
+    for part, hook in computed:
+        setattr(part, _name_of(hook), getattr(part, _name_of(hook)).detach())
     try:
         yield
     finally:
-        for part, hook in normed:
-            setattr(part, hook.name, hook.compute_weight(part))
+        for part, hook in computed:
+            setattr(part, _name_of(hook), _weight_of(part, hook))
+
+
+def _name_of(hook: Any) -> str:
+    return hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name
+
+
+def _weight_of(part: torch.nn.Module, hook: Any) -> torch.Tensor:
+    """As the hook makes it, of what the module has now."""
+    if isinstance(hook, BasePruningMethod):
+        return hook.apply_mask(part)
+    if isinstance(hook, SpectralNorm):
+        return hook.compute_weight(part, do_power_iteration=False)
+    return hook.compute_weight(part)
 
 
 def _take_attributes(old: torch.Tensor, new: torch.Tensor) -> None:
@@ -201,6 +216,19 @@ def _swap(tensor: torch.Tensor, new: torch.Tensor) -> None:
     for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         if getattr(tensor, hooks) is not None:
             setattr(tensor, hooks, getattr(tensor, hooks))
+
+
+def _swap_in(module: torch.nn.Module, tensor: torch.Tensor, new: torch.Tensor) -> None:
+    """Raises what torch does of a tensor that it cannot swap, with a note that names it."""
+    try:
+        _swap(tensor, new)
+    except RuntimeError as error:
+        named = (*module.named_parameters(), *module.named_buffers())
+        name = next((name for name, other in named if other is tensor), "a tensor")
+        error.add_note(
+            f"lazyeng: {name} of {type(module).__name__} could not be exchanged in place"
+        )
+        raise
 
 
 def _exchange(tensor: torch.Tensor, new: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ import types
 
 import pytest
 import torch
+from torch.nn.utils import prune
 
 from lazyeng import LazyTensor, lazy, unwrap, wrap
 
@@ -522,20 +523,25 @@ def test_results_can_be_swapped_at_once():
     assert (y.tolist(), z.tolist()) == ([0, 0, 0], [2, 2])
 
 
+def pruned(module):
+    prune.l1_unstructured(module, "weight", 0.3)
+    prune.random_unstructured(module, "weight", 0.2)
+    return prune.l1_unstructured(module, "bias", 1)
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
-def test_modules_with_the_hook_weight_norm():
-    """Its weight's graph holds the parameters; it is computed anew before each call."""
+@pytest.mark.parametrize("hook", [torch.nn.utils.weight_norm, torch.nn.utils.spectral_norm, pruned])
+def test_modules_with_a_hook_that_computes_a_weight(hook):
+    """Its graph holds the parameters; it is computed anew before each call."""
 
     def trained(there, back=lambda model: model):
         torch.manual_seed(0)
-        model = torch.nn.Sequential(
-            torch.nn.utils.weight_norm(torch.nn.Conv1d(3, 4, 3)),
-            torch.nn.utils.weight_norm(torch.nn.Linear(6, 2)),
-        )
+        model = torch.nn.Sequential(hook(torch.nn.Conv1d(3, 4, 3)), hook(torch.nn.Linear(6, 2)))
         optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(2, 3, 8)
+        model(x)
         for change in (there, back, there):
             assert change(model) is model
-            assert type(model[0].weight) is type(model[0].weight_g.detach())
+            assert type(model[0].weight) is type(next(model.parameters()).detach())
             assert model[0].weight.grad_fn is not None
             loss = model(x).square().mean()
             optimizer.zero_grad()
@@ -551,8 +557,9 @@ def test_a_module_that_cannot_be_wrapped_stays_as_it_is():
     weight = model[1].weight
     graph = weight * weight  # which refers to it
     weight.noted = 1
-    with pytest.raises(RuntimeError, match="use_count"):
+    with pytest.raises(RuntimeError, match="use_count") as caught:
         wrap(model)
+    assert "1.weight of Sequential" in caught.value.__notes__[0]
     assert all(type(p) is torch.nn.Parameter for p in model.parameters())
     assert model[1].weight is weight and weight.noted == 1
     del graph
