@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 Step = Callable[[], torch.Tensor]
 
@@ -149,6 +150,48 @@ def lstm() -> Step:
     return training(model, lambda m: next_word_loss(m, tokens), optimizer)
 
 
+class PackedClassifier(nn.Module):
+    """Of sequences of different lengths, by the last states of an LSTM in both directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(100, 16)
+        self.lstm = nn.LSTM(16, 32, batch_first=True, bidirectional=True)
+        self.out = nn.Linear(64, 5)
+
+    def forward(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = pack_padded_sequence(
+            self.words(tokens), lengths, batch_first=True, enforce_sorted=False
+        )
+        _, (last, _) = self.lstm(packed)
+        return self.out(torch.cat(list(last), 1))
+
+
+def packed_lstm() -> Step:
+    """Bidirectional, hidden 32, batch 8 of 5 to 24 words, other lengths in each step, Adam."""
+    model, labels = PackedClassifier(), torch.randint(0, 5, (8,))
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def loss_of(model: nn.Module) -> torch.Tensor:
+        lengths = torch.randint(5, 25, (8,))
+        tokens = torch.randint(0, 100, (8, int(lengths.max())))
+        return F.cross_entropy(model(tokens, lengths), labels)
+
+    return training(model, loss_of, optimizer)
+
+
+def cnn() -> Step:
+    """Two 3x3 convolutions with BatchNorm, images of 8x8, batch 64, AdamW."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Dropout(0.25), nn.Linear(32 * 4 * 4, 10),
+    )  # fmt: skip
+    x, y = torch.randn(64, 1, 8, 8), torch.randint(0, 10, (64,))
+    optimizer = torch.optim.AdamW(model.parameters())
+    return training(model, lambda m: F.cross_entropy(m(x), y), optimizer)
+
+
 class Block(nn.Module):
     """Two 3x3 convolutions and the shortcut around them."""
 
@@ -241,6 +284,8 @@ WORKLOADS: dict[str, Callable[[], Step]] = {
     "DLRM, batch 128": lambda: dlrm(128),
     "SAC, twin critics": sac,
     "LSTM": lstm,
+    "LSTM, packed": packed_lstm,
+    "small CNN": cnn,
     "ResNet-18": resnet18,
     "BERT-tiny": bert,
     "GPT-2-tiny": gpt2,

@@ -27,6 +27,8 @@ SPECIAL = (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40)
 # More than a tile's lanes, and no multiple of them; and rows of which several are a tile, too short
 # for kernels that are called for each.
 COLUMNS = (70, 70, 33, 9)
+# Most programs have rows and columns, some have more dims in the place of the columns.
+INNER = (None,) * 5 + ((3, 70), (12, 3), (2, 3, 7))
 DEEPEST = 30  # steps in a row
 
 Tensor = torch.Tensor
@@ -67,8 +69,8 @@ class Dag:
             self.makers = [*self.makers, *(EXACT_STEPS * 3 if exact else SMOOTH_STEPS * 2)]
         self.floats = floats
         # Some of more than a tile; each op on one thread, that of torch too.
-        self.rows = self.choice.choice([6] * 9 + [300] if exact else [40] * 4 + [300])
-        self.columns = self.choice.choice(COLUMNS)
+        rows = self.choice.choice([6] * 9 + [300] if exact else [40] * 4 + [300])
+        self.shape = rows, *(self.choice.choice(INNER) or (self.choice.choice(COLUMNS),))
         # How much of its last bit a step hands on. That of the narrow dtypes is as large as their
         # tolerance: little of it, and by a power of 2, which rounds nothing.
         self.share = 0.125 if floats[0] in NARROW else 0.4
@@ -77,14 +79,14 @@ class Dag:
         generator = torch.Generator().manual_seed(seed)
         self.pool = [self._leaf(generator, wrap) for _ in range(5)]
         # Of both signs, and not around zero.
-        noise = torch.rand((self.rows, self.columns), generator=generator, dtype=torch.float64) + 1
+        noise = torch.rand(self.shape, generator=generator, dtype=torch.float64) + 1
         signs = torch.randint(0, 2, noise.shape, generator=generator) - 0.5
         self.noise = wrap(noise * signs)
 
     def _leaf(self, generator: torch.Generator, wrap: Callable[[Tensor], Tensor]) -> Made:
-        rows, columns = self.rows, self.columns
+        some = tuple(self.choice.choice([n, 1]) for n in self.shape)
         shape = self.choice.choice(
-            [*[(rows, columns)] * 2, (columns,), (rows, 1), (1, columns), ()]
+            [*[self.shape] * 2, self.shape[1:], some, (1, *self.shape[1:]), self.shape[-1:], ()]
         )
         dtype = self.choice.choice(self.floats[:1] * 4 + self.floats + INTS + (torch.bool,))
         x = torch.randn(shape, generator=generator, dtype=torch.float64) * 4
@@ -93,10 +95,10 @@ class Dag:
             for i, special in enumerate(SPECIAL):
                 x = torch.where(at == i, special, x)
         layout = self.choice.randrange(4)
-        if layout == 0 and len(shape) == 2:
-            x = x.t().contiguous().t()
-        elif layout == 1 and shape == (rows, columns):
-            x = torch.cat([x, x], 1)[:, ::2]
+        if layout == 0 and len(shape) > 1:
+            x = x.transpose(0, -1).contiguous().transpose(0, -1)
+        elif layout == 1 and shape == self.shape:
+            x = torch.cat([x, x], -1)[..., ::2]
         x = x.abs().to(dtype) if dtype == torch.uint8 else x.to(dtype)
         return Made(wrap(x), 0, _coarsest([dtype]))
 
@@ -130,9 +132,13 @@ class Dag:
 
     def some_noise(self, x: Tensor) -> Tensor:
         """In x's shape, or in that of all."""
-        part = [slice(n) for n in x.shape] if x.dim() == 2 else [0] * (2 - x.dim())
+        part = [0] * (len(self.shape) - x.dim()) + [slice(n) for n in x.shape]
         noise = self.noise if self.choice.random() < 0.1 else self.noise[tuple(part)]
         return noise.to(x.dtype if x.is_floating_point() else torch.float32)
+
+    def some_dim(self) -> int:
+        """Mostly the last one."""
+        return self.choice.choice([-1, -1, -1, 1, 0])
 
     def number(self) -> float | int:
         return self.choice.choice([2, 3, -1, 0.5, 1.25, -0.75, 0.1] + [0.0, -0.0] * self.exact)
@@ -227,8 +233,9 @@ def _bits(dag: Dag) -> Tensor:
 def _in_place(dag: Dag) -> Tensor:
     x = dag.any().clone() if dag.choice.random() < 0.7 else dag.any() * 1
     part = x
-    if x.dim() == 2 and dag.choice.random() < 0.5:
-        part = dag.choice.choice([x[1:], x[:, ::2], x.t(), x[:, :3], x.view(x.shape)])
+    if x.dim() > 1 and dag.choice.random() < 0.5:
+        parts = [x[1:], x[..., ::2], x.transpose(0, -1), x[..., :3], x.view(x.shape)]
+        part = dag.choice.choice(parts)
     if x.dtype == torch.bool:
         part.logical_not_() if part is x else part.fill_(dag.choice.random() < 0.5)
     elif x.is_floating_point():
@@ -264,7 +271,10 @@ def _view(dag: Dag) -> Tensor:
     if x.dim() < 2:
         return x + 0 if x.dtype != torch.bool else x.clone()
     return dag.choice.choice(
-        [x.t().t(), x[:1], x[:, :1], x.reshape(-1).view(x.shape), x.expand_as(x)]
+        [
+            x.transpose(0, -1).transpose(0, -1), x[:1], x[..., :1], x.reshape(-1).view(x.shape),
+            x.expand_as(x),
+        ]
     )
 
 
@@ -322,22 +332,23 @@ def _combined(dag: Dag) -> Tensor:
 
 
 def _reduced(dag: Dag) -> Tensor:
-    x, keepdim = dag.wide(), dag.choice.random() < 0.6
+    x, dim = dag.wide(), dag.some_dim()
+    keepdim = dim != -1 or dag.choice.random() < 0.6
     y = dag.choice.choice(
         [
-            lambda: (x / 64).sum(-1, keepdim=keepdim), lambda: x.mean(-1, keepdim=keepdim),
-            lambda: x.amax(-1, keepdim=keepdim), lambda: x.amin(-1, keepdim=keepdim),
-            lambda: x.var(-1, keepdim=keepdim), lambda: x.std(-1, keepdim=keepdim),
-            lambda: x.logsumexp(-1, keepdim=keepdim) / 4,
-            lambda: (x > 0).sum(-1, keepdim=keepdim),
-            lambda: (x.square() / 64).sum(-1, keepdim=keepdim),
+            lambda: (x / 64).sum(dim, keepdim=keepdim), lambda: x.mean(dim, keepdim=keepdim),
+            lambda: x.amax(dim, keepdim=keepdim), lambda: x.amin(dim, keepdim=keepdim),
+            lambda: x.var(dim, keepdim=keepdim), lambda: x.std(dim, keepdim=keepdim),
+            lambda: x.logsumexp(dim, keepdim=keepdim) / 4,
+            lambda: (x > 0).sum(dim, keepdim=keepdim),
+            lambda: (x.square() / 64).sum(dim, keepdim=keepdim),
         ]
     )()  # fmt: skip
-    return y if keepdim else y.unsqueeze(1)
+    return y if keepdim else y.unsqueeze(-1)
 
 
 def _reduced_outside(dag: Dag) -> Tensor:
-    x, dims = dag.wide(), dag.choice.choice([0, (0, 1)])
+    x, dims = dag.wide(), dag.choice.choice([0, (0, 1), (0, -1)])
     return dag.choice.choice(
         [
             lambda: (x / 4096).sum(dims, keepdim=True), lambda: x.mean(dims, keepdim=True),
@@ -347,8 +358,8 @@ def _reduced_outside(dag: Dag) -> Tensor:
 
 
 def _folded(dag: Dag) -> Tensor:
-    x, dims = dag.any(), dag.choice.choice([-1, 0, None])
-    if x.numel() < dag.rows * dag.columns:
+    x, dims = dag.any(), dag.choice.choice([-1, 0, 1, None])
+    if x.shape != dag.shape:
         x = x + (dag.noise * 8).to(torch.int8)
     keepdim = dims is not None
     if x.is_floating_point() and dag.choice.random() < 0.4:  # the maximum is 0.0 or -0.0
@@ -369,12 +380,12 @@ def _folded(dag: Dag) -> Tensor:
 
 
 def _normalised(dag: Dag) -> Tensor:
-    f, x = torch.nn.functional, dag.wide()
-    shape = x.shape[-1:]
-    weight = torch.linspace(0.5, 1.5, dag.columns).to(x.device, x.dtype)
+    f, x, dim = torch.nn.functional, dag.wide(), dag.some_dim()
+    shape = x.shape[dag.choice.choice([-1, 1]) :]
+    weight = torch.linspace(0.5, 1.5, shape.numel()).view(shape).to(x.device, x.dtype)
     return dag.choice.choice(
         [
-            lambda: f.softmax(x * 3, -1), lambda: f.log_softmax(x, -1) / 4,
+            lambda: f.softmax(x * 3, dim), lambda: f.log_softmax(x, dim) / 4,
             lambda: f.layer_norm(x, shape, eps=0.1),
             lambda: f.layer_norm(x, shape, weight, weight, eps=0.1),
             lambda: f.rms_norm(x, shape, weight, eps=0.1),
@@ -383,15 +394,15 @@ def _normalised(dag: Dag) -> Tensor:
 
 
 def _centered(dag: Dag) -> Tensor:
-    x = dag.wide()
-    mean = x.mean(-1, keepdim=True)
-    variance = (x - mean).square().mean(-1, keepdim=True)
+    x, dim = dag.wide(), dag.some_dim()
+    mean = x.mean(dim, keepdim=True)
+    variance = (x - mean).square().mean(dim, keepdim=True)
     return dag.choice.choice(
         [
             lambda: (x - mean) * (variance + 0.1).rsqrt(),
-            lambda: (x - x.amax(-1, keepdim=True)).exp(),
+            lambda: (x - x.amax(dim, keepdim=True)).exp(),
             lambda: x.clone().sub_(mean.mul_(0.5)),
-            lambda: (x + x.sum(-1, keepdim=True).tanh()).softmax(-1),
+            lambda: (x + x.sum(dim, keepdim=True).tanh()).softmax(dim),
         ]
     )()
 

@@ -50,13 +50,21 @@ py::list parameters(const fuse::Plan& plan) {
   return rows;
 }
 
-/// (operation, or the fold of each row, whether it is a fold, its divisor, out, in, member)
+/// The operation, or the fold of each row. (A sum in the order of torch's kernel is a sum; what else
+/// is done to rows as that does it is for CPUs alone.)
+const char* name_of(const fuse::Step& step) {
+  if (!folds_rows(step)) return fuse::name_of(step.opcode);
+  const bool is_fold =
+      step.row_fold == fuse::RowFold::none || step.row_fold == fuse::RowFold::cascade_sum;
+  return is_fold ? fuse::name_of(step.folding.fold) : "rows_on_cpu";
+}
+
+/// (its name, whether it folds rows, its divisor, out, in, member)
 py::tuple step_row(const fuse::Step& step) {
   py::list in;
   for (int k = 0; k < step.inputs; ++k) in.append(step.in[k]);
-  const bool folds = folds_rows(step);
-  return py::make_tuple(folds ? fuse::name_of(step.folding.fold) : fuse::name_of(step.opcode),
-                        folds, step.folding.divisor, step.out, in, step.member);
+  return py::make_tuple(name_of(step), folds_rows(step), step.folding.divisor, step.out, in,
+                        step.member);
 }
 
 /// One by one, also those of a chain, and what its links do to their operands.

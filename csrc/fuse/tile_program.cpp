@@ -154,6 +154,7 @@ RegisterId ProgramBuilder::one_hot(RegisterId value, RegisterId place,
 RegisterId ProgramBuilder::add_rows(Step step, RowFold fold, c10::ArrayRef<RegisterId> in,
                                     Type order_of) {
   step.rows = rows_kernel(fold, order_of);
+  step.row_fold = fold;
   ok_ &= step.rows != nullptr;
   const RegisterId made = add_fold(std::move(step), type_of(in[0]), in);
   if (makes_rows(fold)) program_.registers[made].rate = Rate::element;

@@ -64,6 +64,7 @@ struct Step {
   Folding folding;
   RowsKernel rows = nullptr;  ///< in the place of `folding`: a fold in the order of torch's
                               ///< kernels, or one that makes new rows
+  RowFold row_fold = RowFold::none;  ///< what `rows` does
   int64_t ignored = 0;        ///< RowsArgs::ignored
   int64_t inner = 1;          ///< RowsArgs::inner
   bool by_row = false;        ///< the kernel is called for each row: an input has another rate

@@ -81,6 +81,16 @@ constexpr std::array<const char*, 4> kFillFactory = {"pad_sequence", "linalg_mat
 
 bool integral(const at::Tensor& tensor) { return c10::isIntegralType(tensor.scalar_type(), false); }
 
+/// Waits for a lazy tensor, and raises its error; any other is returned as it is.
+at::Tensor plain_of(const at::Tensor& tensor) {
+  LazyImpl* const lazy = lazy_impl(tensor);
+  if (!lazy) return tensor;
+  const Gate::Inside inside;
+  const run::ValueRef value = lazy->value();
+  current_recorder()->wait_and_check(*value);
+  return value->plain();
+}
+
 /// For writes of a plain tensor that a block has recorded.
 void wait_for_plain(const at::Tensor& tensor) {
   if (lazy_impl(tensor) || !tensor.has_storage()) return;
@@ -119,16 +129,8 @@ void read_what_is_no_vector(const c10::OperatorHandle& op, torch::jit::Stack* st
   c10::List<at::Tensor> tensors;
   bool refused = false;
   for (const at::Tensor& tensor : argument.toTensorVector()) {
-    LazyImpl* const lazy = tensor.dim() > 1 ? lazy_impl(tensor) : nullptr;
     refused |= tensor.dim() > 1;
-    if (!lazy) {
-      tensors.push_back(tensor);
-      continue;
-    }
-    const Gate::Inside inside;
-    const run::ValueRef value = lazy->value();
-    current_recorder()->wait_and_check(*value);
-    tensors.push_back(value->plain());
+    tensors.push_back(tensor.dim() > 1 ? plain_of(tensor) : tensor);
   }
   if (!refused)
     return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
@@ -148,14 +150,8 @@ void read_for_an_error(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
   *stack = args;
   for (c10::IValue& argument : *stack) {
     if (!argument.isTensor() || !argument.toTensor().defined()) continue;
-    if (LazyImpl* const lazy = lazy_impl(argument.toTensor())) {
-      const Gate::Inside inside;
-      const run::ValueRef value = lazy->value();
-      current_recorder()->wait_and_check(*value);
-      argument = value->plain();
-    } else {
-      wait_for_plain(argument.toTensor());
-    }
+    wait_for_plain(argument.toTensor());
+    argument = plain_of(argument.toTensor());
   }
   const OutsideBlock outside;
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
@@ -281,12 +277,7 @@ void read_integers(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     c10::IValue& argument = torch::jit::peek(*stack, i, count);
     if (!argument.isTensor() || !argument.toTensor().defined() || !integral(argument.toTensor()))
       continue;
-    LazyImpl* lazy = lazy_impl(argument.toTensor());
-    if (!lazy) continue;
-    const Gate::Inside inside;
-    const run::ValueRef value = lazy->value();
-    current_recorder()->wait_and_check(*value);
-    argument = value->plain();
+    argument = plain_of(argument.toTensor());
   }
 }
 

@@ -78,8 +78,8 @@ struct OpInfo {
   std::vector<ReturnInfo> returns;
 
   Work work = Work::other;
-  std::optional<c10::OperatorHandle>
-      out_form;  ///< of what slices.h takes apart: the same with `out=`
+  /// The same op with `out=`: of what slices.h takes apart.
+  std::optional<c10::OperatorHandle> out_form;
   OffsetView offset_view = OffsetView::none;
   bool aten = false;
   bool torchs = false;  ///< of aten or prims, whose meta functions are torch's own and may be wrong

@@ -75,7 +75,8 @@ class Parameter:
 @dataclass(frozen=True, slots=True)
 class Step:
     """``out`` becomes ``operation`` of the registers ``inputs``; for this member of the group.
-    ``folds``: the operation folds each row into one element, divided by ``divisor``."""
+    ``folds``: the operation folds each row into one element, divided by ``divisor``; or it is
+    "rows_on_cpu", which is for the tile interpreter alone."""
 
     operation: str
     folds: bool

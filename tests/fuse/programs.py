@@ -67,8 +67,10 @@ def groups_of(plans: Plans) -> list[Planned]:
 
 
 def can_run(op: Planned) -> bool:
-    """Whether no number is one that must not come to a kernel."""
+    """Whether it would be planned like this on a GPU, and no number must not come to a kernel."""
     assert op.program is not None
+    if any(step.operation == "rows_on_cpu" for step in op.program.steps):
+        return False  # (of short rows)
     rows = zip(op.program.parameters, op.parameters, strict=True)
     return not any(p.no_nan and number != number for p, number in rows)
 
@@ -93,8 +95,10 @@ class Sample:
             plans = random_plans(seed, depth, self.exact, self.floats, self.rows)
             new = {}
             for op in groups_of(plans):
+                if not can_run(op) or (self.rows and not op.program.row):
+                    continue
                 source = source_of(op.program, op.ops)
-                if can_run(op) and source.text not in known and (op.program.row or not self.rows):
+                if source.text not in known:
                     new[source.text] = op, source
             known |= new.keys()
             seed += 1
