@@ -415,7 +415,7 @@ EXACT: list[Maker] = [
 SMOOTH: list[Maker] = [_function, _function, _combined, _in_place, _overwritten, _view]
 
 
-NUMBERS = (0.0, -0.0, float("nan"), float("inf"), 1.5, -2, 3)
+NUMBERS = (0.0, -0.0, float("nan"), float("inf"), 1.5, -2, 3, 0.1)
 
 
 def exact_functions() -> dict[str, tuple[int, Callable[..., Tensor]]]:
@@ -459,10 +459,14 @@ def exact_functions() -> dict[str, tuple[int, Callable[..., Tensor]]]:
             "pow": lambda x, n=n: x**n,
             "masked_fill": lambda x, n=n: x.masked_fill(x > 0, n),
             "leaky_relu": lambda x, n=n: f.leaky_relu(x, n),
+            "threshold": lambda x, n=n: f.threshold(x, n, 0.3),
+            "hardshrink": lambda x, n=n: f.hardshrink(x, n),
         }.items():
             made[f"{name} {n}"] = 1, function
     for n in (-2, -1, -0.5, 0, 0.5, 1, 2, 3):
         made[f"pow {n}"] = 1, lambda x, n=n: x**n
+    for n in (0, 0.1, 0.5, 2):
+        made[f"softshrink {n}"] = 1, lambda x, n=n: f.softshrink(x, n)
     return made
 
 
@@ -494,7 +498,7 @@ def hard_values(dtype: torch.dtype, tensors: int) -> list[Tensor]:
     """All pairs of special values, then random ones; one tensor of two bytes: all its values."""
     if tensors == 1 and dtype.itemsize == 2:
         return [torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)]
-    special = torch.tensor([*SPECIAL, 1, -1, 2.5, -2.5, 0.5, -0.5, 3e38, -7.3], dtype=torch.float64)
+    special = torch.tensor([*SPECIAL, 1, -1, 2.5, -2.5, 0.5, -0.5, 3e38, -7.3, 0.1], dtype=torch.float64)
     pairs = torch.cartesian_prod(special, special)
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn((4000, 2), generator=generator, dtype=torch.float64) * 3

@@ -165,12 +165,13 @@ Operand clamp_tensors(Registers& r) {
   return made;
 }
 
-/// What is not above the threshold is the value.
+/// What is not above the threshold, which is not rounded to narrow floats, is the value.
 Operand threshold(Registers& r) {
   const c10::ScalarType dtype = r.args().dtype_at(0);
   const Type type = register_type(dtype);
   const RegisterId x = r.as(0, dtype);
-  const RegisterId low = r.builder().step(Opcode::le, type, Type::b8, {x, r.number(1, dtype)});
+  const RegisterId limit = r.number(1, is_narrow(dtype) ? c10::kFloat : dtype);
+  const RegisterId low = r.builder().step(Opcode::le, type, Type::b8, {x, limit});
   return {r.builder().step(Opcode::select, type, type, {low, r.number(2, dtype), x}), dtype};
 }
 
