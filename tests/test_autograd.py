@@ -546,3 +546,25 @@ def test_backward_functions_may_compute_with_plain_tensors():
     ThroughNumpy.apply(x * 2).sum().backward()
     assert x.grad is not None
     assert torch.allclose(unwrap(x.grad), torch.full((3,), 14.0))
+
+
+@pytest.mark.parametrize("order", [(False, False, True), (True, False, True, False)])
+@pytest.mark.parametrize("layer", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layers_with_and_without_grad_mode(layer, order, way):
+    """oneDNN's LSTM computes in another way without it, and keeps nothing for a gradient."""
+
+    def program(side):
+        torch.manual_seed(0)
+        model = side(getattr(torch.nn, layer)(4, 8, batch_first=True, bidirectional=True))
+        results = []
+        for grad in order:
+            with torch.set_grad_enabled(grad):
+                y = model(side(torch.linspace(-2, 2, 128).view(8, 4, 4)))[0]
+            results.append(y.detach())
+            if grad:
+                model.zero_grad()
+                y.square().sum().backward()
+                results += [p.grad for p in model.parameters()]
+        return results
+
+    compare(program, way)

@@ -1,6 +1,8 @@
 // csrc/record/node_builder.cpp: reads and writes of a node, from the schema's alias annotations.
 #include "csrc/record/node_builder.h"
 
+#include <c10/core/GradMode.h>
+
 #include <algorithm>
 
 #include "csrc/record/collectives.h"
@@ -86,6 +88,7 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   node->block = thread_mode().block;
   node->writes_plain = call.writes_plain;
   node->settings = run::ThreadSettings::of_this_thread();
+  node->grad_mode = c10::GradMode::is_enabled();
   if (!call.info.aten) run::keep_modes(node.get());
   // Before the arguments move into the node: a generator may be one of them.
   const run::StorageVarRef generator = call.info.random ? generator_var(call) : nullptr;

@@ -2,6 +2,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <bit>
@@ -133,6 +134,13 @@ bool add_others(const Call& call, PlanKey& key) {
   return true;
 }
 
+/// What decides results beside the arguments.
+uint64_t settings_of_calls(const run::OpInfo& info) {
+  const bool grad_mode = info.asks_grad_mode && c10::GradMode::is_enabled();
+  return static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 1 |
+         static_cast<uint64_t>(grad_mode);
+}
+
 }  // namespace
 
 uint64_t hash_of(const PlanKey& key) {
@@ -146,7 +154,7 @@ uint64_t hash_of(const PlanKey& key) {
 
 bool make_kind_key(const Call& call, PlanKey& key) {
   key.push_back(reinterpret_cast<uint64_t>(&call.info));
-  key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
+  key.push_back(settings_of_calls(call.info));
   for (const run::GeometryRef& look : call.looks)
     key.push_back(look ? static_cast<uint64_t>(look->dtype()) << 8 |
                              look->data().wrapped_number << 7 | look->sizes().size()
@@ -162,7 +170,7 @@ bool may_be_nondeterministic() {
 bool make_key(const Call& call, PlanKey& key) {
   const run::OpInfo& info = call.info;
   key.push_back(reinterpret_cast<uint64_t>(&info));
-  key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 2 |
+  key.push_back(settings_of_calls(info) << 2 |
                 static_cast<uint64_t>(may_be_nondeterministic()) << 1 |
                 static_cast<uint64_t>(info.distrust_plans.load(std::memory_order_relaxed)));
   for (size_t i = 0; i < call.tensors.size(); ++i) {

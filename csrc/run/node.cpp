@@ -2,6 +2,7 @@
 #include "csrc/run/node.h"
 
 #include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
@@ -213,6 +214,8 @@ void Node::call_and_measure(torch::jit::Stack& stack, int cores) const {
 
 void Node::execute() {
   settings.apply();
+  std::optional<c10::AutoGradMode> mode;
+  if (c10::GradMode::is_enabled() != grad_mode) mode.emplace(grad_mode);
   const WarningsOf warnings(*this);
   if (in_flight) return end_copy(*in_flight);
   const OnStream here(*this);

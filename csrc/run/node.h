@@ -87,6 +87,7 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   c10::SmallVector<StorageVar*, 2> written_vars;
   /// Of the recording thread.
   ThreadSettings settings;
+  bool grad_mode = true;  ///< likewise; kernels run below autograd, but some ask for it
   /// Null: it has the width of its settings.
   Ref<Width> width;
   /// Is told if the results do not lie as the plan said. Null: not of a plan.

@@ -123,6 +123,10 @@ constexpr std::array<string_view, 13> kOverwriting = {
 /// tensors do not: without it the derivative reads memory that is not there.)
 constexpr std::array<string_view, 1> kLooksAtGrad = {"aten::_sparse_mm_reduce_impl"};
 
+/// Ops whose kernel returns something else, and computes it in another way, where grad mode is off.
+constexpr std::array<string_view, 2> kAsksGradMode = {"aten::mkldnn_rnn_layer",
+                                                      "aten::_sparse_mm_reduce_impl"};
+
 /// Copies whose source and result may lie on different devices.
 constexpr std::array<string_view, 2> kCrossesDevices = {"aten::_to_copy", "aten::copy_"};
 
@@ -392,6 +396,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
   wrong_meta = contains(kWrongMeta, base);
   meta_forgets_layout = contains(kMetaForgetsLayout, base);
   looks_at_grad = contains(kLooksAtGrad, base);
+  asks_grad_mode = contains(kAsksGradMode, base);
   // (record/recurrent.cpp passes the weights as they are.)
   if (base == "aten::_cudnn_rnn") ignored_warning = "RNN module weights are not part of single";
   made_of_ops = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
