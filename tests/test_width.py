@@ -13,6 +13,7 @@ from lazyeng import _C, lazy
 
 from .image_programs import images
 
+aten = torch.ops.aten
 RUNS = 8  # the first few come before the trial
 
 
@@ -35,6 +36,8 @@ def products(draw):
 def rows(draw):
     x = torch.randn(sizes(draw, 900), sizes(draw, 900))
     labels = torch.randint(x.shape[1], (x.shape[0],))
+    y = torch.randn(draw.choice((66, 100, 1000)), draw.choice((9, 17, 33, 100)))
+    yield "softmax's gradient", lambda: aten._softmax_backward_data(y, y.softmax(1), 1, y.dtype)
     yield "softmax", lambda: x.softmax(-1)
     yield "log_softmax", lambda: x.log_softmax(0)
     yield "sum", lambda: x.sum(0)

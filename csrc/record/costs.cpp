@@ -76,7 +76,8 @@ void add_costs(const Call& call, Plan& plan) {
   if (tensors.empty()) return;
   const double microseconds = run::microseconds_on_one_core(call.info, tensors, call.looks.size());
   const bool apart = call.info.work == run::Work::elements && !are_alike(tensors);
-  if (microseconds < run::kAlwaysAllCores && !apart && starts_helpers(call, tensors))
+  if (microseconds < run::kAlwaysAllCores && !apart && !call.info.other_on_one_core &&
+      starts_helpers(call, tensors))
     plan.width =
         make_ref<run::Width>(call.info, microseconds, tensors[0] ? tensors[0]->numel() : 0);
   const bool fans_out = call.info.fans_out ||

@@ -104,6 +104,7 @@ struct OpInfo {
   const char* ignored_warning = nullptr;  ///< text of one that is about the form of our calls
   bool meta_forgets_layout = false;  ///< the kernel keeps channels last, the meta function does not
   bool looks_at_grad = false;        ///< its kernel keeps something if an argument requires grad
+  bool other_on_one_core = false;    ///< in so few elements that no trial may show it
   bool asks_grad_mode = false;       ///< what it returns depends on whether grad mode is on
   bool wrong_meta = false;  ///< the meta function is known to tell something else than the kernel
   /// Its kernels read and write where values of an argument point, without a check: a workspace, or
