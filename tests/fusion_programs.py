@@ -272,7 +272,10 @@ def _view(dag: Dag) -> Tensor:
         return x + 0 if x.dtype != torch.bool else x.clone()
     return dag.choice.choice(
         [
-            x.transpose(0, -1).transpose(0, -1), x[:1], x[..., :1], x.reshape(-1).view(x.shape),
+            x.transpose(0, -1).transpose(0, -1),
+            x[:1],
+            x[..., :1],
+            x.reshape(-1).view(x.shape),
             x.expand_as(x),
         ]
     )
@@ -498,7 +501,9 @@ def hard_values(dtype: torch.dtype, tensors: int) -> list[Tensor]:
     """All pairs of special values, then random ones; one tensor of two bytes: all its values."""
     if tensors == 1 and dtype.itemsize == 2:
         return [torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)]
-    special = torch.tensor([*SPECIAL, 1, -1, 2.5, -2.5, 0.5, -0.5, 3e38, -7.3, 0.1], dtype=torch.float64)
+    special = torch.tensor(
+        [*SPECIAL, 1, -1, 2.5, -2.5, 0.5, -0.5, 3e38, -7.3, 0.1], dtype=torch.float64
+    )
     pairs = torch.cartesian_prod(special, special)
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn((4000, 2), generator=generator, dtype=torch.float64) * 3

@@ -50,8 +50,8 @@ py::list parameters(const fuse::Plan& plan) {
   return rows;
 }
 
-/// The operation, or the fold of each row. (A sum in the order of torch's kernel is a sum; what else
-/// is done to rows as that does it is for CPUs alone.)
+/// The operation, or the fold of each row. (A sum in the order of torch's kernel is a sum; what
+/// else is done to rows as that does it is for CPUs alone.)
 const char* name_of(const fuse::Step& step) {
   if (!folds_rows(step)) return fuse::name_of(step.opcode);
   const bool is_fold =

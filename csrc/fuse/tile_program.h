@@ -62,14 +62,14 @@ struct Step {
   int widened = -1;    ///< of a link that reads a narrow dtype: the register that widens it
   int reduction = -1;  ///< of a chain that ends in the sum of one
   Folding folding;
-  RowsKernel rows = nullptr;  ///< in the place of `folding`: a fold in the order of torch's
-                              ///< kernels, or one that makes new rows
+  RowsKernel rows = nullptr;         ///< in the place of `folding`: a fold in the order of torch's
+                                     ///< kernels, or one that makes new rows
   RowFold row_fold = RowFold::none;  ///< what `rows` does
-  int64_t ignored = 0;        ///< RowsArgs::ignored
-  int64_t inner = 1;          ///< RowsArgs::inner
-  bool by_row = false;        ///< the kernel is called for each row: an input has another rate
-  bool spreads = false;       ///< no kernel: each element gets that of its row, or its column
-  bool once = false;          ///< what it makes is the same for all tiles
+  int64_t ignored = 0;               ///< RowsArgs::ignored
+  int64_t inner = 1;                 ///< RowsArgs::inner
+  bool by_row = false;   ///< the kernel is called for each row: an input has another rate
+  bool spreads = false;  ///< no kernel: each element gets that of its row, or its column
+  bool once = false;     ///< what it makes is the same for all tiles
   RegisterId out = 0;
   uint8_t inputs = 0;
   Opcode opcode = Opcode::copy;

@@ -21,8 +21,8 @@ namespace {
 
 /// Elements, of all runs of a trial, from which equal bits by chance are out of the question.
 constexpr int64_t kEnoughElements = 192;
-/// From which a trial ends early. (A product of [5, 144] by [144, 72] differs in one of nine runs, a
-/// softmax of [33, 24] along its rows in four.)
+/// From which a trial ends early. (A product of [5, 144] by [144, 72] differs in one of nine runs,
+/// a softmax of [33, 24] along its rows in four.)
 constexpr int64_t kPlentyOfElements = 1 << 14;
 /// A trial has so many runs at least, as a difference may be at the edges only, and at most.
 constexpr uint32_t kFewestRuns = 3, kMostRuns = 24;
