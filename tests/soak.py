@@ -3,7 +3,7 @@
 Each round is one seed in one mode, with all, half or none of the tensors wrapped, alone or in
 several threads; what differs from eager ends the run, with the seed. Every fourth round has large
 tensors (up to 1 MiB), which engine threads take from the buffer pool. Under a sanitizer:
-tools/sanitize.sh.
+tools/sanitize.sh. With `--models` random models are trained instead, on one intra-op thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import random
 import time
 import warnings
 
-from . import random_programs
+import torch
+
+from . import random_programs, test_random_models
 from . import test_random_programs as checks
 
 THREADS = 4
@@ -27,14 +29,33 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--seconds", type=float, default=1800)
     add("--length", type=int, default=500, help="ops of a program")
+    add("--models", action="store_true", help="train random models")
     add("--seed", type=int, help="of the first round; the rounds count on from it")
     return parser.parse_args()
+
+
+def train_models(seed: int, seconds: float) -> None:
+    torch.set_num_threads(1)
+    begin = time.monotonic()
+    rounds = 0
+    for name, way in itertools.cycle(test_random_models.WAYS.items()):
+        if time.monotonic() - begin >= seconds:
+            break
+        try:
+            test_random_models.check(seed + rounds, way)
+        except BaseException:
+            print(f"round {rounds}: --models --seed {seed + rounds}, {name}")
+            raise
+        rounds += 1
+    print(f"{rounds} models, {time.monotonic() - begin:.0f} s, no difference")
 
 
 def main() -> None:
     args = arguments()
     warnings.simplefilter("ignore", UserWarning)  # of out= that has to be resized
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(2**31)
+    if args.models:
+        return train_models(seed, args.seconds)
     forms = (checks.wrap_all, checks.wrap_half, checks.wrap_none)
     begin = time.monotonic()
     rounds = 0

@@ -1,7 +1,8 @@
 // csrc/run/caller_modes.h: autocast and grad mode, as kernels of custom ops see them.
 //
-// torch's own kernels do not ask for them: casts and autograd come before an op is recorded. A
-// kernel that somebody wrote in terms of other ops finds in eager what its caller has set.
+// Of torch's own kernels a few ask for grad mode, which each node has (node.h); casts and autograd
+// come before an op is recorded. A kernel that somebody wrote in terms of other ops finds in eager
+// what its caller has set.
 #pragma once
 
 #include <c10/core/DispatchKeySet.h>
