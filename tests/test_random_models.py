@@ -1,5 +1,5 @@
-"""Random models, trained by random loops, have the bits of eager. More: `python -m tests.soak
---models`, which takes new seeds."""
+"""Random models, trained by random loops, have eager's values to the last bit (but for the signs of
+zeros). More: `python -m tests.soak --models`, which takes new seeds."""
 
 import contextlib
 
@@ -48,22 +48,24 @@ def differences(expected, got):
     return [
         f"tensor {i}, {tuple(a.shape)}: {a.flatten()[:3].tolist()} and {b.flatten()[:3].tolist()}"
         for i, (a, b) in enumerate(zip(expected, got, strict=True))
-        if a.dtype != b.dtype or a.shape != b.shape or not same_bits(a, b)
+        if a.dtype != b.dtype or a.shape != b.shape or not same_values(a, b)
     ]
 
 
-def same_bits(a, b):
+def same_values(a, b):
     return torch.equal(a, b) or (a.is_floating_point() and torch.equal(a.isnan(), b.isnan())
                                  and torch.equal(a.nan_to_num(), b.nan_to_num()))  # fmt: skip
 
 
 def check(seed, way):
+    """Returns whether eager came to the end."""
     expected = outcome(seed, (contextlib.nullcontext, lambda x: x))
     different = differences(expected, outcome(seed, way))
     assert not different, f"seed {seed}: {different[:3]}"
+    return not isinstance(expected, str)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_bits_are_those_of_eager(way):
-    for seed in SEEDS:
-        check(seed, WAYS[way])
+def test_values_are_those_of_eager(way):
+    ended = [check(seed, WAYS[way]) for seed in SEEDS]
+    assert sum(ended) > 0.8 * len(SEEDS)
