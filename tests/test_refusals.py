@@ -69,3 +69,59 @@ def test_the_default_dtype_is_that_of_the_call():
                 assert {x.dtype for x in lazyeng.unwrap(got)} == {dtype}
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+# What a dtype can hold, and what it cannot, after a call that it can.
+NUMBERS: dict[str, Callable[[torch.Tensor, float], object]] = {
+    "fill_": lambda x, number: x.fill_(number),
+    "full_like": lambda x, number: torch.full_like(torch.ones(3), number, dtype=x.dtype),
+    "masked_fill": lambda x, number: x.masked_fill(x == 2, number),
+    "masked_fill_": lambda x, number: x.masked_fill_(x == 2, number),
+    "clamp": lambda x, number: x.clamp(number, number),
+    "clamp_min": lambda x, number: x.clamp_min(number),
+    "alpha": lambda x, number: x.sub(x, alpha=number),
+    "addmv": lambda x, number: x[:10].addmv(x[:100].view(10, 10), x[:10], alpha=number),
+    "hardtanh": lambda x, number: torch.nn.functional.hardtanh(x, -abs(number), abs(number)),
+    "pad": lambda x, number: torch.nn.functional.pad(x, (1, 1), value=number),
+    "each": lambda x, number: torch._foreach_clamp_min([x, x], number),
+    "draw": lambda x, number: x.uniform_(0, number) if x.is_floating_point() else x.random_(number),
+    "spread": lambda x, number: x.normal_(0, 1 if number == 3 else -1),
+}
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
+@pytest.mark.parametrize("length", [100, 30_000])
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    [(torch.float16, 1e9), (torch.bfloat16, 1e39), (torch.float32, 1e39), (torch.int8, 300)],
+    ids=["float16", "bfloat16", "float32", "int8"],
+)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_do_not_fit(name, dtype, number, length, mode):
+    function = NUMBERS[name]
+    x = torch.ones(length, dtype=dtype)
+    for value in (3, number, 3, number):
+        expected = error_of(lambda value=value: function(x.clone(), value))
+        y = lazyeng.wrap(x.clone())
+        with lazyeng.lazy(mode):
+            assert error_of(lambda y=y, value=value: function(y, value)) == expected
+        lazyeng.synchronize()
+
+
+def test_scatters_lie_where_their_argument_does():
+    memory = torch.arange(40.0)
+    x, src = memory[3:27].view(4, 6), torch.zeros(4, 6)
+    for scatter in (
+        lambda x, src: torch.select_scatter(x, src[0], 0, 1),
+        lambda x, src: torch.slice_scatter(x, src[:2], 0, 1, 3),
+        lambda x, src: torch.diagonal_scatter(x, src[0, :4]),
+    ):
+        expected = scatter(x, src)
+        for _ in range(2):
+            with lazyeng.lazy():
+                result = scatter(x, src)
+                assert result.storage_offset() == expected.storage_offset() == 3
+            got = lazyeng.unwrap(result)
+            assert torch.equal(got, expected) and got.stride() == expected.stride()
+            assert got.storage_offset() == 3
+            assert got.untyped_storage().nbytes() == expected.untyped_storage().nbytes()

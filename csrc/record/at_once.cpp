@@ -46,12 +46,13 @@ uint64_t bytes_of_results(const Plan& plan) {
 }
 
 /// It makes something new of its arguments, and nobody can tell when. (More than a little would be
-/// made on all cores, which something large may have now.)
+/// made on all cores, which something large may have now; what casts in its kernel has its caller's
+/// modes from its node.)
 bool is_free_of_order(const Call& call, const Plan& plan) {
   const auto is_view = [](const OutputPlan& output) {
     return output.kind == OutputPlan::Kind::view;
   };
-  return call.info.aten && !call.info.writes && !call.info.random &&
+  return call.info.aten && !call.info.writes && !call.info.random && !call.info.calls_cast_ops &&
          call.info.collective == run::Collectivity::none && plan.rewrites.empty() &&
          !plan.outputs.empty() && std::none_of(plan.outputs.begin(), plan.outputs.end(), is_view) &&
          bytes_of_results(plan) < run::kWideBytes;

@@ -11,6 +11,7 @@
 #include "csrc/record/meta_trust.h"
 #include "csrc/record/one_element.h"
 #include "csrc/record/probe.h"
+#include "csrc/run/caller_modes.h"
 #include "csrc/run/executor.h"
 
 namespace lazyeng::record {
@@ -135,12 +136,18 @@ bool has_layout_of_kernel(const Call& call) {
          });
 }
 
+/// Its kernel casts by rules that meta functions do not have.
+bool casts_in_kernel(const Call& call) {
+  return call.info.calls_cast_ops && !run::CallerModes::of_this_thread().autocast.empty();
+}
+
 PlanRef infer_any(const Call& call) {
   if (has_layout_of_kernel(call)) return nullptr;
   if (call.info.returns_plain || call.info.distrust_plans) return nullptr;
   const run::Doubt& doubt = doubt_of(call);
   if (doubt.layouts.load(std::memory_order_relaxed) != 0) return nullptr;
   if (writes_overlapping(call) || may_conjugate_given(call)) return plan_to_run_now();
+  if (casts_in_kernel(call)) return kernel_can_be_tried(call) ? ask_kernel(call) : nullptr;
   MetaAnswer answer = MetaAnswer::none;
   if (structured_meta_is_right(call) && !doubt.structured.load(std::memory_order_relaxed)) {
     PlanRef plan = ask_meta(call, For::structured_meta, answer);

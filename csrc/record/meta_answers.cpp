@@ -8,8 +8,10 @@
 #include "csrc/record/costs.h"
 #include "csrc/record/doubts.h"
 #include "csrc/record/meta_trust.h"
+#include "csrc/record/number_range.h"
 #include "csrc/record/probe.h"
 #include "csrc/record/thread_mode.h"
+#include "csrc/run/caller_modes.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
@@ -28,8 +30,11 @@ struct StructuredMeta {
   ~StructuredMeta() { inside_structured_meta = false; }
 };
 
-void ask(const Call& call, For whom, torch::jit::Stack& stack) {
+/// `modes` are those that a kernel is to run with, or null.
+void ask(const Call& call, For whom, const run::CallerModes* modes, torch::jit::Stack& stack) {
   run::RealDispatch below;
+  std::optional<run::WithModes> casts;
+  if (modes) casts.emplace(*modes);
   // What eager runs, on tensors without memory: more to be trusted than a meta function of its own,
   // and rarely written in Python.
   if (whom == For::meta && call.info.aten && call.info.made_of_ops)
@@ -42,10 +47,11 @@ void ask(const Call& call, For whom, torch::jit::Stack& stack) {
 }
 
 /// What was raised is dropped: the run that follows raises eager's own words.
-MetaAnswer ask(const Call& call, For whom, const StandIns& stand_ins, torch::jit::Stack& stack) {
+MetaAnswer ask(const Call& call, For whom, const StandIns& stand_ins, torch::jit::Stack& stack,
+               const run::CallerModes* modes = nullptr) {
   try {
     stack = stand_ins.arguments();
-    ask(call, whom, stack);
+    ask(call, whom, modes, stack);
     return MetaAnswer::given;
   } catch (const c10::NotImplementedError&) {
     return MetaAnswer::none;
@@ -241,9 +247,11 @@ PlanRef plan_from(const Call& call, For whom, const StandIns& stand_ins,
   return plan;
 }
 
-/// Whether the kernel may refuse dtypes that this meta function takes.
-bool meta_takes_more(const run::OpInfo& info, For whom) {
-  return whom == For::structured_meta || (whom == For::meta && info.aten && info.pointwise);
+/// Whether the kernel may refuse dtypes, or numbers, that this meta function takes.
+bool meta_takes_more(const Call& call, For whom) {
+  const run::OpInfo& info = call.info;
+  return whom == For::structured_meta || !numbers_fit(call) ||
+         (whom == For::meta && info.aten && (info.pointwise || (info.random && info.writes)));
 }
 
 }  // namespace
@@ -255,17 +263,21 @@ PlanRef ask_meta(const Call& call, For whom, MetaAnswer& answer) {
   if (answer != MetaAnswer::given) return nullptr;
   PlanRef plan = plan_from(call, whom, stand_ins, stack);
   const bool records = plan && !plan->only_metadata && !plan->run_now;
-  return records && meta_takes_more(call.info, whom) && kernel_may_refuse(call) ? nullptr : plan;
+  // (fill_ of one element is done by another kernel: no trial tells.)
+  if (records && call.info.writes && !numbers_fit(call)) return nullptr;
+  return records && meta_takes_more(call, whom) && kernel_may_refuse(call) ? nullptr : plan;
 }
 
 PlanRef ask_kernel(const Call& call) {
   // A team of helpers of this thread's own would keep those of the engine's threads from spinning.
   const run::OneCore one(at::get_num_threads());
+  const run::CallerModes modes = run::CallerModes::of_this_thread();
   for (int integers : {0, 1}) {
     run::RealDispatch below;
     const StandIns stand_ins(call, For::kernel, integers);
     torch::jit::Stack stack;
-    if (ask(call, For::kernel, stand_ins, stack) == MetaAnswer::given)
+    if (ask(call, For::kernel, stand_ins, stack, call.info.calls_cast_ops ? &modes : nullptr) ==
+        MetaAnswer::given)
       return plan_from(call, For::kernel, stand_ins, stack);
   }
   return nullptr;

@@ -89,7 +89,7 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   node->writes_plain = call.writes_plain;
   node->settings = run::ThreadSettings::of_this_thread();
   node->grad_mode = c10::GradMode::is_enabled();
-  if (!call.info.aten) run::keep_modes(node.get());
+  if (!call.info.aten || call.info.calls_cast_ops) node->keeps_modes = run::keep_modes(node.get());
   // Before the arguments move into the node: a generator may be one of them.
   const run::StorageVarRef generator = call.info.random ? generator_var(call) : nullptr;
   node->host_copy = host_copy_of(call);

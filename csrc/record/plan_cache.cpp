@@ -8,6 +8,8 @@
 #include <bit>
 
 #include "csrc/record/infer.h"
+#include "csrc/record/number_range.h"
+#include "csrc/run/caller_modes.h"
 
 namespace lazyeng::record {
 namespace {
@@ -128,16 +130,28 @@ bool add_others(const Call& call, PlanKey& key) {
   for (size_t i = 0; i < call.args.size(); ++i) {
     const bool kind_only =
         call.info.args[i].kind == run::ArgKind::scalar && call.info.scalars_are_data;
-    if (kind_only && add_scalar_kind(call.args[i], key)) continue;
+    if (kind_only && number_fits(call, call.args[i]) && add_scalar_kind(call.args[i], key))
+      continue;
     if (!add_value(call.args[i], key)) return false;
   }
   return true;
 }
 
+/// Which casts are on, and to what.
+uint64_t autocast_of_this_thread() {
+  const run::CallerModes modes = run::CallerModes::of_this_thread();
+  uint64_t key = 0;
+  for (size_t i = 0; i < modes.casts_to.size(); ++i)
+    key = key << 9 | (modes.casts(i) ? uint64_t{1} << 8 | static_cast<uint8_t>(modes.casts_to[i])
+                                     : uint64_t{0});
+  return key;
+}
+
 /// What decides results beside the arguments.
 uint64_t settings_of_calls(const run::OpInfo& info) {
   const bool grad_mode = info.asks_grad_mode && c10::GradMode::is_enabled();
-  return static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 1 |
+  const uint64_t autocast = info.calls_cast_ops ? autocast_of_this_thread() : 0;
+  return autocast << 9 | static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 1 |
          static_cast<uint64_t>(grad_mode);
 }
 

@@ -15,7 +15,7 @@ constexpr std::array<c10::DispatchKey, 2> kKeys = {c10::DispatchKey::AutocastCPU
                                                    c10::DispatchKey::AutocastCUDA};
 constexpr std::array<c10::DeviceType, 2> kDevices = {c10::kCPU, c10::kCUDA};
 
-/// By address. Each node of a custom op says anew what it has, so what is left of one that is gone
+/// By address. Each node that keeps some says anew what it has, so what is left of one that is gone
 /// does no harm.
 struct Kept {
   std::mutex mutex;
@@ -31,13 +31,15 @@ thread_local constinit int kernels = 0;
 
 void set(const CallerModes& modes) {
   for (size_t i = 0; i < kKeys.size(); ++i) {
-    c10::impl::tls_set_dispatch_key_excluded(kKeys[i], !modes.autocast.has(kKeys[i]));
+    c10::impl::tls_set_dispatch_key_excluded(kKeys[i], !modes.casts(i));
     at::autocast::set_autocast_dtype(kDevices[i], modes.casts_to[i]);
   }
   c10::GradMode::set_enabled(modes.grad);
 }
 
 }  // namespace
+
+bool CallerModes::casts(size_t device) const { return autocast.has(kKeys[device]); }
 
 CallerModes CallerModes::of_this_thread() {
   CallerModes modes;
@@ -50,38 +52,34 @@ CallerModes CallerModes::of_this_thread() {
   return modes;
 }
 
-void keep_modes(const Node* node) {
+bool keep_modes(const Node* node) {
   const CallerModes modes = CallerModes::of_this_thread();
+  if (modes.autocast.empty() && modes.grad) return false;
   std::lock_guard lock(kept().mutex);
-  if (modes.autocast.empty() && modes.grad)
-    kept().modes.erase(node);
-  else
-    kept().modes[node] = modes;
+  kept().modes[node] = modes;
+  return true;
 }
 
-std::optional<CallerModes> kept_modes(const Node* node) {
+CallerModes kept_modes(const Node* node) {
   std::lock_guard lock(kept().mutex);
-  const auto found = kept().modes.find(node);
-  if (found == kept().modes.end()) return std::nullopt;
-  return found->second;
+  return kept().modes.at(node);
 }
 
-InCustomKernel::InCustomKernel(const std::optional<CallerModes>& modes) {
-  ++kernels;
-  if (!modes) return;
-  before_ = CallerModes::of_this_thread();
-  caches_ = at::autocast::is_autocast_cache_enabled();
-  set(*modes);
+WithModes::WithModes(const CallerModes& modes)
+    : before_(CallerModes::of_this_thread()), caches_(at::autocast::is_autocast_cache_enabled()) {
+  set(modes);
   // (It is emptied when a block of autocast ends, which is on another thread.)
   at::autocast::set_autocast_cache_enabled(false);
 }
 
-InCustomKernel::~InCustomKernel() {
-  --kernels;
-  if (!before_) return;
-  set(*before_);
+WithModes::~WithModes() {
+  set(before_);
   at::autocast::set_autocast_cache_enabled(caches_);
 }
+
+InCustomKernel::InCustomKernel() { ++kernels; }
+
+InCustomKernel::~InCustomKernel() { --kernels; }
 
 bool InCustomKernel::active() { return kernels != 0; }
 

@@ -1,15 +1,15 @@
 // csrc/run/caller_modes.h: autocast and grad mode, as kernels of custom ops see them.
 //
-// Of torch's own kernels a few ask for grad mode, which each node has (node.h); casts and autograd
-// come before an op is recorded. A kernel that somebody wrote in terms of other ops finds in eager
-// what its caller has set.
+// Of torch's own kernels a few ask for grad mode, which each node has (node.h), and some call ops
+// that autocast has rules for (`OpInfo::calls_cast_ops`); for all others casts and autograd come
+// before an op is recorded. A kernel that somebody wrote in terms of other ops finds in eager what
+// its caller has set.
 #pragma once
 
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/ScalarType.h>
 
 #include <array>
-#include <optional>
 
 namespace lazyeng::run {
 
@@ -21,28 +21,39 @@ struct CallerModes {
   bool grad = true;
 
   static CallerModes of_this_thread();
+  bool casts(size_t device) const;  ///< of those that `casts_to` has
 };
 
-/// Keeps those of the calling thread for the run of a custom op. Aside: few nodes have any to keep,
-/// and those of other ops do not pay for it.
-void keep_modes(const Node* node);
-/// Null: an engine thread has the same.
-std::optional<CallerModes> kept_modes(const Node* node);
+/// Keeps those of the calling thread for the run of a node. Aside: few nodes have any to keep, and
+/// others do not pay for it. False: there is nothing to keep, as an engine thread has the same.
+bool keep_modes(const Node* node);
+/// What was kept for it.
+CallerModes kept_modes(const Node* node);
 
-/// What kernels of custom ops run in: with the modes of the op's caller, if there are any kept.
+/// Sets them on the calling thread for a scope. (Not all of what the calling thread has: what else
+/// is excluded from dispatch stays so.)
+class WithModes {
+ public:
+  explicit WithModes(const CallerModes& modes);
+  ~WithModes();
+  WithModes(const WithModes&) = delete;
+  WithModes& operator=(const WithModes&) = delete;
+
+ private:
+  const CallerModes before_;
+  const bool caches_;
+};
+
+/// What kernels of custom ops run in.
 class InCustomKernel {
  public:
-  explicit InCustomKernel(const std::optional<CallerModes>& modes);
+  InCustomKernel();
   ~InCustomKernel();
   /// Whether the calling thread is within one. It must not wait for all that is recorded: the op is
   /// a part of that.
   static bool active();
   InCustomKernel(const InCustomKernel&) = delete;
   InCustomKernel& operator=(const InCustomKernel&) = delete;
-
- private:
-  std::optional<CallerModes> before_;
-  bool caches_ = false;
 };
 
 }  // namespace lazyeng::run

@@ -243,8 +243,10 @@ void Node::begin() {
   if (host_copy) return begin_copy(std::move(stack));
   if (info.looks_at_grad) require_grad(stack);
   {
+    std::optional<WithModes> modes;
+    if (keeps_modes) modes.emplace(kept_modes(this));
     std::optional<InCustomKernel> custom;
-    if (!info.aten) custom.emplace(kept_modes(this));
+    if (!info.aten) custom.emplace();
     call_kernel(stack);
   }
   if (!collective) return end(std::move(stack));

@@ -87,7 +87,8 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   c10::SmallVector<StorageVar*, 2> written_vars;
   /// Of the recording thread.
   ThreadSettings settings;
-  bool grad_mode = true;  ///< likewise; kernels run below autograd, but some ask for it
+  bool grad_mode = true;     ///< likewise; kernels run below autograd, but some ask for it
+  bool keeps_modes = false;  ///< of its caller: caller_modes.h
   /// Null: it has the width of its settings.
   Ref<Width> width;
   /// Is told if the results do not lie as the plan said. Null: not of a plan.

@@ -26,8 +26,9 @@ constexpr std::array<string_view, 14> kMetadataOnly = {"aten::_fused_sdp_choice"
                                                        "aten::sym_is_contiguous",
                                                        "aten::_version"};
 
-/// Ops that take any number: their Scalar arguments (step sizes, decay rates) are no part of what
-/// decides a plan. All other ops may refuse a value, or let it decide a shape (arange).
+/// Ops that take any number of their dtypes: their Scalar arguments (step sizes, decay rates) are
+/// no part of what decides a plan (record/number_range.h). All other ops may refuse a value, or let
+/// it decide a shape (arange).
 constexpr std::array<string_view, 36> kScalarsAreData = {
     "aten::add",      "aten::add_",    "aten::sub",       "aten::sub_",        "aten::rsub",
     "aten::mul",      "aten::mul_",    "aten::div",       "aten::div_",        "aten::addcmul",
@@ -38,10 +39,12 @@ constexpr std::array<string_view, 36> kScalarsAreData = {
     "aten::ne",       "aten::lt",      "aten::le",        "aten::gt",          "aten::ge",
     "aten::where"};
 
-/// Ops that are checked against the size of the whole storage, or change it.
-constexpr std::array<string_view, 8> kStorageSize = {
-    "aten::as_strided", "aten::as_strided_",    "aten::set_",   "aten::resize_",
-    "aten::resize_as_", "aten::_reshape_alias", "aten::unfold", "aten::as_strided_scatter"};
+/// Ops that are checked against the size of the whole storage, change it, or copy all of it to make
+/// a result that lies where their argument does.
+constexpr std::array<string_view, 11> kStorageSize = {
+    "aten::diagonal_scatter", "aten::select_scatter", "aten::slice_scatter",     "aten::as_strided",
+    "aten::as_strided_",      "aten::set_",           "aten::resize_",           "aten::resize_as_",
+    "aten::_reshape_alias",   "aten::unfold",         "aten::as_strided_scatter"};
 
 /// Views whose elements have another size than those of their argument (and view.dtype).
 constexpr std::array<string_view, 2> kOtherElements = {"aten::view_as_real",
@@ -126,6 +129,31 @@ constexpr std::array<string_view, 1> kLooksAtGrad = {"aten::_sparse_mm_reduce_im
 /// Ops whose kernel returns something else, and computes it in another way, where grad mode is off.
 constexpr std::array<string_view, 2> kAsksGradMode = {"aten::mkldnn_rnn_layer",
                                                       "aten::_sparse_mm_reduce_impl"};
+
+/// Ops whose kernel calls ops that autocast has a rule for: what it returns depends on whether that
+/// is on. (Of the ops in PyTorch's op_db, modules and some fifty calls more, by what torch's
+/// profiler sees inside of them. Autocast's rule for the op itself, if there is one, has been
+/// applied before.)
+constexpr std::array<string_view, 20> kCallsCastOps = {"aten::_chunk_cat",
+                                                       "aten::_linalg_det",
+                                                       "aten::_linalg_slogdet",
+                                                       "aten::_safe_softmax",
+                                                       "aten::_sparse_addmm",
+                                                       "aten::_to_sparse",
+                                                       "aten::_transformer_encoder_layer_fwd",
+                                                       "aten::_trilinear",
+                                                       "aten::_unsafe_masked_index_put_accumulate",
+                                                       "aten::addr_",
+                                                       "aten::affine_grid_generator",
+                                                       "aten::convolution_backward",
+                                                       "aten::linalg_matrix_exp",
+                                                       "aten::linalg_pinv",
+                                                       "aten::masked_scatter_backward",
+                                                       "aten::mvlgamma",
+                                                       "aten::repeat",
+                                                       "aten::roll",
+                                                       "aten::soft_margin_loss_backward",
+                                                       "aten::unique_dim"};
 
 /// Ops that torch computes otherwise on one core than on several, seldom enough for a trial to miss
 /// it: of 66 rows of 33 elements five differ, all in what no whole vector takes.
@@ -387,6 +415,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
   shows_values = by_tag && !indexes && base != "aten::equal" && base != "aten::repeat_interleave";
   moves_metadata = op.hasTag(at::Tag::inplace_view);
   metadata_only = contains(kMetadataOnly, base);
+  dtype_arg = schema.argumentIndexWithName("dtype").value_or(-1);
   scalars_are_data = contains(kScalarsAreData, base) || base.rfind("aten::_foreach_", 0) == 0;
   storage_size_matters = contains(kStorageSize, base);
   const bool views = std::any_of(returns.begin(), returns.end(),
@@ -401,6 +430,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
   meta_forgets_layout = contains(kMetaForgetsLayout, base);
   looks_at_grad = contains(kLooksAtGrad, base);
   asks_grad_mode = contains(kAsksGradMode, base);
+  calls_cast_ops = contains(kCallsCastOps, base);
   other_on_one_core = contains(kOtherOnOneCore, base);
   // (record/recurrent.cpp passes the weights as they are.)
   if (base == "aten::_cudnn_rnn") ignored_warning = "RNN module weights are not part of single";

@@ -96,7 +96,8 @@ struct OpInfo {
   bool checks_values = false;     ///< returns nothing and writes nothing: exists to raise
   bool reports_info = false;      ///< has a result called "info" that a later check looks at
   bool structured_meta = false;   ///< the C++ structured meta function can be asked
-  bool scalars_are_data = false;  ///< no value of a Scalar argument is an error or decides a shape
+  bool scalars_are_data = false;  ///< no Scalar argument that its dtypes can hold decides a plan
+  int dtype_arg = -1;             ///< which argument is "dtype"
   bool storage_size_matters = false;  ///< shapes depend on, or are checked against, storage size
   /// What it returns depends on where in their storage its arguments lie. (The offset of a view
   /// counts from that of its argument in all other ops.)
@@ -106,6 +107,7 @@ struct OpInfo {
   bool looks_at_grad = false;        ///< its kernel keeps something if an argument requires grad
   bool other_on_one_core = false;    ///< in so few elements that no trial may show it
   bool asks_grad_mode = false;       ///< what it returns depends on whether grad mode is on
+  bool calls_cast_ops = false;       ///< what it returns depends on autocast, in its own kernel
   bool wrong_meta = false;  ///< the meta function is known to tell something else than the kernel
   /// Its kernels read and write where values of an argument point, without a check: a workspace, or
   /// LAPACK's row numbers. Never called with made-up arguments.
