@@ -43,6 +43,8 @@ PROGRAMS: dict[str, tuple[torch.dtype, Program]] = {
     "roll, float32": (torch.float32, gradients(lambda x: x.roll(2))),
     "masked_scatter": (torch.float32, gradients(lambda x: x[0].masked_scatter(x[1] > 0, x[2]))),
     "chunk_cat": (torch.float16, lambda x: torch._chunk_cat([x, x], 0, 2)),
+    "isin": (torch.float16, lambda x: torch.isin(x[0], x[1])),
+    "isin, of many": (torch.float32, lambda x: torch.isin(x[0], x.repeat(9, 9, 9))),
     "groups": (torch.float32, gradients(lambda x: F.conv1d(x, x[:, :2], groups=2))),
     "soft margin": (torch.float32, gradients(lambda x: F.soft_margin_loss(x, x.sign()))),
 }

@@ -134,7 +134,7 @@ constexpr std::array<string_view, 2> kAsksGradMode = {"aten::mkldnn_rnn_layer",
 /// is on. (Of the ops in PyTorch's op_db, modules and some fifty calls more, by what torch's
 /// profiler sees inside of them. Autocast's rule for the op itself, if there is one, has been
 /// applied before.)
-constexpr std::array<string_view, 20> kCallsCastOps = {"aten::_chunk_cat",
+constexpr std::array<string_view, 21> kCallsCastOps = {"aten::_chunk_cat",
                                                        "aten::_linalg_det",
                                                        "aten::_linalg_slogdet",
                                                        "aten::_safe_softmax",
@@ -146,6 +146,7 @@ constexpr std::array<string_view, 20> kCallsCastOps = {"aten::_chunk_cat",
                                                        "aten::addr_",
                                                        "aten::affine_grid_generator",
                                                        "aten::convolution_backward",
+                                                       "aten::isin",
                                                        "aten::linalg_matrix_exp",
                                                        "aten::linalg_pinv",
                                                        "aten::masked_scatter_backward",
