@@ -144,3 +144,27 @@ def test_pads_keep_channels_last(mode, rank):
             found = F.pad(x, (1, 2) * (rank - 2), mode=mode)
         assert found.stride() == lazyeng.unwrap(found).stride() == expected.stride(), how
         assert torch.equal(lazyeng.unwrap(found), expected)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("weights", [torch.contiguous_format, torch.channels_last_3d])
+@pytest.mark.parametrize("volumes", [torch.contiguous_format, torch.channels_last_3d])
+@pytest.mark.parametrize("window", [1, 2])
+def test_first_convolution_of_volumes(window, volumes, weights, transposed):
+    """Of each shape the first: torch's choice of a kernel, and so of a layout, goes by cores too."""
+    convolve = torch.nn.functional.conv_transpose3d if transposed else torch.nn.functional.conv3d
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for channels in (3, 4):
+            x = torch.randn(2, channels, 5, 6, 4).to(memory_format=volumes)
+            w = torch.randn(channels, channels, *[window] * 3).to(memory_format=weights)
+            expected = convolve(x, w)
+            for _ in range(2):
+                lazy = convolve(lazyeng.wrap(x), lazyeng.wrap(w))
+                assert lazy.stride() == expected.stride()
+                plain = lazyeng.unwrap(lazy)
+                assert plain.stride() == expected.stride()
+                assert torch.equal(plain, expected)
+    finally:
+        torch.set_num_threads(before)

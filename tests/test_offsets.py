@@ -190,3 +190,22 @@ def test_new_places_are_known(mode):
     for i in range(50):
         program(expected, i)
     assert torch.equal(x, expected)
+
+
+def test_scatters_lie_where_their_argument_does():
+    memory = torch.arange(40.0)
+    x, src = memory[3:27].view(4, 6), torch.zeros(4, 6)
+    for scatter in (
+        lambda x, src: torch.select_scatter(x, src[0], 0, 1),
+        lambda x, src: torch.slice_scatter(x, src[:2], 0, 1, 3),
+        lambda x, src: torch.diagonal_scatter(x, src[0, :4]),
+    ):
+        expected = scatter(x, src)
+        for _ in range(2):
+            with lazyeng.lazy():
+                result = scatter(x, src)
+                assert result.storage_offset() == expected.storage_offset() == 3
+            got = lazyeng.unwrap(result)
+            assert torch.equal(got, expected) and got.stride() == expected.stride()
+            assert got.storage_offset() == 3
+            assert got.untyped_storage().nbytes() == expected.untyped_storage().nbytes()

@@ -128,9 +128,12 @@ bool structured_meta_is_right(const Call& call) {
          !(call.info.wrong_meta && std::any_of(call.looks.begin(), call.looks.end(), is_cuda));
 }
 
-/// The kernel decides on strides that no meta function tells.
+/// The kernel decides on strides that no meta function tells, nor a trial of it on one core: for
+/// volumes and windows of one element torch asks how many cores there are.
 bool has_layout_of_kernel(const Call& call) {
-  return call.info.meta_forgets_layout &&
+  const bool volumes = call.info.work == run::Work::convolution && call.looks[0] &&
+                       call.looks[0]->sizes().size() == 5;
+  return (call.info.meta_forgets_layout || volumes) &&
          std::any_of(call.looks.begin(), call.looks.end(), [](const run::GeometryRef& look) {
            return look && !has_usual_strides(*look);
          });
