@@ -151,7 +151,7 @@ def test_pads_keep_channels_last(mode, rank):
 @pytest.mark.parametrize("volumes", [torch.contiguous_format, torch.channels_last_3d])
 @pytest.mark.parametrize("window", [1, 2])
 def test_first_convolution_of_volumes(window, volumes, weights, transposed):
-    """Of each shape the first: torch's choice of a kernel, and so of a layout, goes by cores too."""
+    """Of each shape the first: torch's choice of a kernel, and so of a layout, goes by cores."""
     convolve = torch.nn.functional.conv_transpose3d if transposed else torch.nn.functional.conv3d
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -161,9 +161,9 @@ def test_first_convolution_of_volumes(window, volumes, weights, transposed):
             w = torch.randn(channels, channels, *[window] * 3).to(memory_format=weights)
             expected = convolve(x, w)
             for _ in range(2):
-                lazy = convolve(lazyeng.wrap(x), lazyeng.wrap(w))
-                assert lazy.stride() == expected.stride()
-                plain = lazyeng.unwrap(lazy)
+                mine = convolve(lazyeng.wrap(x), lazyeng.wrap(w))
+                assert mine.stride() == expected.stride()
+                plain = lazyeng.unwrap(mine)
                 assert plain.stride() == expected.stride()
                 assert torch.equal(plain, expected)
     finally:
