@@ -247,11 +247,17 @@ PlanRef plan_from(const Call& call, For whom, const StandIns& stand_ins,
   return plan;
 }
 
-/// Whether the kernel may refuse dtypes, or numbers, that this meta function takes.
-bool meta_takes_more(const Call& call, For whom) {
-  const run::OpInfo& info = call.info;
-  return whom == For::structured_meta || !numbers_fit(call) ||
+/// Whether the kernel may refuse dtypes, or ranges to draw from, that this meta function takes.
+bool meta_takes_more(const run::OpInfo& info, For whom) {
+  return whom == For::structured_meta ||
          (whom == For::meta && info.aten && (info.pointwise || (info.random && info.writes)));
+}
+
+/// Whether a kernel refuses what its meta function took.
+bool refused_by_kernel(const Call& call, For whom) {
+  if (numbers_fit(call)) return meta_takes_more(call.info, whom) && kernel_may_refuse(call);
+  // (fill_ of one element is done by another kernel: no trial tells.)
+  return call.info.writes || kernel_may_refuse(call);
 }
 
 }  // namespace
@@ -263,9 +269,7 @@ PlanRef ask_meta(const Call& call, For whom, MetaAnswer& answer) {
   if (answer != MetaAnswer::given) return nullptr;
   PlanRef plan = plan_from(call, whom, stand_ins, stack);
   const bool records = plan && !plan->only_metadata && !plan->run_now;
-  // (fill_ of one element is done by another kernel: no trial tells.)
-  if (records && call.info.writes && !numbers_fit(call)) return nullptr;
-  return records && meta_takes_more(call, whom) && kernel_may_refuse(call) ? nullptr : plan;
+  return records && refused_by_kernel(call, whom) ? nullptr : plan;
 }
 
 PlanRef ask_kernel(const Call& call) {

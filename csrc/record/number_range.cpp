@@ -1,13 +1,12 @@
-// csrc/record/number_range.cpp: the largest numbers of each dtype.
+// csrc/record/number_range.cpp: which dtypes decide, and whether they hold a number.
 #include "csrc/record/number_range.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
+#include <c10/util/overflows.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <limits>
 
 namespace lazyeng::record {
 namespace {
@@ -15,24 +14,11 @@ namespace {
 /// Every dtype has these.
 constexpr int64_t kSmall = 127;
 
-bool real_fits(double number, double most) {
-  return !std::isfinite(number) || std::abs(number) <= most;
-}
-
-template <class Integer>
-bool fits_integer(const c10::IValue& number) {
-  using Limits = std::numeric_limits<Integer>;
-  if (number.isInt()) return number.toInt() >= Limits::min() && number.toInt() <= Limits::max();
-  // (2^63 is no int64, but what the largest int64 is as a double.)
-  return number.isDouble() && number.toDouble() >= static_cast<double>(Limits::min()) &&
-         number.toDouble() < static_cast<double>(Limits::max());
-}
-
-template <class Float>
-bool fits_float(const c10::IValue& number) {
-  const auto most = static_cast<double>(std::numeric_limits<Float>::max());
-  if (number.isInt()) return real_fits(static_cast<double>(number.toInt()), most);
-  return number.isDouble() && real_fits(number.toDouble(), most);
+/// By torch's own rule, which kernels go by.
+template <class T>
+bool fits(const c10::IValue& number) {
+  if (number.isInt()) return !c10::overflows<T, int64_t>(number.toInt());
+  return number.isDouble() && !c10::overflows<T, double>(number.toDouble());
 }
 
 bool fits_dtype(const c10::IValue& number, c10::ScalarType dtype) {
@@ -40,23 +26,23 @@ bool fits_dtype(const c10::IValue& number, c10::ScalarType dtype) {
     case c10::kBool:
       return true;
     case c10::kByte:
-      return fits_integer<uint8_t>(number);
+      return fits<uint8_t>(number);
     case c10::kChar:
-      return fits_integer<int8_t>(number);
+      return fits<int8_t>(number);
     case c10::kShort:
-      return fits_integer<int16_t>(number);
+      return fits<int16_t>(number);
     case c10::kInt:
-      return fits_integer<int32_t>(number);
+      return fits<int32_t>(number);
     case c10::kLong:
-      return fits_integer<int64_t>(number);
+      return fits<int64_t>(number);
     case c10::kHalf:
-      return fits_float<c10::Half>(number);
+      return fits<c10::Half>(number);
     case c10::kBFloat16:
-      return fits_float<c10::BFloat16>(number);
+      return fits<c10::BFloat16>(number);
     case c10::kFloat:
-      return fits_float<float>(number);
+      return fits<float>(number);
     case c10::kDouble:
-      return !number.isComplexDouble();
+      return fits<double>(number);
     default:
       return false;
   }

@@ -1,4 +1,4 @@
-// csrc/run/caller_modes.h: autocast and grad mode, as kernels of custom ops see them.
+// csrc/run/caller_modes.h: autocast and grad mode, as kernels made of other ops see them.
 //
 // Of torch's own kernels a few ask for grad mode, which each node has (node.h), and some call ops
 // that autocast has rules for (`OpInfo::calls_cast_ops`); for all others casts and autograd come

@@ -131,7 +131,7 @@ constexpr std::array<string_view, 2> kAsksGradMode = {"aten::mkldnn_rnn_layer",
                                                       "aten::_sparse_mm_reduce_impl"};
 
 /// Ops whose kernel calls ops that autocast has a rule for: what it returns depends on whether that
-/// is on. (Of the ops in PyTorch's op_db, modules and some fifty calls more, by what torch's
+/// is on. (Of the ops in PyTorch's op_db, modules and some sixty calls more, by what torch's
 /// profiler sees inside of them. Autocast's rule for the op itself, if there is one, has been
 /// applied before.)
 constexpr std::array<string_view, 21> kCallsCastOps = {"aten::_chunk_cat",
