@@ -289,6 +289,56 @@ def check_what_is_given_out_is_ready_for_the_current_stream() -> None:
     assert total.tolist() == [3.0] * 4
 
 
+def check_plain_tensors_remember_what_other_streams_do() -> None:
+    """Also when their vars are gone, as they are with the launch of the last op."""
+    warmed_up()
+    side = torch.Stream("cuda:0")
+    plain = torch.ones(4, device="cuda")
+    with lazyeng.lazy():
+        read = plain + 1
+        read = plain * 2
+        plain.add_(1)
+    lazyeng.synchronize()
+
+    def launch() -> None:
+        before = simulated.launches_on(0, side.stream_id)
+        lazyeng._C.flush()
+        eventually(lambda: simulated.launches_on(0, side.stream_id) > before)
+        time.sleep(0.02)
+
+    with held(others=True):  # written there, read here by eager code
+        with lazyeng.lazy(), side:
+            plain.add_(1)
+            launch()
+        read = plain + 1
+        time.sleep(0.02)
+    assert read.tolist() == [4.0] * 4
+    with held(others=True):  # by an op of the block
+        with lazyeng.lazy():
+            with side:
+                plain.add_(1)
+                launch()
+            read = plain * 2
+            eventually(read.is_ready)
+            time.sleep(0.02)
+    assert read.tolist() == [8.0] * 4
+    with held(others=True):  # by the program, in the block
+        with lazyeng.lazy():
+            with side:
+                plain.add_(1)
+                launch()
+            threading.Timer(0.05, simulated.let_go).start()
+            assert plain.tolist() == [5.0] * 4
+    with held(others=True):  # read there, overwritten here
+        with lazyeng.lazy():
+            with side:
+                read = plain + 1
+                launch()
+            plain.add_(1)
+        time.sleep(0.02)
+    assert (read.tolist(), plain.tolist()) == ([6.0] * 4, [6.0] * 4)
+
+
 def check_copies_follow_the_stream_of_their_program() -> None:
     """What eager code launches there before."""
     warmed_up()

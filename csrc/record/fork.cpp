@@ -62,6 +62,7 @@ void in_child() {
   fuse::kernel_requests().after_fork_in_child();
   run::openmp_helpers().after_fork_in_child();
   run::launches_after_fork_in_child();
+  run::plain_storages().after_fork_in_child();
   Gate::after_fork_in_child();
 }
 

@@ -154,6 +154,7 @@ void Recorder::wait_for_plain_writes() {
   {
     const run::WarningsHeld held;
     for (const run::StorageVarRef& var : run::plain_storages().guarded()) complete(*var);
+    for (const run::StorageVarRef& var : run::plain_storages().written_elsewhere()) complete(*var);
     wait_for_generators();
   }
   run::deliver_warnings();

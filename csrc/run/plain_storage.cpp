@@ -3,6 +3,9 @@
 
 #include <c10/core/impl/COW.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "csrc/run/unseen_writers.h"
 
 namespace lazyeng::run {
@@ -67,28 +70,30 @@ bool differ(const c10::Storage& a, const c10::Storage& b) {
 }  // namespace
 
 StorageVarRef PlainStorages::var_of(const at::Tensor& plain) {
-  const c10::Storage& user = plain.unsafeGetTensorImpl()->unsafe_storage();
+  StorageVarRef var = var_of(plain.unsafeGetTensorImpl()->unsafe_storage());
+  var->note_plain_tensor(plain);
+  return var;
+}
+
+StorageVarRef PlainStorages::var_of(const c10::Storage& user) {
   c10::StorageImpl* impl = user.unsafeGetStorageImpl();
   // A lazily copied storage gets memory of its own before anything is written through a second
   // face.
   if (c10::impl::cow::is_cow_data_ptr(impl->_mutable_data_ptr_no_checks())) impl->mutable_data();
   StorageVarRef var;
   StorageVarRef moved;  // dropped after the lock, which its destructor takes
-  {
-    std::lock_guard lock(mutex_);
-    auto found = vars_.find(impl);
-    if (found != vars_.end() && found->second->try_retain())
-      var = StorageVarRef::adopt(found->second);
-    // A resized plain storage has moved away from the var's memory: it is another storage now. (Not
-    // while a recorded write is pending: it may be the one that resizes, one face after the other.)
-    if (var && !var->awaited() && differ(var->engine_face(), user)) std::swap(var, moved);
-    if (!var) {
-      var = make_ref<StorageVar>(second_face(user), user.nbytes());
-      attach(*var, user);
-      var->handed_out.store(true, std::memory_order_release);
-    }
+  std::lock_guard lock(mutex_);
+  auto found = vars_.find(impl);
+  if (found != vars_.end() && found->second->try_retain())
+    var = StorageVarRef::adopt(found->second);
+  // A resized plain storage has moved away from the var's memory: it is another storage now. (Not
+  // while a recorded write is pending: it may be the one that resizes, one face after the other.)
+  if (var && !var->awaited() && differ(var->engine_face(), user)) std::swap(var, moved);
+  if (!var) {
+    var = make_ref<StorageVar>(second_face(user), user.nbytes());
+    attach(*var, user);
+    var->handed_out.store(true, std::memory_order_release);
   }
-  var->note_plain_tensor(plain);
   return var;
 }
 
@@ -98,9 +103,18 @@ StorageVarRef PlainStorages::find(const at::Tensor& plain) {
 
 StorageVarRef PlainStorages::find(const c10::Storage& plain) {
   Face alive;
-  std::lock_guard lock(mutex_);
-  auto found = vars_.find(plain.unsafeGetStorageImpl());
-  return found == vars_.end() ? nullptr : retain(*found->second, alive);
+  {
+    std::lock_guard lock(mutex_);
+    c10::StorageImpl* const impl = plain.unsafeGetStorageImpl();
+    auto found = vars_.find(impl);
+    if (found == vars_.end()) {
+      if (!left_.contains(impl)) return nullptr;
+    } else {
+      StorageVarRef var = retain(*found->second, alive);
+      if (var || found->second->streams.only_default()) return var;
+    }
+  }
+  return var_of(plain);  // other streams may still be at work on it
 }
 
 StorageVarRef PlainStorages::retain(StorageVar& var, Face& alive) {
@@ -132,10 +146,14 @@ void PlainStorages::attach(StorageVar& var, const c10::Storage& user) {
   var.user_face_ref_.emplace(user.getWeakStorageImpl());
   var.exposed_.store(true, std::memory_order_release);
   for (auto& tracked : lendings().versions_of(user)) var.note_version(std::move(tracked));
+  // (The caller holds the user face, so the weak reference in what is left is not the last one.)
+  if (!left_.empty())
+    if (auto left = left_.extract(var.user_face_)) var.streams.take(left.mapped().streams);
   StorageVar*& entry = vars_[var.user_face_];
   // The one before is dying, or its memory was left: no write of it is pending. (The caller holds
   // the user face, so the reference that lift() returns is not the last one.)
   if (entry && entry->guarded_) lift(*entry);
+  if (entry && entry->use_count() == 0) var.streams.take(entry->streams);
   entry = &var;
 }
 
@@ -213,17 +231,51 @@ std::vector<StorageVarRef> PlainStorages::guarded() {
   return vars;
 }
 
+void PlainStorages::sweep_left(LeftEntries& over) {
+  for (auto left = left_.begin(); left != left_.end();) {
+    const auto entry = left++;
+    if (entry->second.user_face.expired() || entry->second.streams.is_over())
+      over.push_back(left_.extract(entry));
+  }
+  sweep_left_at_ = std::max(kFewLeft, 2 * left_.size());
+}
+
+std::vector<StorageVarRef> PlainStorages::written_elsewhere() {
+  LeftEntries over;
+  std::vector<Face> written;
+  {
+    std::lock_guard lock(mutex_);
+    if (left_.empty()) return {};
+    sweep_left(over);
+    for (const auto& [impl, left] : left_)
+      if (left.streams.written_elsewhere())
+        if (Face alive = left.user_face.lock()) written.push_back(std::move(alive));
+  }
+  std::vector<StorageVarRef> vars;
+  for (Face& user : written) vars.push_back(var_of(c10::Storage(std::move(user))));
+  return vars;
+}
+
 void PlainStorages::forget(StorageVar& var) {
-  // The weak reference is dropped after the lock: it may free the StorageImpl.
+  // Weak references are dropped after the lock: they may free the StorageImpl.
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> last;
+  LeftEntries over;
   Face alive;
   std::lock_guard lock(mutex_);
   auto found = vars_.find(var.user_face_);
   // (While this var was dying, a new one may have taken its place: see attach().)
-  if (found != vars_.end() && found->second == &var) vars_.erase(found);
+  const bool newest = found != vars_.end() && found->second == &var;
+  if (newest) vars_.erase(found);
   if (var.guarded_) alive = lift(var);
+  if (newest && !var.streams.only_default()) {
+    if (left_.size() >= sweep_left_at_) sweep_left(over);
+    left_.try_emplace(var.user_face_, var);
+  }
   last.swap(var.user_face_ref_);
 }
+
+// (The events are the parent's.)
+void PlainStorages::after_fork_in_child() { new LeftTable(std::exchange(left_, {})); }
 
 c10::DeleterFnPtr alias_deleter() { return &drop_storage; }
 

@@ -4,6 +4,10 @@
 // The table holds vars weakly: a var removes itself when it dies. A var holds the user face weakly,
 // which keeps the address of a dead StorageImpl from being used again while it stands in the table.
 //
+// On a device a var dies when its last op is launched: what other streams than the default one then
+// still do with the memory is left here, for the next var of the plain tensor, and for the end of
+// the block.
+//
 // The lock of the table is a leaf: its holder never wants the GIL. So no StorageImpl is let go of
 // under it: the last reference frees memory, perhaps of a numpy array, whose deleter takes the GIL.
 #pragma once
@@ -21,7 +25,8 @@ class PlainStorages {
   /// version counter.
   StorageVarRef var_of(const at::Tensor& plain);
 
-  /// The var of a plain tensor's storage, or null if no op has been recorded on it.
+  /// The var of a plain tensor's storage, or null if no op has been recorded on it that is not
+  /// over.
   StorageVarRef find(const at::Tensor& plain);
   StorageVarRef find(const c10::Storage& plain);
   /// Whether accesses to the plain tensor's memory raise now.
@@ -46,26 +51,48 @@ class PlainStorages {
   void release_complete();
   /// The vars that are guarded now.
   std::vector<StorageVarRef> guarded();
+  /// Vars of plain memory that other streams than the default one may still be writing, by ops
+  /// whose vars are gone.
+  std::vector<StorageVarRef> written_elsewhere();
 
   void forget(StorageVar& var);  // called by ~StorageVar
 
   /// Around a fork (csrc/record/fork.cpp).
   void hold() { mutex_.lock(); }
   void let_go() { mutex_.unlock(); }
+  void after_fork_in_child();
 
  private:
   using Face = c10::intrusive_ptr<c10::StorageImpl>;
 
+  /// What a var that is gone knew of its streams.
+  struct Left {
+    explicit Left(StorageVar& var) : user_face(std::move(*var.user_face_ref_)) {
+      streams.take(var.streams);
+    }
+    const c10::weak_intrusive_ptr<c10::StorageImpl> user_face;
+    StreamUses streams;
+  };
+  using LeftTable = std::unordered_map<c10::StorageImpl*, Left>;
+  using LeftEntries = std::vector<LeftTable::node_type>;
+
+  StorageVarRef var_of(const c10::Storage& user);
   void attach(StorageVar& var, const c10::Storage& user);
   /// Returns the user face, if it lives, for the caller to let go of after the lock.
   Face lift(StorageVar& var);
   /// Null if the var is dying: its writes are complete, and whoever has asked will not wait for its
   /// destructor, so its guard is lifted here, as lift() does it.
   StorageVarRef retain(StorageVar& var, Face& alive);
+  /// Entries that nobody needs any more, for the caller to let go of after the lock.
+  void sweep_left(LeftEntries& over);
+
+  static constexpr size_t kFewLeft = 64;
 
   std::mutex mutex_;
   std::unordered_map<c10::StorageImpl*, StorageVar*> vars_;
   std::unordered_set<StorageVar*> guarded_;
+  LeftTable left_;
+  size_t sweep_left_at_ = kFewLeft;
 };
 
 PlainStorages& plain_storages();

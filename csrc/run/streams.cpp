@@ -1,6 +1,7 @@
 // csrc/run/streams.cpp: events between streams.
 #include "csrc/run/streams.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -74,6 +75,31 @@ void StreamUses::note(const c10::Stream& stream, bool writes, EventRef done) {
   else
     own->done = std::move(done);  // it comes after the one before
   old = replace(std::move(now));
+}
+
+bool StreamUses::written_elsewhere() const {
+  const std::lock_guard lock(mutex_);
+  const Uses* const uses = uses_.load(std::memory_order_relaxed);
+  return uses && std::any_of(uses->begin(), uses->end(),
+                             [](const Use& use) { return use.wrote && use.done; });
+}
+
+bool StreamUses::is_over() const {
+  const std::lock_guard lock(mutex_);
+  const Uses* const uses = uses_.load(std::memory_order_relaxed);
+  if (!uses) return true;
+  try {
+    const c10::DeviceGuard here(uses->front().stream.device());
+    return std::all_of(uses->begin(), uses->end(),
+                       [](const Use& use) { return !use.done || use.done->query(); });
+  } catch (const c10::Error&) {
+    return true;  // the device is lost: whoever uses it tells
+  }
+}
+
+void StreamUses::take(StreamUses& other) {
+  delete uses_.exchange(other.uses_.exchange(nullptr, std::memory_order_acq_rel),
+                        std::memory_order_acq_rel);
 }
 
 }  // namespace lazyeng::run

@@ -66,6 +66,13 @@ class StreamUses {
   /// memory. `done`: null on the default stream.
   void note(const c10::Stream& stream, bool writes, EventRef done);
 
+  /// Another stream than the default one has written it last, and was not waited for since.
+  bool written_elsewhere() const;
+  /// The device has done all that others than the default stream do.
+  bool is_over() const;
+  /// Becomes what the other one was, which nobody uses any more.
+  void take(StreamUses& other);
+
  private:
   struct Use {
     c10::Stream stream;
