@@ -339,6 +339,32 @@ def check_plain_tensors_remember_what_other_streams_do() -> None:
     assert (read.tolist(), plain.tolist()) == ([6.0] * 4, [6.0] * 4)
 
 
+def check_plain_memory_of_another_stream_is_not_reused_while_it_is_read() -> None:
+    """Eager code would make that stream wait for the read before it lets go of the memory; in a
+    block the read may not be launched by then."""
+    x = warmed_up()
+    side = torch.Stream("cuda:0")
+    plain = torch.ones(4, device="cuda")
+    with lazyeng.lazy():
+        read = plain * 2
+    with side:
+        plain = torch.full((4,), 3.0, device="cuda")
+    side.synchronize()
+    with lazyeng.lazy("deferred"):
+        read = plain * 2
+        side.wait_stream(torch.accelerator.current_stream())
+        del plain
+        with held(others=False):
+            lazyeng._C.flush()
+            eventually(read.is_ready)
+            with side:
+                others = [x + i for i in range(4)]
+            lazyeng._C.flush()
+            eventually(others[-1].is_ready)
+            time.sleep(0.02)
+    assert read.tolist() == [6.0] * 4
+
+
 def check_copies_follow_the_stream_of_their_program() -> None:
     """What eager code launches there before."""
     warmed_up()

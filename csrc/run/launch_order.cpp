@@ -53,7 +53,11 @@ void tell_allocator(const StorageVar& var, const c10::Stream& stream) {
 void note(const Node& node, const c10::Stream& stream, const EventRef& done) {
   for_each_use(node, [&](const Value& value, bool written) {
     StorageVar& var = value.var();
-    if (!done && var.streams.only_default()) return;
+    if (!done && var.streams.only_default()) {
+      // (Once is enough: the allocator forgets nothing until the memory is freed.)
+      if (var.pool_is_unknown.exchange(false)) tell_allocator(var, stream_for(value, stream));
+      return;
+    }
     const c10::Stream used = stream_for(value, stream);
     tell_allocator(var, used);
     var.streams.note(used, written, used == stream ? done : nullptr);

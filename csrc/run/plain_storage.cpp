@@ -93,6 +93,7 @@ StorageVarRef PlainStorages::var_of(const c10::Storage& user) {
     var = make_ref<StorageVar>(second_face(user), user.nbytes());
     attach(*var, user);
     var->handed_out.store(true, std::memory_order_release);
+    var->pool_is_unknown.store(!user.device().is_cpu(), std::memory_order_relaxed);
   }
   return var;
 }

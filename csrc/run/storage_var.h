@@ -118,6 +118,10 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
   /// The program has a plain tensor over its memory: who recorded reads before that is done.
   std::atomic<bool> handed_out{false};
 
+  /// On a device: it is memory of a plain tensor, which any stream may have allocated; the
+  /// allocator was not told yet that the default one uses it.
+  std::atomic<bool> pool_is_unknown{false};
+
   /// Place in a table of csrc/fuse/partition.cpp. Guarded by the lock of pushes.
   uint32_t partition_index = 0;
 
