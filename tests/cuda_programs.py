@@ -560,6 +560,44 @@ def check_repr_never_waits() -> None:
     eventually(lambda: "failed=aten::index.Tensor @ cuda_programs.py" in repr(bad))
 
 
+def _lets_go_of(make: Any) -> None:
+    """Of tensors whose memory several streams have used, on a lost device: torch's allocator
+    throws where it frees them, which a destructor may not."""
+    made = make()
+    lazyeng.synchronize()
+    raised(_fails(lazyeng.wrap(torch.ones(3, device="cuda"))).tolist)
+    del made
+
+
+def check_copies_that_were_written_are_freed_on_a_lost_device() -> None:
+    def make() -> torch.Tensor:
+        return lazyeng.wrap(torch.ones(4)).to("cuda").add_(1)
+
+    _lets_go_of(make)
+
+
+def check_what_was_given_out_is_freed_on_a_lost_device() -> None:
+    """By the plain tensor, which outlives the lazy one."""
+
+    def make() -> torch.Tensor:
+        x = lazyeng.wrap(torch.ones(4, device="cuda"))
+        with torch.Stream("cuda:0"):
+            made = x + 1
+        return lazyeng.unwrap(made)
+
+    _lets_go_of(make)
+
+
+def check_what_another_stream_has_read_is_freed_on_a_lost_device() -> None:
+    def make() -> torch.Tensor:
+        made = lazyeng.wrap(torch.ones(4, device="cuda")) + 1
+        with torch.Stream("cuda:0"):
+            assert made.tolist() == [2] * 4
+        return made
+
+    _lets_go_of(make)
+
+
 # ---- groups as kernels (tests/simulated_cuda/kernels.py)
 
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "csrc/run/safe_free.h"
 #include "csrc/run/unseen_writers.h"
 
 namespace lazyeng::run {
@@ -43,7 +44,11 @@ constexpr const char* kGuardMessage =
     "directly; "
     "call lazyeng.synchronize() or leave the lazyeng.lazy() block first";
 
-void drop_storage(void* context) { delete static_cast<c10::Storage*>(context); }
+void drop_storage(void* context) {
+  auto* const owner = static_cast<c10::Storage*>(context);
+  free_safely(*owner);
+  delete owner;
+}
 
 /// A pointer to the memory of `owner`, which it keeps alive.
 at::DataPtr alias_of(const c10::Storage& owner) {

@@ -8,6 +8,7 @@
 
 #include "csrc/run/own_writes.h"
 #include "csrc/run/plain_storage.h"
+#include "csrc/run/safe_free.h"
 
 namespace lazyeng::run {
 namespace {
@@ -99,32 +100,6 @@ const void* identity(const c10::VariableVersion& counter) {
   return pointer;
 }
 
-namespace {
-
-std::atomic<c10::DeleterFnPtr> torchs_deleter{nullptr};
-
-void free_unless_lost(void* memory) {
-  try {
-    torchs_deleter.load(std::memory_order_relaxed)(memory);
-  } catch (const std::exception&) {
-    // It stays: nothing can be done with the device any more.
-  }
-}
-
-/// Memory that several streams have used is freed with an event on each, which a lost device
-/// refuses: torch's allocator then throws, from a destructor. So it is called by another deleter;
-/// not before all tensors are gone, as the allocator knows its memory by the deleter.
-void free_safely(const c10::Storage& memory) {
-  if (memory.use_count() != 1 || owning_storage(memory).use_count() != 1) return;
-  at::DataPtr& owner = owning_data(memory);
-  const c10::DeleterFnPtr deleter = owner.get_deleter();
-  c10::DeleterFnPtr known = nullptr;
-  if (torchs_deleter.compare_exchange_strong(known, deleter) || known == deleter)
-    static_cast<void>(owner.compare_exchange_deleter(deleter, &free_unless_lost));
-}
-
-}  // namespace
-
 StorageVar::~StorageVar() {
   if (siblings) siblings->remove(this);
   if (exposed()) plain_storages().forget(*this);
@@ -132,8 +107,7 @@ StorageVar::~StorageVar() {
 }
 
 void StorageVar::drop_memory() {
-  if (!streams.only_default() && engine_face_ && !engine_face_.device().is_cpu())
-    free_safely(engine_face_);
+  free_safely(engine_face_);
   engine_face_ = c10::Storage();
 }
 

@@ -31,7 +31,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
     Block* block = take(stream_of(device), (std::max<size_t>(size, 1) + 511) / 512 * 512);
     return {block->data, block, &give_back, {c10::kCUDA, c10::DeviceIndex(device)}};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
   void copy_data(void* to, const void* from, size_t count) const override {
     std::memcpy(to, from, count);
   }
