@@ -1,7 +1,9 @@
 """Backward passes: torch is told which of them start from lazy tensors.
 
 Gradients that autograd makes from zeros() have no tensor argument that would make them lazy; see
-csrc/record/factories.h.
+csrc/record/factories.h. And those on a GPU run in the thread that asked for them: autograd has
+threads of its own for GPUs, so that their launches overlap; recording is over before another thread
+has woken up.
 """
 
 from __future__ import annotations
@@ -22,13 +24,18 @@ def install() -> None:
 
     @functools.wraps(original)
     def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        before = _C.set_backward_from_lazy(any(_C.is_lazy(output) for output in t_outputs))
+        lazy = [output for output in t_outputs if _C.is_lazy(output)]
+        before = _C.set_backward_from_lazy(bool(lazy))
+        threads = torch._C._is_multithreading_enabled()
+        if any(output.is_cuda for output in lazy):
+            torch._C._set_multithreading_enabled(False)
         try:
             grads = original(t_outputs, *args, **kwargs)
         except BaseException as error:
             errors.hide_in_deferred(error)  # (it may come from a thread of autograd's own)
             raise
         finally:
+            torch._C._set_multithreading_enabled(threads)
             _C.set_backward_from_lazy(before)
         return _as_inputs(grads, args[3]) if isinstance(grads, tuple) and len(args) > 3 else grads
 

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _foreach_supported_types as _optimizers_types
+from torch.utils._foreach_utils import _foreach_supported_types as _other_types
 
 from lazyeng import _C
 from lazyeng.compiled import _inside
@@ -41,6 +43,9 @@ _Function = Callable[..., Any]
 
 def install() -> None:
     """Puts our choice in front of torch's. Once per process, at import."""
+    # On accelerators lists are torch's default, and lists of lazy tensors are such lists.
+    for types in (_optimizers_types, _other_types):
+        types.append(LazyTensor)
     for name in _SAME_BITS:
         _replace(name, "_default_to_fused_or_foreach", _choice)
         _replace(name, f"_multi_tensor_{name}", _in_portions)

@@ -13,6 +13,7 @@ from lazyeng import (
     custom_ops,
     device,
     dirty_inputs,
+    fused_adam,
     jiterator,
     optimizers,
     parameters,
@@ -62,6 +63,7 @@ def start(config: Config) -> None:
     sharing.install()
     subclasses.install()
     optimizers.install()
+    fused_adam.install()
     process_groups.install()
     process.install()
     script_modules.install()
@@ -96,7 +98,9 @@ def _apply(config: Config) -> None:
     _C.set_fusion(config.fusion != "off")
     _C.set_inexact_fusion(config.fusion == "on")
     _C.set_inexact_device_fusion(config.fusion != "exact")
-    if config.fusion not in ("exact", "off"):  # (their last bits are not torch's)
+    inexact = config.fusion not in ("exact", "off")
+    fused_adam.enable(inexact)
+    if inexact:
         _C.set_chosen_ops(list(names.ALONE), list(names.PAIRS), list(names.LISTS))
     _C.set_cuda_graphs(config.cuda_graphs)
     _C.set_fusion_log("fusion" in config.logs)

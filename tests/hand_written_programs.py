@@ -7,11 +7,13 @@ Each program runs twice: the first run asks for kernels, torch's own do the work
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import re
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
@@ -22,6 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyeng
+from lazyeng import fused_adam
 from lazyeng.fuse.compiler import CompileError
 from tests.cuda_programs import MODES, raised, slow
 from tests.simulated_cuda import kernels
@@ -650,7 +653,13 @@ NORMS = {"layer_norm_dx_kernel", "rms_norm_dx_kernel", "nll_loss_kernel", "colum
 
 
 def check_training_with_adamw() -> None:
-    """(By default torch.optim has lists.)"""
+    """(lazyeng/fused_adam.py)"""
+    _check_training(torch.optim.AdamW, {*NORMS, "adamw_counted_kernel"})
+
+
+def check_training_with_adamw_over_lists() -> None:
+    """(By default torch.optim has lists; so do we, where last bits must be eager's.)"""
+    fused_adam.enable(False)
     _check_training(torch.optim.AdamW, {*NORMS, "list_kernel"})
 
 
@@ -660,6 +669,105 @@ def check_training_with_sgd() -> None:
 
 def check_training_with_fused_adamw() -> None:
     _check_training(torch.optim.AdamW, {*NORMS, "adamw_counted_kernel"}, fused=True)
+
+
+def _adam_steps(device: str, make: Any, dtype: torch.dtype, lazy: Any) -> list[Any]:
+    """What is there after five steps of four parameters, one without a gradient in the first."""
+    generator = torch.Generator().manual_seed(2)
+    shapes: list[tuple[int, ...]] = [(), (3,), (5, 7), (2, 3, 4, 4)]
+    params = [torch.randn(shape, dtype=dtype, generator=generator) for shape in shapes]
+    params[3] = params[3].to(memory_format=torch.channels_last)
+    params = [nn.Parameter(p.to(device)) for p in params]
+    if lazy == "wrap":
+        params = [lazyeng.wrap(p) for p in params]
+    optimizer = make([{"params": params[:2]}, {"params": params[2:], "lr": 0.05}])
+    for step in range(5):
+        with lazyeng.lazy(lazy) if lazy in MODES else contextlib.nullcontext():
+            for i, p in enumerate(params):
+                grad = torch.randn(p.shape, dtype=dtype, generator=generator).to(device)
+                p.grad = None if step == 0 and i == 2 else torch.empty_like(p).copy_(grad)
+            versions = [p.grad._version for p in params if p.grad is not None]
+            optimizer.step()
+            # (By fused=True the gradients count as written.)
+            assert versions == [p.grad._version for p in params if p.grad is not None]
+    states = [optimizer.state[p] for p in params]
+    assert all(state["step"].is_cpu for state in states)
+    kept = [value for state in states for _, value in sorted(state.items())]
+    return _values([*(p.detach() for p in params), *kept])
+
+
+def check_each_kind_of_adam() -> None:
+    """Its state is that of torch's default, and so are gradients."""
+    kernels.install()
+    kinds: list[tuple[Any, dict[str, Any]]] = [
+        (torch.optim.Adam, {}), (torch.optim.Adam, {"weight_decay": 0.1, "amsgrad": True}),
+        (torch.optim.AdamW, {"maximize": True, "betas": (0.5, 0.7), "eps": 1e-3}),
+        (torch.optim.AdamW, {"amsgrad": True, "weight_decay": 0.2}),
+    ]  # fmt: skip
+    for optimizer, options in kinds:
+        for dtype in (torch.float32, torch.float64):
+            make = functools.partial(optimizer, lr=0.1, **options)
+            expected = _adam_steps("cpu", make, dtype, None)
+            for lazy in ("async", "deferred", "sync", "wrap"):
+                found = _adam_steps("cuda", make, dtype, lazy)
+                torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+                kernels.wait()
+    _ran({"adamw_counted_kernel"})
+
+
+def check_adam_that_does_not_fit_is_torchs() -> None:
+    """Gradients in another order than the parameter, dtypes in which the op rounds less often,
+    counters on the device, numbers that are tensors."""
+    recorded, record = [], fused_adam._record
+
+    def count(*lists: Any, **options: Any) -> None:
+        recorded.append(len(lists[0]))
+        record(*lists, **options)
+
+    fused_adam._record = count
+
+    def step(device: str, turned: bool = False, dtype: Any = None, **options: Any) -> list[Any]:
+        p = nn.Parameter(torch.arange(6.0, dtype=dtype).view(2, 3).to(device))
+        p.grad = torch.ones(3, 2, device=device, dtype=dtype).t() if turned else torch.ones_like(p)
+        torch.optim.Adam([p], **options).step()
+        return _values([p.detach()])
+
+    for unfit in (True, False):
+        for options in ({"turned": True}, {"dtype": torch.bfloat16}, {"capturable": True}):
+            options = options if unfit else {}
+            expected = step("cpu", **(options if "capturable" not in options else {}))
+            with lazyeng.lazy("deferred"):
+                found = step("cuda", **options)
+            torch.testing.assert_close(found, expected)
+            assert bool(recorded) != unfit, options
+    with lazyeng.lazy("deferred"):
+        error = raised(lambda: step("cuda", lr=torch.tensor(0.1), foreach=True))
+    assert "lr as a Tensor is not supported" in str(error)
+
+
+def check_lists_of_gradients_are_lists_to_torch() -> None:
+    """Clipping calls ops over lists on an accelerator, of lazy tensors too."""
+    params = [nn.Parameter(torch.ones(3, device="cuda")) for _ in range(20)]
+    for p in params:
+        p.grad = torch.full((3,), 2.0, device="cuda")
+    before = lazyeng.engine_stats()["recorded"]
+    with lazyeng.lazy("deferred"):
+        for p in params:
+            p.grad = lazyeng.wrap(p.grad)
+        norm = nn.utils.clip_grad_norm_(params, 1.0)
+    assert abs(norm.item() - 240**0.5) < 1e-4
+    assert lazyeng.engine_stats()["recorded"] - before < 20
+
+
+def check_backward_runs_in_the_thread_that_asks() -> None:
+    threads = set()
+    p = nn.Parameter(torch.ones(3, device="cuda"))
+    with lazyeng.lazy():
+        y = p * 2
+        y.register_hook(lambda _: threads.add(threading.get_ident()))
+        y.sum().backward()
+    assert threads == {threading.get_ident()}
+    assert torch._C._is_multithreading_enabled()
 
 
 def check_training_with_fused_sgd() -> None:

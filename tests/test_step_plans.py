@@ -410,3 +410,27 @@ print(_C.tried_ops()["aten::tanh"][1], launches[9], launches[-1], replayed[9], r
     assert replayed_before > 0 and replayed_after > 0
     assert verdict != "untried"
     assert (launches_after < launches_before) == (verdict != "other")
+
+
+def test_numbers_are_no_part_of_plans():
+    """A learning rate that changes in each step; a value that memory is filled with."""
+
+    def step(wrapped, i):
+        torch.manual_seed(i)
+        lists = [[wrapped(torch.rand(3)), wrapped(torch.rand(4))] for _ in range(4)]
+        count = lists[0][0].new_full((), i + 1.0, dtype=torch.float32)
+        torch._fused_adamw_(
+            *lists, [], [count, count], lr=0.1 / (i + 1), beta1=0.9, beta2=0.99, eps=1e-8,
+            weight_decay=0.1 * i, amsgrad=False, maximize=False,
+        )  # fmt: skip
+        sums = [[wrapped(torch.rand(3))] for _ in range(2)]
+        torch._fused_sgd_(
+            *sums, [], lr=0.1 / (i + 1), momentum=0.0, dampening=0.0, weight_decay=0.1 * i,
+            nesterov=False, maximize=False, is_first_step=False,
+        )  # fmt: skip
+        return [x for tensors in (*lists, *sums) for x in tensors]
+
+    run_loop(lambda i: step(wrap, i), range(2))
+    plans = lazyeng.engine_stats()["plans"]
+    compare(step, range(2, 12))
+    assert lazyeng.engine_stats()["plans"] == plans

@@ -128,9 +128,8 @@ void add_sharing(const Call& call, PlanKey& key) {
 /// What is no tensor.
 bool add_others(const Call& call, PlanKey& key) {
   for (size_t i = 0; i < call.args.size(); ++i) {
-    const bool kind_only =
-        call.info.args[i].kind == run::ArgKind::scalar && call.info.scalars_are_data;
-    if (kind_only && number_fits(call, call.args[i]) && add_scalar_kind(call.args[i], key))
+    if (call.info.args[i].is_data && number_fits(call, call.args[i]) &&
+        add_scalar_kind(call.args[i], key))
       continue;
     if (!add_value(call.args[i], key)) return false;
   }

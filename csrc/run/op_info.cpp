@@ -29,15 +29,21 @@ constexpr std::array<string_view, 14> kMetadataOnly = {"aten::_fused_sdp_choice"
 /// Ops that take any number of their dtypes: their Scalar arguments (step sizes, decay rates) are
 /// no part of what decides a plan (record/number_range.h). All other ops may refuse a value, or let
 /// it decide a shape (arange).
-constexpr std::array<string_view, 36> kScalarsAreData = {
-    "aten::add",      "aten::add_",    "aten::sub",       "aten::sub_",        "aten::rsub",
-    "aten::mul",      "aten::mul_",    "aten::div",       "aten::div_",        "aten::addcmul",
-    "aten::addcmul_", "aten::addcdiv", "aten::addcdiv_",  "aten::lerp",        "aten::lerp_",
-    "aten::addmm",    "aten::addmm_",  "aten::addmv",     "aten::baddbmm",     "aten::addbmm",
-    "aten::fill",     "aten::fill_",   "aten::full_like", "aten::masked_fill", "aten::masked_fill_",
-    "aten::clamp",    "aten::clamp_",  "aten::clamp_min", "aten::clamp_max",   "aten::eq",
-    "aten::ne",       "aten::lt",      "aten::le",        "aten::gt",          "aten::ge",
+constexpr std::array<string_view, 37> kScalarsAreData = {
+    "aten::add",         "aten::add_",         "aten::sub",       "aten::sub_",
+    "aten::rsub",        "aten::mul",          "aten::mul_",      "aten::div",
+    "aten::div_",        "aten::addcmul",      "aten::addcmul_",  "aten::addcdiv",
+    "aten::addcdiv_",    "aten::lerp",         "aten::lerp_",     "aten::addmm",
+    "aten::addmm_",      "aten::addmv",        "aten::baddbmm",   "aten::addbmm",
+    "aten::fill",        "aten::fill_",        "aten::full_like", "aten::new_full",
+    "aten::masked_fill", "aten::masked_fill_", "aten::clamp",     "aten::clamp_",
+    "aten::clamp_min",   "aten::clamp_max",    "aten::eq",        "aten::ne",
+    "aten::lt",          "aten::le",           "aten::gt",        "aten::ge",
     "aten::where"};
+
+/// Steps of optimizers, to which the same holds for their numbers of type float.
+constexpr std::array<string_view, 3> kOptimizers = {"aten::_fused_adam", "aten::_fused_sgd",
+                                                    "aten::_fused_adagrad"};
 
 /// Ops that are checked against the size of the whole storage, change it, or copy all of it to make
 /// a result that lies where their argument does.
@@ -417,7 +423,13 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
   moves_metadata = op.hasTag(at::Tag::inplace_view);
   metadata_only = contains(kMetadataOnly, base);
   dtype_arg = schema.argumentIndexWithName("dtype").value_or(-1);
-  scalars_are_data = contains(kScalarsAreData, base) || base.rfind("aten::_foreach_", 0) == 0;
+  const bool scalars_are_data =
+      contains(kScalarsAreData, base) || base.starts_with("aten::_foreach_");
+  const bool reals_are_data = begins_with_one_of(kOptimizers, base);
+  for (size_t i = 0; i < args.size(); ++i)
+    args[i].is_data =
+        (scalars_are_data && args[i].kind == ArgKind::scalar) ||
+        (reals_are_data && schema.arguments()[i].type()->kind() == c10::TypeKind::FloatType);
   storage_size_matters = contains(kStorageSize, base);
   const bool views = std::any_of(returns.begin(), returns.end(),
                                  [](const ReturnInfo& result) { return result.may_alias; });

@@ -22,7 +22,8 @@ enum class ArgKind : uint8_t {
 
 struct ArgInfo {
   ArgKind kind = ArgKind::other;
-  bool write = false;  ///< annotated as written: Tensor(a!)
+  bool is_data = false;  ///< a number, which decides no plan as long as the op's dtypes can hold it
+  bool write = false;    ///< annotated as written: Tensor(a!)
   /// Every element is replaced unseen: an `out=` argument, or self of copy_, zero_, normal_ ...
   bool overwritten = false;
 };
@@ -87,17 +88,16 @@ struct OpInfo {
   bool random = false;  ///< draws from a generator
   Collectivity collective = Collectivity::none;
   bool takes_generator = false;
-  bool data_dependent = false;    ///< shapes or results depend on values
-  bool indexes = false;           ///< data dependent only if an index is a mask
-  bool shows_values = false;      ///< its kernel has waited for the device whenever it returns
-  bool returns_plain = false;     ///< some return is neither a tensor nor a list of tensors
-  bool metadata_only = false;     ///< looks at shapes and the like, never at values or memory
-  bool crosses_devices = false;   ///< copies one tensor to the device of another, or to one named
-  bool checks_values = false;     ///< returns nothing and writes nothing: exists to raise
-  bool reports_info = false;      ///< has a result called "info" that a later check looks at
-  bool structured_meta = false;   ///< the C++ structured meta function can be asked
-  bool scalars_are_data = false;  ///< no Scalar argument that its dtypes can hold decides a plan
-  int dtype_arg = -1;             ///< which argument is "dtype"
+  bool data_dependent = false;   ///< shapes or results depend on values
+  bool indexes = false;          ///< data dependent only if an index is a mask
+  bool shows_values = false;     ///< its kernel has waited for the device whenever it returns
+  bool returns_plain = false;    ///< some return is neither a tensor nor a list of tensors
+  bool metadata_only = false;    ///< looks at shapes and the like, never at values or memory
+  bool crosses_devices = false;  ///< copies one tensor to the device of another, or to one named
+  bool checks_values = false;    ///< returns nothing and writes nothing: exists to raise
+  bool reports_info = false;     ///< has a result called "info" that a later check looks at
+  bool structured_meta = false;  ///< the C++ structured meta function can be asked
+  int dtype_arg = -1;            ///< which argument is "dtype"
   bool storage_size_matters = false;  ///< shapes depend on, or are checked against, storage size
   /// What it returns depends on where in their storage its arguments lie. (The offset of a view
   /// counts from that of its argument in all other ops.)

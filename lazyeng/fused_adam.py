@@ -1,0 +1,116 @@
+"""Adam's and AdamW's step over parameters on CUDA, recorded as one op.
+
+torch.optim's default there is a dozen calls over lists of tensors, and two reads of each
+parameter's step counter. Where recording is all that the program's thread does, that is half of a
+small model's training step. ATen has the step as one op (``fused=True``), which a hand-written
+kernel runs (triton_kernels/adamw.py) or else torch's own: the same operations in the same order,
+whose last bits differ (a decay is subtracted, sums and products may be contracted). So it is left
+alone where LAZYENG_FUSION demands eager's bits, and in dtypes in which that op rounds less often.
+
+The state stays that of the default: the counters are tensors on the CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lazyeng import _C
+from lazyeng.config import MODES
+from lazyeng.tensor import LazyTensor
+
+_TYPES = (torch.Tensor, torch.nn.Parameter, LazyTensor)
+_DTYPES = (torch.float32, torch.float64)
+_ORDERS = {
+    0: (torch.contiguous_format,),
+    4: (torch.contiguous_format, torch.channels_last),
+    5: (torch.contiguous_format, torch.channels_last_3d),
+}  # by the number of dims, else the first
+_SYNC = MODES.index("sync")
+
+_enabled = [False]
+
+
+def enable(on: bool) -> None:
+    """Whether last bits may be other than eager's."""
+    _enabled[0] = on
+
+
+def install() -> None:
+    """Puts the step in front of torch's. Once per process, at import."""
+    module: Any = importlib.import_module("torch.optim.adam")
+    module._multi_tensor_adam = _in_one_op(module._multi_tensor_adam)
+
+
+def _in_one_op(torchs: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(torchs)
+    def step(*lists: Any, grad_scale: Any = None, found_inf: Any = None, **options: Any) -> None:
+        fits = grad_scale is None and found_inf is None and _are_numbers(options)
+        if not (fits and _enabled[0] and len(lists) == 6 and _fit(*lists)):
+            return torchs(*lists, grad_scale=grad_scale, found_inf=found_inf, **options)
+        _record(*lists, **options)
+
+    return step
+
+
+def _are_numbers(options: dict[str, Any]) -> bool:
+    numbers = all(isinstance(options[name], (float, int)) for name in ("lr", "beta1", "beta2"))
+    return numbers and not any(options[n] for n in ("capturable", "differentiable", "has_complex"))
+
+
+def _is_recorded(params: Sequence[torch.Tensor]) -> bool:
+    mode, blocks = _C.thread_mode()
+    return mode != _SYNC and (blocks != 0 or all(_C.is_lazy(p) for p in params))
+
+
+def _fit(params: list[torch.Tensor], grads: list[torch.Tensor], means: list[torch.Tensor],
+         squares: list[torch.Tensor], largest: list[torch.Tensor],
+         steps: list[torch.Tensor]) -> bool:  # fmt: skip
+    """Whether the op takes them: one device, one dtype, and the tensors of a parameter in one order
+    in memory."""
+    if not params or not params[0].is_cuda or torch.compiler.is_compiling():
+        return False
+    # (One that is there twice has two steps, in this order.)
+    if len({id(p) for p in params}) < len(params) or not _is_recorded(params):
+        return False
+    device, dtype = params[0].device, params[0].dtype
+    if dtype not in _DTYPES or not all(step.is_cpu for step in steps):
+        return False
+    for tensors in zip(params, grads, means, squares, *([largest] if largest else []), strict=True):
+        param, grad = tensors[:2]
+        strides = param.stride()
+        if type(param) not in _TYPES or grad.requires_grad or grad.layout != torch.strided:
+            return False
+        if any(x.dtype != dtype or x.device != device or x.stride() != strides for x in tensors):
+            return False
+        if not any(param.is_contiguous(memory_format=order) for order in _orders(param)):
+            return False
+    return True
+
+
+def _orders(param: torch.Tensor) -> Sequence[torch.memory_format]:
+    """Those without gaps."""
+    return _ORDERS.get(param.dim(), _ORDERS[0])
+
+
+def _record(params: list[torch.Tensor], grads: list[torch.Tensor], means: list[torch.Tensor],
+            squares: list[torch.Tensor], largest: list[torch.Tensor], steps: list[torch.Tensor], *,
+            decoupled_weight_decay: bool, lr: float, beta1: float, beta2: float,
+            weight_decay: float, eps: float, amsgrad: bool, maximize: bool,
+            **_: bool) -> None:  # fmt: skip
+    torch._foreach_add_(steps, torch.tensor(1.0, device="cpu"), alpha=1.0)
+    numbers = [step.item() for step in steps]
+    # (The op reads them on the device.)
+    counters = {n: params[0].new_full((), n, dtype=torch.float32) for n in {*numbers}}
+    update = torch._fused_adamw_ if decoupled_weight_decay else torch._fused_adam_
+    update(
+        # (Its schema has gradients as written, for scales that are none here: their versions stay.)
+        params, [grad.data for grad in grads], means, squares, largest,
+        [counters[n] for n in numbers],
+        lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=eps, amsgrad=amsgrad,
+        maximize=maximize, grad_scale=None, found_inf=None,
+    )  # fmt: skip
