@@ -229,6 +229,31 @@ def check_settings_are_those_of_the_step() -> None:
     assert counts[-3:] == [1, 0, 1], counts
 
 
+def check_a_setting_that_changes_during_a_capture_is_not_captured() -> None:
+    """By another thread, for a moment: the step is captured with the next one."""
+    kernels.install()
+    weight = numbers(0, 4, 4)
+    begun = 0
+
+    class Graph(torch.cuda.CUDAGraph):
+        def capture_begin(self, *args: Any, **kwargs: Any) -> None:
+            nonlocal begun
+            begun += 1
+            # (A thread sets it whose wait for what had been recorded is over.)
+            torch._C._set_deterministic_algorithms.__wrapped__(begun == 1, warn_only=False)
+            super().capture_begin(*args, **kwargs)
+
+    torch.cuda.CUDAGraph = Graph
+
+    def step(to: Any, i: int) -> list[Tensor]:
+        torch.use_deterministic_algorithms(False)
+        return [layers(to(numbers(i, 8, 4)), to(weight))]
+
+    counts = run_loop(step, range(ROUNDS))
+    assert begun == 2
+    assert counts[-5:] == [1] * 5, counts
+
+
 def check_inputs_that_lie_elsewhere_are_copied() -> None:
     """Three tensors that live, one after another; and one that is written."""
     kernels.install()

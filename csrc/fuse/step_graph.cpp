@@ -249,6 +249,8 @@ bool StepGraph::capture(Segment& segment, const Observation& now) {
   graph->end();
   // (Kernels that were asked for meanwhile: it is worth more with them.)
   if (kernel_requests().pending() != 0) return false;
+  // (Another thread has changed a setting: which kernels were captured with which is not known.)
+  if (!has_settings_of(now)) return false;
   graph_ = std::make_unique<CapturedGraph>(now, std::move(graph), stand_ins.memory());
   graph_stats().captures.fetch_add(1, std::memory_order_relaxed);
   hasty_captures_ = launches_ >= kWorthACapture ? 1 : hasty_captures_ + 1;
