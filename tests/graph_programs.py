@@ -444,6 +444,30 @@ def check_a_lost_device_is_blamed_on_the_ops() -> None:
     assert "context of cuda:0 is lost" in text and "graph_programs.py" in text, text
 
 
+def check_what_fails_behind_a_launch_fails_each_op_once() -> None:
+    """Ops that read what has failed carry that failure, and no other."""
+    kernels.install()
+    weight, x = lazyeng.wrap([numbers(0, 4, 4).cuda(), numbers(1, 8, 4).cuda()])
+
+    plain = torch.ones(8, 4, device="cuda")
+
+    def step() -> None:
+        with lazyeng.lazy("deferred"):
+            made = layers(x, weight)
+            plain.mul_(made)
+        made.wait()  # type: ignore[attr-defined]
+
+    for _ in range(ROUNDS):
+        step()
+        kernels.wait()
+    assert launches() > 0
+    simulated.fail_copies(True)
+    error = raised(step)
+    assert not isinstance(error, ExceptionGroup), error.exceptions
+    assert "no copies" in str(error)
+    lazyeng.synchronize()
+
+
 def check_a_failed_input_fails_what_reads_it() -> None:
     kernels.install()
     weight = lazyeng.wrap(numbers(0, 4, 4).cuda())
