@@ -229,6 +229,31 @@ def check_settings_are_those_of_the_step() -> None:
     assert counts[-3:] == [1, 0, 1], counts
 
 
+def check_a_setting_that_changes_during_a_capture_is_not_captured() -> None:
+    """By another thread, for a moment: the step is captured with the next one."""
+    kernels.install()
+    weight = numbers(0, 4, 4)
+    begun = 0
+
+    class Graph(torch.cuda.CUDAGraph):
+        def capture_begin(self, *args: Any, **kwargs: Any) -> None:
+            nonlocal begun
+            begun += 1
+            # (A thread sets it whose wait for what had been recorded is over.)
+            torch._C._set_deterministic_algorithms.__wrapped__(begun == 1, warn_only=False)
+            super().capture_begin(*args, **kwargs)
+
+    torch.cuda.CUDAGraph = Graph
+
+    def step(to: Any, i: int) -> list[Tensor]:
+        torch.use_deterministic_algorithms(False)
+        return [layers(to(numbers(i, 8, 4)), to(weight))]
+
+    counts = run_loop(step, range(ROUNDS))
+    assert begun == 2
+    assert counts[-5:] == [1] * 5, counts
+
+
 def check_inputs_that_lie_elsewhere_are_copied() -> None:
     """Three tensors that live, one after another; and one that is written."""
     kernels.install()
@@ -417,6 +442,30 @@ def check_a_lost_device_is_blamed_on_the_ops() -> None:
     assert isinstance(error, torch.AcceleratorError)
     text = "".join(error.__notes__)
     assert "context of cuda:0 is lost" in text and "graph_programs.py" in text, text
+
+
+def check_what_fails_behind_a_launch_fails_each_op_once() -> None:
+    """Ops that read what has failed carry that failure, and no other."""
+    kernels.install()
+    weight, x = lazyeng.wrap([numbers(0, 4, 4).cuda(), numbers(1, 8, 4).cuda()])
+
+    plain = torch.ones(8, 4, device="cuda")
+
+    def step() -> None:
+        with lazyeng.lazy("deferred"):
+            made = layers(x, weight)
+            plain.mul_(made)
+        made.wait()  # type: ignore[attr-defined]
+
+    for _ in range(ROUNDS):
+        step()
+        kernels.wait()
+    assert launches() > 0
+    simulated.fail_copies(True)
+    error = raised(step)
+    assert not isinstance(error, ExceptionGroup), error.exceptions
+    assert "no copies" in str(error)
+    lazyeng.synchronize()
 
 
 def check_a_failed_input_fails_what_reads_it() -> None:

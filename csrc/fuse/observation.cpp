@@ -3,6 +3,7 @@
 
 #include <ATen/Context.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -129,6 +130,12 @@ std::optional<Observation> observe(Segment& segment) {
     if (memory && !seen.addresses.back()) return std::nullopt;
   }
   return seen;
+}
+
+bool has_settings_of(const Observation& before) {
+  Key now;
+  add_settings(now);
+  return std::equal(now.begin(), now.end(), before.numbers.begin());
 }
 
 }  // namespace lazyeng::fuse

@@ -22,5 +22,7 @@ struct Observation {
 
 /// Nothing: this one has to run as its ops. On the engine thread that may run the segment.
 std::optional<Observation> observe(Segment& segment);
+/// Whether the settings are still those.
+bool has_settings_of(const Observation& before);
 
 }  // namespace lazyeng::fuse

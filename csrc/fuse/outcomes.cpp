@@ -1,6 +1,8 @@
 // csrc/fuse/outcomes.cpp: failures among nodes of one op.
 #include "csrc/fuse/outcomes.h"
 
+#include "csrc/run/launch_log.h"
+
 namespace lazyeng::fuse {
 namespace {
 
@@ -46,6 +48,12 @@ void Outcomes::run(run::Node& node) {
   engine::FailurePtr failure = cause ? node.skip(cause) : node.run();
   if (!cause && node.asks_again()) failure = node.run();  // (it cannot wait for others)
   settle(node, failure);
+}
+
+void Outcomes::fail(run::Node& node, const std::exception_ptr& error) {
+  if (const engine::FailurePtr cause = failed_input(node)) return settle(node, node.skip(cause));
+  const engine::FailurePtr lost = run::device_failure(node, error);
+  settle(node, lost ? lost : node.fail(error));
 }
 
 void Outcomes::report_changed_inputs(run::Node& node) {

@@ -27,6 +27,8 @@ class Outcomes {
   engine::FailurePtr failed_input(const run::Node& node) const;
   /// The node is over: its versions are ready, or carry the failure.
   void settle(run::Node& node, const engine::FailurePtr& failure);
+  /// The same for one that was launched, and is not known to have gone well.
+  void fail(run::Node& node, const std::exception_ptr& error);
   /// Of the plain tensors that the node has read, one was changed meanwhile, or has failed: it is
   /// over once more, with that.
   void report_changed_inputs(run::Node& node);

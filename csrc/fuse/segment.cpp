@@ -88,8 +88,8 @@ void Segment::run_group(Group& group) {
   }
 }
 
-void Segment::settle(run::Node& node, const engine::FailurePtr& failure) {
-  outcomes_.settle(node, failure);
+void Segment::fail(run::Node& node, const std::exception_ptr& error) {
+  outcomes_.fail(node, error);
 }
 
 void Segment::report_changed_inputs() {

@@ -28,8 +28,8 @@ class Segment final : public engine::Op {
 
   /// One by one, in their order.
   void run_ops() noexcept;
-  /// The node is over: its versions are ready, or carry the failure.
-  void settle(run::Node& node, const engine::FailurePtr& failure);
+  /// The node is over: its versions carry the error, or the failure of what it reads.
+  void fail(run::Node& node, const std::exception_ptr& error);
   /// Plain tensors that were changed while the graph read them, as of Node::execute.
   void report_changed_inputs();
 

@@ -78,9 +78,9 @@ class GraphLaunch {
   GraphLaunch(Segment& segment, const CapturedGraph& graph, const Observation& now)
       : segment_(segment), graph_(graph), now_(now), device_(segment.nodes()[0]->device) {}
 
-  /// Throws if it cannot, and then nothing has happened; unless the graph was launched, and then
-  /// all ops get the failure.
-  void run() {
+  /// Throws if it cannot, and then nothing has happened. False: the graph was launched, and what
+  /// follows failed; all ops are over, with that.
+  bool run() {
     const c10::DeviceGuard here(device_);
     const run::OnStream on_stream(*segment_.nodes()[0]);
     make_results();
@@ -95,8 +95,10 @@ class GraphLaunch {
     try {
       copy_results();
       run::note_launch(nodes);
+      return true;
     } catch (...) {
-      settle_all(std::current_exception());
+      for (run::Node* node : segment_.nodes()) segment_.fail(*node, std::current_exception());
+      return false;
     }
   }
 
@@ -129,13 +131,6 @@ class GraphLaunch {
       var.set_nbytes(memory.nbytes());
       var.set_engine_face(std::move(results_[v]));
     });
-  }
-
-  void settle_all(const std::exception_ptr& error) {
-    for (run::Node* node : segment_.nodes()) {
-      engine::FailurePtr lost = run::device_failure(*node, error);
-      segment_.settle(*node, lost ? lost : node->fail(error));
-    }
   }
 
   Segment& segment_;
@@ -249,6 +244,8 @@ bool StepGraph::capture(Segment& segment, const Observation& now) {
   graph->end();
   // (Kernels that were asked for meanwhile: it is worth more with them.)
   if (kernel_requests().pending() != 0) return false;
+  // (Another thread has changed a setting: which kernels were captured with which is not known.)
+  if (!has_settings_of(now)) return false;
   graph_ = std::make_unique<CapturedGraph>(now, std::move(graph), stand_ins.memory());
   graph_stats().captures.fetch_add(1, std::memory_order_relaxed);
   hasty_captures_ = launches_ >= kWorthACapture ? 1 : hasty_captures_ + 1;
@@ -257,8 +254,9 @@ bool StepGraph::capture(Segment& segment, const Observation& now) {
 }
 
 bool StepGraph::launch(Segment& segment, const Observation& now) {
+  bool good = false;
   try {
-    GraphLaunch(segment, *graph_, now).run();
+    good = GraphLaunch(segment, *graph_, now).run();
   } catch (...) {
     // No memory, a lost device: the ops themselves will tell. Or it is the graph's fault.
     give_up();
@@ -270,7 +268,7 @@ bool StepGraph::launch(Segment& segment, const Observation& now) {
   if (++launches_ >= kWorthACapture) pauses_ = 0;
   graph_stats().launches.fetch_add(1, std::memory_order_relaxed);
   graph_stats().nodes.fetch_add(segment.nodes().size(), std::memory_order_relaxed);
-  segment.report_changed_inputs();
+  if (good) segment.report_changed_inputs();
   return true;
 }
 

@@ -55,7 +55,10 @@ void note(const Node& node, const c10::Stream& stream, const EventRef& done) {
     StorageVar& var = value.var();
     if (!done && var.streams.only_default()) {
       // (Once is enough: the allocator forgets nothing until the memory is freed.)
-      if (var.pool_is_unknown.exchange(false)) tell_allocator(var, stream_for(value, stream));
+      if (var.pool_is_unknown.load(std::memory_order_relaxed)) {
+        tell_allocator(var, stream_for(value, stream));
+        var.pool_is_unknown.store(false, std::memory_order_relaxed);
+      }
       return;
     }
     const c10::Stream used = stream_for(value, stream);

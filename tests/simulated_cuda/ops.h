@@ -279,7 +279,10 @@ at::Tensor empty(c10::SymIntArrayRef sizes, std::optional<at::ScalarType> dtype,
   return empty_strided(sizes, c10::fromIntArrayRefSlow(strides), dtype, layout, device, pin);
 }
 
+std::atomic<bool> copies_fail{false};
+
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  TORCH_CHECK(!copies_fail, "no copies");
   const bool up = on_device(self), from_device = on_device(source);
   const int device = (up ? self : source).device().index();
   check(device);
