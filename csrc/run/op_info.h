@@ -22,10 +22,10 @@ enum class ArgKind : uint8_t {
 
 struct ArgInfo {
   ArgKind kind = ArgKind::other;
-  bool is_data = false;  ///< a number, which decides no plan as long as the op's dtypes can hold it
-  bool write = false;    ///< annotated as written: Tensor(a!)
+  bool write = false;  ///< annotated as written: Tensor(a!)
   /// Every element is replaced unseen: an `out=` argument, or self of copy_, zero_, normal_ ...
   bool overwritten = false;
+  bool is_data = false;  ///< a number, which decides no plan as long as the op's dtypes can hold it
 };
 
 struct ReturnInfo {
