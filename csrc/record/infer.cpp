@@ -206,7 +206,7 @@ bool meta_agrees(const Call& call, const run::Node::Discovery& found, bool exact
   const std::vector<at::Tensor> inputs = real_arguments_of(call);
   auto made = make_ref<Plan>();
   return read_results(call, inputs, found.results, *made) &&
-         said->list_lengths == made->list_lengths &&
+         said->list_lengths == made->list_lengths && said->numbers == made->numbers &&
          std::equal(said->outputs.begin(), said->outputs.end(), made->outputs.begin(),
                     made->outputs.end(),
                     [&](const OutputPlan& a, const OutputPlan& b) { return same(a, b, exactly); });

@@ -38,6 +38,7 @@ class Plan final : public RefCounted {
   bool run_now = false;
   std::vector<OutputPlan> outputs;    ///< lists flattened; written arguments left out
   std::vector<int64_t> list_lengths;  ///< of each returned list, in order
+  std::vector<int64_t> numbers;       ///< that it returns beside tensors, in order
   struct Rewrite {
     uint32_t tensor;
     run::GeometryRef after;

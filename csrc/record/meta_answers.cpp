@@ -150,6 +150,10 @@ class ResultReader {
     for (size_t r = 0; r < call_.info.returns.size(); ++r) {
       const run::ReturnInfo& info = call_.info.returns[r];
       if (info.written_arg >= 0) continue;
+      if (info.number && results[r].isInt()) {
+        plan_.numbers.push_back(results[r].toInt());
+        continue;
+      }
       if (!info.tensor) return false;
       if (!info.list) {
         if (!add(results[r].isNone() ? at::Tensor() : results[r].toTensor())) return false;

@@ -124,10 +124,12 @@ void follow_viewed(const Call& call, const Made& made) {
 
 void push_recorded(const Call& call, const Plan& plan, c10::SmallVectorImpl<run::ValueRef>& values,
                    Made& made, torch::jit::Stack* results) {
-  size_t next = 0, next_list = 0;
+  size_t next = 0, next_list = 0, next_number = 0;
   for (const run::ReturnInfo& info : call.info.returns) {
     if (info.written_arg >= 0) {
       results->push_back(call.inputs[info.written_arg]);
+    } else if (info.number) {
+      results->emplace_back(plan.numbers[next_number++]);
     } else if (!info.list) {
       results->emplace_back(lazy_for(std::move(values[next++]), made));
     } else {

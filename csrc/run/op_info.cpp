@@ -357,6 +357,8 @@ ReturnInfo read_return(const c10::FunctionSchema& schema, size_t index) {
   info.tensor =
       kind == ArgKind::tensor || kind == ArgKind::tensor_list || kind == ArgKind::tensor_lists;
   info.list = kind == ArgKind::tensor_list;
+  info.number = result.real_type()->kind() == c10::TypeKind::SymIntType &&
+                string_view(schema.name()).starts_with("aten::");
   info.optional = result.real_type()->kind() == c10::TypeKind::OptionalType;
   if (result.alias_info() == nullptr) return info;
   info.may_alias = !written(result);
@@ -405,7 +407,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
     if (collective == Collectivity::work && is_work(schema.returns()[i])) continue;
     returns.push_back(read_return(schema, i));
     if (collective == Collectivity::work) returns.back().written_arg = 0;
-    returns_plain |= !returns.back().tensor;
+    returns_plain |= !returns.back().tensor && !returns.back().number;
     reports_info |= schema.returns()[i].name() == "info";
   }
   random = op.hasTag(at::Tag::nondeterministic_seeded);
