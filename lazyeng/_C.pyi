@@ -70,6 +70,9 @@ def wrap_tensor(tensor: torch.Tensor, /) -> LazyTensor:
 def is_lazy(obj: object, /) -> bool:
     """Whether this is a lazy tensor; False for anything else."""
 
+def lie_alike(*lists: list[torch.Tensor]) -> bool:
+    """Whether all tensors have one device and dtype, and those of each place in the lists are strided, without gaps, of the same sizes and strides. TypeError if the lists are not equally long."""
+
 def plain(tensor: torch.Tensor, /) -> torch.Tensor:
     """A plain tensor over the same memory, detached. Waits; raises what failed; TypeError if it is not lazy."""
 

@@ -23,13 +23,8 @@ from lazyeng import _C
 from lazyeng.config import MODES
 from lazyeng.tensor import LazyTensor
 
-_TYPES = (torch.Tensor, torch.nn.Parameter, LazyTensor)
+_TYPES = {torch.Tensor, torch.nn.Parameter, LazyTensor}
 _DTYPES = (torch.float32, torch.float64)
-_ORDERS = {
-    0: (torch.contiguous_format,),
-    4: (torch.contiguous_format, torch.channels_last),
-    5: (torch.contiguous_format, torch.channels_last_3d),
-}  # by the number of dims, else the first
 _SYNC = MODES.index("sync")
 
 _enabled = [False]
@@ -77,24 +72,11 @@ def _fit(params: list[torch.Tensor], grads: list[torch.Tensor], means: list[torc
     # (One that is there twice has two steps, in this order.)
     if len({id(p) for p in params}) < len(params) or not _is_recorded(params):
         return False
-    device, dtype = params[0].device, params[0].dtype
-    if dtype not in _DTYPES or not all(step.is_cpu for step in steps):
+    if params[0].dtype not in _DTYPES or not {type(p) for p in params} <= _TYPES:
         return False
-    for tensors in zip(params, grads, means, squares, *([largest] if largest else []), strict=True):
-        param, grad = tensors[:2]
-        strides = param.stride()
-        if type(param) not in _TYPES or grad.requires_grad or grad.layout != torch.strided:
-            return False
-        if any(x.dtype != dtype or x.device != device or x.stride() != strides for x in tensors):
-            return False
-        if not any(param.is_contiguous(memory_format=order) for order in _orders(param)):
-            return False
-    return True
-
-
-def _orders(param: torch.Tensor) -> Sequence[torch.memory_format]:
-    """Those without gaps."""
-    return _ORDERS.get(param.dim(), _ORDERS[0])
+    if any(grad.requires_grad for grad in grads) or not all(step.is_cpu for step in steps):
+        return False
+    return _C.lie_alike(params, grads, means, squares, *([largest] if largest else []))
 
 
 def _record(params: list[torch.Tensor], grads: list[torch.Tensor], means: list[torch.Tensor],
@@ -102,7 +84,7 @@ def _record(params: list[torch.Tensor], grads: list[torch.Tensor], means: list[t
             decoupled_weight_decay: bool, lr: float, beta1: float, beta2: float,
             weight_decay: float, eps: float, amsgrad: bool, maximize: bool,
             **_: bool) -> None:  # fmt: skip
-    torch._foreach_add_(steps, torch.tensor(1.0, device="cpu"), alpha=1.0)
+    torch._foreach_add_(steps, 1.0)
     numbers = [step.item() for step in steps]
     # (The op reads them on the device.)
     counters = {n: params[0].new_full((), n, dtype=torch.float32) for n in {*numbers}}

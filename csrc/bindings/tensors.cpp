@@ -352,6 +352,44 @@ PyObject* expect_bump(PyObject*, PyObject* object) {
   });
 }
 
+/// Null: it is no list of tensors (an error is set).
+PyObject* item_of(PyObject* list, Py_ssize_t index) {
+  PyObject* const item =
+      PyList_Check(list) && index < PyList_GET_SIZE(list) ? PyList_GET_ITEM(list, index) : nullptr;
+  if (item && THPVariable_Check(item)) return item;
+  PyErr_SetString(PyExc_TypeError, "expected lists of tensors that are equally long");
+  return nullptr;
+}
+
+bool lies_like(const at::Tensor& tensor, const at::Tensor& other) {
+  return tensor.layout() == c10::kStrided && tensor.device() == other.device() &&
+         tensor.scalar_type() == other.scalar_type() && tensor.sizes() == other.sizes() &&
+         tensor.strides() == other.strides();
+}
+
+PyObject* lie_alike(PyObject*, PyObject* const* lists, Py_ssize_t count) {
+  return guarded([&]() -> PyObject* {
+    bool alike = true;
+    const at::Tensor* first = nullptr;
+    for (Py_ssize_t i = 0; count > 0 && PyList_Check(lists[0]) && i < PyList_GET_SIZE(lists[0]);
+         ++i) {
+      const at::Tensor* of_place = nullptr;
+      for (Py_ssize_t l = 0; l < count; ++l) {
+        PyObject* const item = item_of(lists[l], i);
+        if (!item) return nullptr;
+        const at::Tensor& tensor = THPVariable_Unpack(item);
+        if (!first) first = &tensor;
+        if (!of_place) of_place = &tensor;
+        alike = alike && lies_like(tensor, *of_place);
+      }
+      alike = alike && of_place->device() == first->device() &&
+              of_place->scalar_type() == first->scalar_type() &&
+              of_place->is_non_overlapping_and_dense();
+    }
+    return PyBool_FromLong(alike);
+  });
+}
+
 }  // namespace
 
 PyMethodDef tensor_methods[] = {
@@ -359,6 +397,8 @@ PyMethodDef tensor_methods[] = {
     {"wrap_bare", wrap_bare, METH_O, nullptr},
     {"unwrap_bare", unwrap_bare, METH_O, nullptr},
     {"is_lazy", is_lazy, METH_O, nullptr},
+    {"lie_alike", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(lie_alike)),
+     METH_FASTCALL, nullptr},
     {"plain", plain, METH_O, nullptr},
     {"plain_view", plain_view, METH_O, nullptr},
     {"values", values, METH_O, nullptr},
