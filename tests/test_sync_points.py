@@ -26,6 +26,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPl
 import lazyeng
 from lazyeng import SyncError, SyncWarning, lazy, set_sync_debug_mode
 
+from . import fresh
+
 PAGE = (Path(__file__).parents[1] / "docs" / "syncs.md").read_text()
 (SETUP,) = re.findall(r"^```python setup\n(.*?)^```$", PAGE, re.M | re.S)
 CALLED_BEFORE = (  # what the text around the tables says
@@ -185,3 +187,34 @@ def test_optimizers(row, monkeypatch):
 
 def test_the_table_is_broad():
     assert len(calls("Inside lazy()")) > 120
+
+
+ATTENTION = """
+import torch, lazyeng
+from torch.library import Library
+lib = Library("aten", "IMPL")
+def attention(q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
+    y = torch.softmax(q @ k.mT, -1) @ v
+    none = torch.empty(0, dtype=torch.int64)
+    return y, y.float().sum(-1), none, none, q.size(2), k.size(2), none, none, torch.empty(0)
+lib.impl("_scaled_dot_product_flash_attention", attention, "CPU")
+op = torch.ops.aten._scaled_dot_product_flash_attention.default
+q, k, v = torch.rand(2, 3, 5, 4), torch.rand(2, 3, 7, 4), torch.rand(2, 3, 7, 4)
+expected = op(q, k, v)
+assert expected[4:6] == (5, 7)
+ran = []
+for mode in ("async", "deferred", "deferred"):  # (the first one runs at the call)
+    before = lazyeng.engine_stats()["fallbacks"]
+    with lazyeng.lazy(mode):
+        found = op(q, k, v)
+        ran.append((lazyeng.engine_stats()["fallbacks"] - before, found[0].is_ready()))
+    assert found[4:6] == (5, 7), found
+    torch.testing.assert_close(lazyeng.unwrap(found[0]), expected[0])
+assert ran[1:] == [(0, False)] * 2, ran
+"""
+
+
+def test_an_op_that_returns_numbers_of_shapes_does_not_wait():
+    """As the fused attention of GPUs does (csrc/run/op_info.h: ReturnInfo::number)."""
+    result = fresh.run(ATTENTION)
+    assert result.returncode == 0, result.stderr
