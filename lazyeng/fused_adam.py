@@ -23,6 +23,7 @@ from lazyeng import _C
 from lazyeng.config import MODES
 from lazyeng.tensor import LazyTensor
 
+_torch: Any = torch  # (its type stubs leave these functions out)
 _TYPES = {torch.Tensor, torch.nn.Parameter, LazyTensor}
 _DTYPES = (torch.float32, torch.float64)
 _SYNC = MODES.index("sync")
@@ -84,11 +85,11 @@ def _record(params: list[torch.Tensor], grads: list[torch.Tensor], means: list[t
             decoupled_weight_decay: bool, lr: float, beta1: float, beta2: float,
             weight_decay: float, eps: float, amsgrad: bool, maximize: bool,
             **_: bool) -> None:  # fmt: skip
-    torch._foreach_add_(steps, 1.0)
+    _torch._foreach_add_(steps, 1.0)
     numbers = [step.item() for step in steps]
     # (The op reads them on the device.)
     counters = {n: params[0].new_full((), n, dtype=torch.float32) for n in {*numbers}}
-    update = torch._fused_adamw_ if decoupled_weight_decay else torch._fused_adam_
+    update = _torch._fused_adamw_ if decoupled_weight_decay else _torch._fused_adam_
     update(
         # (Its schema has gradients as written, for scales that are none here: their versions stay.)
         params, [grad.data for grad in grads], means, squares, largest,

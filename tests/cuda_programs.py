@@ -836,3 +836,24 @@ def check_exact_fusion_is_exact_on_devices_too() -> None:
         groups = [op.ops for op in planned().ops if op.program]
     del y
     assert groups == [["aten::mul.Tensor", "aten::sub.Tensor"]], groups
+
+
+def check_steps_of_a_loop_are_groups_of_their_own() -> None:
+    """Whatever a window holds of them: each other group is another kernel to be compiled."""
+    kernels.install()
+    x = torch.rand(100, device="cuda")
+
+    def step() -> torch.Tensor:
+        y = x
+        for _ in range(5):
+            y = (y * 0.99 + x).relu() - 0.25
+        return y
+
+    expected = step()
+    for steps in (1, 2, 3, 4, 5, 7, 1):
+        with lazyeng.lazy("deferred"):
+            results = [step() for _ in range(steps)]
+        for result in results:
+            torch.testing.assert_close(lazyeng.unwrap(result), expected)
+        kernels.wait()
+    assert len(kernels.compiled) == 1, len(kernels.compiled)

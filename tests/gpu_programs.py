@@ -300,7 +300,7 @@ def check_a_device_assertion_in_training_names_its_line() -> None:
         for i in range(5):
             tokens = torch.tensor([1, 2, 3 if i != 3 else 30]).to("cuda", non_blocking=True)
             totals.append(model(tokens).sum())  # here
-    error = raised(lambda: torch.stack(totals).tolist())
+    error = raised(lambda made=totals: torch.stack(made).tolist())
     assert isinstance(error, torch.AcceleratorError), repr(error)
     assert isinstance(error, lazyeng.LazyError)
     assert error.op == "aten.embedding", error.op

@@ -12,6 +12,8 @@ constexpr size_t kMaxMembers = 128;
 /// Of a chain over lists. (Places of values are int16_t.)
 constexpr size_t kMaxValues = 1 << 14;
 constexpr size_t kNowhere = ~size_t{0};
+/// So many, on a device, and from then on only what goes on with what the group has made.
+constexpr size_t kSettled = 16;
 /// From here on a group goes over tensors of one component only.
 constexpr int64_t kManyElements = 8192;
 
@@ -144,9 +146,21 @@ bool Partition::may_run_twice(size_t open, const Candidate& candidate) {
   return slot >= 0 && group.vars[slot].fresh;
 }
 
+/// Each other group of a device has a kernel of its own to be compiled. So the end of a chain of
+/// ops ends a group that is long enough, and not where a window happens to be cut: then the steps
+/// of a loop are the same groups each time.
+bool Partition::may_grow_by(size_t open, const Candidate& candidate) {
+  const Group& group = *open_[open].group;
+  if (group.members.size() < kSettled || candidate.node->device.is_cpu()) return true;
+  return std::ranges::any_of(candidate.node->tensors, [&](const run::TensorArg& arg) {
+    const int slot = arg.value ? slot_in(open, arg.value->var()) : -1;
+    return slot >= 0 && group.vars[slot].written;
+  });
+}
+
 bool Partition::fits(size_t open, const Candidate& candidate) {
   const Group& group = *open_[open].group;
-  if (group.members.size() >= kMaxMembers) return false;
+  if (group.members.size() >= kMaxMembers || !may_grow_by(open, candidate)) return false;
   if ((group.checked || candidate.checked) && !may_run_twice(open, candidate)) return false;
   if ((group.in_shares && candidate.row) || (candidate.in_shares && group.row)) return false;
   const run::Node& first = *group.members[0].node;

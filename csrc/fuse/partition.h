@@ -81,6 +81,7 @@ class Partition {
   void connect(const Candidate& candidate);
   uint32_t component_of(const Candidate& candidate);
   uint32_t representative(uint32_t state);
+  bool may_grow_by(size_t open, const Candidate& candidate);
   bool may_run_twice(size_t open, const Candidate& candidate);
   bool fits(size_t open, run::StorageVar& var, const Mapping& mapping, bool writes);
   size_t place_for(const Candidate& candidate);
