@@ -17,6 +17,7 @@ as long. "alone" is the products of batches that are there already; the others a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import statistics
 import time
@@ -41,18 +42,23 @@ def finish(device: str) -> None:
 
 
 def burst_of(
-    step: Callable[[], object], device: str, lazy: bool = False, graphs: bool = False
+    step: Callable[[], object],
+    device: str,
+    lazy: bool = False,
+    graphs: bool = False,
+    keep: bool = False,
 ) -> Burst:
+    """`keep`: what steps return is held until the end; what nobody holds, lazyeng may leave out."""
+
     def burst(count: int) -> float:
         _C.set_cuda_graphs(graphs)
+        kept = []
         start = time.perf_counter()
-        if lazy:
-            with lazyeng.lazy():
-                for _ in range(count):
-                    step()
-        else:
+        with lazyeng.lazy() if lazy else contextlib.nullcontext():
             for _ in range(count):
-                step()
+                result = step()
+                if keep:
+                    kept.append(result)
         finish(device)
         return time.perf_counter() - start
 
@@ -82,12 +88,14 @@ def warm_up(burst: Burst, steps: int) -> None:
     burst(steps)
 
 
-def in_turns(bursts: dict[str, Burst], options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of a step, by round."""
+def in_turns(
+    bursts: dict[str, Burst], options: argparse.Namespace, most: int = 1 << 30
+) -> dict[str, list[float]]:
+    """Seconds of a step, by round. `most`: steps of a burst."""
     for burst in bursts.values():
-        warm_up(burst, 3 if options.small else 30)
+        warm_up(burst, min(most, 3 if options.small else 30))
     first = next(iter(bursts.values()))
-    count = max(1, int(options.seconds / (first(2) / 2)))
+    count = min(most, max(1, int(options.seconds / (first(2) / 2))))
     found: dict[str, list[float]] = {name: [] for name in bursts}
     for _ in range(options.rounds):
         for name, burst in bursts.items():
@@ -137,9 +145,10 @@ def chains(device: str, options: argparse.Namespace) -> Iterator[str]:
             y, run = torch.empty_like(x), functools.partial(function, x)
             bursts = {
                 "copy": burst_of(functools.partial(y.copy_, x), device),
-                "eager": burst_of(run, device), "lazy": burst_of(run, device, lazy=True),
-            }  # fmt: skip
-            found = in_turns(bursts, options)
+                "eager": burst_of(run, device, keep=True),
+                "lazy": burst_of(run, device, lazy=True, keep=True),
+            }
+            found = in_turns(bursts, options, most=16)  # (4 GiB of results)
             rate = 2 * x.nbytes / statistics.median(found["copy"]) / 1e9
             title = f"{name:22}{str(dtype).removeprefix('torch.'):>10}{mebibytes:6}{rate:11.0f}"
             yield (

@@ -1,5 +1,6 @@
 """Fusion: fused, unfused and eager runs give the same results; failures, views and memory."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 
 import lazyeng
 from lazyeng import _C, lazy, wrap
+from lazyeng.fuse.description import planned
 
 from .fusion_programs import DEEPEST, FLOATS, Dag, exact_functions, hard_values, tried_functions
 from .fusion_runs import compare_random_programs, fused, same_bits
@@ -272,6 +274,31 @@ def test_another_op_in_between_keeps_its_place():
         d = c * 3
         result = lazyeng.unwrap(d)
     torch.testing.assert_close(result, (x * 2 + (x * 2) @ (x * 2)) * 3)
+
+
+def test_the_same_elements_are_loaded_once():
+    """Views that were made twice; not those that begin elsewhere, which look the same."""
+    x = torch.randn(101)
+    for i, j in itertools.product((0, 1), repeat=2):
+        with lazy("deferred"):
+            y = wrap(x)
+            made = (y[i : i + 100] * 2).relu() + y[j : j + 100]
+            (op,) = planned().ops
+            assert op.program is not None and len(op.program.loads) == 1 + (i != j)
+        same_bits(lazyeng.unwrap(made), (x[i : i + 100] * 2).relu() + x[j : j + 100])
+
+
+def test_the_same_elements_before_and_after_a_write():
+    def step(x):
+        y = x[1:] * 2
+        x[1:].add_(y)
+        return [y, x[1:] - x[1:] * 3, x]
+
+    x = torch.randn(101)
+    with lazy("deferred"):
+        made = step(wrap(x.clone()))
+    for found, expected in zip(lazyeng.unwrap(made), step(x.clone()), strict=True):
+        same_bits(found, expected)
 
 
 def test_views_of_what_a_group_writes():

@@ -103,6 +103,12 @@ class Group final : public engine::Op, public GroupTraits, public engine::Pooled
 /// be written. Also of a group that is only planned.
 std::vector<bool> needed_vars(const Group& group);
 
+/// Whether two values are the same elements of the same memory: of a plain tensor that several ops
+/// were given, or of a view that was made twice.
+inline bool same_elements(const GroupValue& a, const GroupValue& b) {
+  return a.var == b.var && &a.value->geometry() == &b.value->geometry();
+}
+
 struct Stats {
   std::atomic<uint64_t> groups{0};       ///< run as programs
   std::atomic<uint64_t> members{0};      ///< ops in them

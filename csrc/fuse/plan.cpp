@@ -1,6 +1,7 @@
 // csrc/fuse/plan.cpp: what decides a plan, and the table of plans.
 #include "csrc/fuse/plan.h"
 
+#include <algorithm>
 #include <bit>
 #include <mutex>
 #include <unordered_map>
@@ -62,6 +63,13 @@ void add_member(const Member& member, Key& key) {
   for (int16_t result : member.results) key.push_back(static_cast<uint64_t>(result));
 }
 
+/// What is the same elements is loaded once.
+uint64_t first_like(const Group& group, const GroupValue& value) {
+  const auto first = std::ranges::find_if(
+      group.values, [&](const GroupValue& other) { return same_elements(other, value); });
+  return static_cast<uint64_t>(first - group.values.begin());
+}
+
 Key key_of(const Group& group, const std::vector<bool>& needed) {
   Key key;
   key.reserve(8 * group.members.size());
@@ -72,6 +80,7 @@ Key key_of(const Group& group, const std::vector<bool>& needed) {
   for (const GroupValue& value : group.values) {  // (where they begin is read at each run)
     key.push_back(reinterpret_cast<uint64_t>(&value.value->geometry().at_origin()));
     key.push_back(value.var);
+    if (group.vars[value.var].values > 1) key.push_back(first_like(group, value));
   }
   for (size_t v = 0; v < group.vars.size(); ++v)
     key.push_back(static_cast<uint64_t>(group.vars[v].fresh) << 1 | needed[v]);

@@ -108,8 +108,8 @@ RegisterId Registers::load(int16_t value, int operand) {
   if (var.written) return var.reg;
   TensorAccess tensor = access(value, operand);
   for (const Loaded& known : loaded_)
-    if (known.value == value && known.access.strides == tensor.strides &&
-        known.access.rate == tensor.rate)
+    if (same_elements(group_.values[known.value], group_.values[value]) &&
+        known.access.strides == tensor.strides && known.access.rate == tensor.rate)
       return known.reg;
   Loaded entry{value, tensor, builder_.load(tensor)};
   plan_.tensors.push_back({static_cast<uint16_t>(value), false});
