@@ -857,3 +857,28 @@ def check_steps_of_a_loop_are_groups_of_their_own() -> None:
             torch.testing.assert_close(lazyeng.unwrap(result), expected)
         kernels.wait()
     assert len(kernels.compiled) == 1, len(kernels.compiled)
+
+
+def check_a_full_window_is_grouped_by_a_free_worker() -> None:
+    """While the thread that launches is busy: by neither that one nor the one that records."""
+    library, go = torch.library.Library("aten", "IMPL"), threading.Event()
+
+    def digamma(x: torch.Tensor) -> torch.Tensor:
+        assert go.wait(30)
+        return x + 1
+
+    library.impl("digamma", digamma, "CUDA")
+    x = torch.eye(4, device="cuda")
+    go.set()
+    with lazyeng.lazy():
+        made = torch.digamma(x) @ x
+    lazyeng.synchronize()
+    go.clear()
+    with lazyeng.lazy():
+        made = torch.digamma(x)
+        time.sleep(0.05)  # (it is being launched)
+        others = [x @ x for _ in range(400)]
+        eventually(lambda: len(planned().ops) < 256)
+        go.set()
+    assert made.tolist() == (x + 1).tolist()
+    assert all(torch.equal(lazyeng.unwrap(other), x) for other in others)

@@ -122,7 +122,7 @@ class Recorder {
   void run_in_order(run::Node& node, Before before);
   bool run_unpushed(run::Node& node);
   void wake_worker();
-  void offer_window(engine::QueueId queue);
+  void offer_window(engine::QueueId queue, size_t size);
   bool is_left_to_launcher_locked(engine::QueueId caller) const;
   void number_locked(run::Node& node);
   void enter_window_locked(run::Node& node);

@@ -9,7 +9,9 @@
 //
 // A window of nothing but launches on one device can do no more than wait for the thread that
 // launches there (run/device_queues.h), so as long as that one is busy nobody else fetches it: it
-// grows, and nobody has to be woken. The launching thread fetches it by itself.
+// grows, and nobody has to be woken. The launching thread fetches it by itself. When it is full, an
+// idle worker takes it: to group it is then neither the work of the thread that launches nor of the
+// one that records, which are what a loop waits for.
 //
 // In deferred mode nodes stay until a value is read, the program
 // synchronizes, or the run-ahead bound is reached.
@@ -99,7 +101,8 @@ Graph Recorder::pending(const std::vector<run::StorageVarRef>& vars) {
 void Recorder::append(run::Node& node, bool for_reader) {
   const bool async = thread_mode().mode == Mode::async;
   engine_->admit(node.cost_bytes);
-  bool full, held, first;
+  bool held, first;
+  size_t size;
   engine::QueueId queue;
   {
     std::lock_guard lock(window_mutex_);
@@ -112,34 +115,37 @@ void Recorder::append(run::Node& node, bool for_reader) {
     }
     enter_window_locked(node);
     window_has_async_ |= async;
-    full = window_.size() >= 2 * full_window();
+    size = window_.size();
     held = window_is_held_;
     queue = window_queue_;
-    first = window_.size() == 1 || std::exchange(rest_to_watch_, false);
+    first = size == 1 || std::exchange(rest_to_watch_, false);
     // seq_cst: either the worker that is going to sleep sees this size, or we see the worker idle.
     // (Deferred nodes are none of its business.)
-    window_size_.store(window_.size(),
-                       async ? std::memory_order_seq_cst : std::memory_order_release);
+    window_size_.store(size, async ? std::memory_order_seq_cst : std::memory_order_release);
   }
   if (!async) return;
-  if (full)
+  if (size >= 2 * full_window())
     push_unless_another_does();
   else if (!held)
-    offer_window(queue);
+    offer_window(queue, size);
   else if (first && !engine_->is_watched())
     wake_worker();
 }
 
 /// To those who are to fetch it, if they sleep.
-void Recorder::offer_window(engine::QueueId queue) {
+void Recorder::offer_window(engine::QueueId queue, size_t size) {
   if (!run::launches(queue)) return wake_worker();
-  if (!engine_->is_busy(queue)) engine_->nudge(queue);
+  if (!engine_->is_busy(queue))
+    engine_->nudge(queue);
+  else if (size >= full_window())
+    wake_worker();
 }
 
 /// With window_mutex_. Not a lossy answer: that thread calls hungry() once it has launched what it
 /// has, and sees what had entered the window before this was asked.
 bool Recorder::is_left_to_launcher_locked(engine::QueueId caller) const {
-  return run::launches(window_queue_) && window_queue_ != caller && engine_->is_busy(window_queue_);
+  return run::launches(window_queue_) && window_queue_ != caller &&
+         window_.size() < full_window() && engine_->is_busy(window_queue_);
 }
 
 /// An idle worker fetches the window, or watches it if it is held: its partition and its appends
