@@ -9,6 +9,8 @@ bursts with LAZYENG_CUDA_GRAPHS=on.
 Chains are given in the bandwidth of a copy (`y.copy_(x)`, measured in the same rounds) that reads
 and writes as much as they would if they read x once and wrote their result once: 1.0 is a copy.
 
+Threads (gpu_threads.py): which of them a step keeps busy.
+
 Copies: batches in pinned memory are copied to the device and go through products, which take about
 as long. "alone" is the products of batches that are there already; the others are times by that:
 1.0 hides the copies fully. "one by one" copies each batch before its products.
@@ -26,6 +28,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 import lazyeng
+from benchmarks import gpu_threads
 from benchmarks.gpu_programs import CHAINS, LAUNCH_BOUND, decode
 from benchmarks.workloads import Step
 from lazyeng import _C
@@ -113,17 +116,30 @@ def cell(figure: float | None, width: int = 9) -> str:
     return f"{'-':>{width}}" if figure is None else f"{figure:{width}.2f}"
 
 
+def programs(
+    device: str, options: argparse.Namespace
+) -> dict[str, tuple[Callable[[], Step], float]]:
+    """How each is made, and how much faster it is to be."""
+    made: dict[str, tuple[Callable[[], Step], float]] = {
+        name: (functools.partial(make, device), 3.0) for name, make in LAUNCH_BOUND.items()
+    }
+    made["Llama, batch 1"] = (functools.partial(decode, device, options.small), 2.0)
+    return made
+
+
+def ways(make: Callable[[], Step], device: str) -> dict[str, Burst]:
+    return {
+        "eager": burst_of(make(), device), "lazy": burst_of(make(), device, lazy=True),
+        "graphs": burst_of(make(), device, lazy=True, graphs=True),
+    }  # fmt: skip
+
+
 def steps(device: str, options: argparse.Namespace) -> Iterator[str]:
     """Rows: the time of eager by those of the others."""
     titles = ("lazy", "graphs", "wanted", "compile", "over it", "wanted")
     yield f"{'':22}{'eager us':>9}" + "".join(f"{title:>9}" for title in titles)
-    programs = {name: (functools.partial(make, device), 3.0) for name, make in LAUNCH_BOUND.items()}
-    programs["Llama, batch 1"] = (functools.partial(decode, device, options.small), 2.0)
-    for name, (make, wanted) in programs.items():
-        bursts = {
-            "eager": burst_of(make(), device), "lazy": burst_of(make(), device, lazy=True),
-            "graphs": burst_of(make(), device, lazy=True, graphs=True),
-        }  # fmt: skip
+    for name, (make, wanted) in programs(device, options).items():
+        bursts = ways(make, device)
         if options.compile and (burst := compiled(make(), device)):
             bursts["compile"] = burst
         found = in_turns(bursts, options)
@@ -207,7 +223,16 @@ def copies(device: str, options: argparse.Namespace) -> Iterator[str]:
     yield f"{title:22}{alone:9.2f}{times[0]:12.2f}{times[1]:10.2f}{1.0:9.2f}"
 
 
-TABLES = {"steps": steps, "chains": chains, "copies": copies}
+def threads(device: str, options: argparse.Namespace) -> Iterator[str]:
+    found = {}
+    for name, (make, _) in programs(device, options).items():
+        found[name] = make, ways(make, device)
+        for burst in found[name][1].values():
+            warm_up(burst, 3 if options.small else 30)
+    yield from gpu_threads.table(found, 3 if options.small else 40)
+
+
+TABLES = {"steps": steps, "threads": threads, "chains": chains, "copies": copies}
 
 
 def main() -> None:
