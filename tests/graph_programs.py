@@ -624,3 +624,31 @@ def check_windows_in_any_order() -> None:
             torch.testing.assert_close(lazyeng.unwrap(there).cpu(), state)
     # (On a real GPU it is chance whether windows repeat: workers fetch them as they are free.)
     assert launches() > 5 or not kernels.told
+
+
+def check_ops_behind_a_launch_may_share_an_exception() -> None:
+    """One of Python's, which each of them has to tell."""
+    kernels.install()
+    weight, x = lazyeng.wrap([numbers(0, 4, 4).cuda(), numbers(1, 8, 4).cuda()])
+
+    def step() -> list[Tensor]:
+        with lazyeng.lazy("deferred"):
+            return [layers(x, weight), layers(x * 2, weight)]
+
+    for _ in range(ROUNDS):
+        for made in step():
+            made.wait()  # type: ignore[attr-defined]
+        kernels.wait()
+    assert launches() > 0
+
+    def copy(*_: Any) -> None:
+        raise ValueError("no copies")
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("copy_", copy, "CUDA")
+    for made in step():
+        error = raised(made.wait)  # type: ignore[attr-defined]
+        assert isinstance(error, ValueError) and "no copies" in str(error), repr(error)
+    library._destroy()
+    with contextlib.suppress(ValueError, ExceptionGroup):
+        lazyeng.synchronize()

@@ -70,6 +70,7 @@ LEFT_OUT = {
     "check_groups_run_on_the_selected_stream": _COUNTED,
     "check_plain_tensors_remember_what_other_streams_do": _COUNTED,
     "check_what_fails_behind_a_launch_fails_each_op_once": "lets a copy fail",
+    "check_ops_behind_a_launch_may_share_an_exception": "lets a copy fail",
     "check_streams_are_rows_of_a_profile": "measures how long kernels of a known length take",
     "check_chains_over_lists_that_are_torchs": "writes memory twice in one kernel: eager races too",
 }

@@ -49,8 +49,27 @@ void throw_current_python_error() {
   throw error;
 }
 
+namespace {
+
+void set_error(PyObject* type, PyObject* value, PyObject* traceback) {
+  PyErr_Restore(Py_XNewRef(type), Py_XNewRef(value), Py_XNewRef(traceback));
+}
+
+}  // namespace
+
+/// What is a Python exception already keeps it: torch's translation takes it away, and several ops
+/// may have failed with the same one.
 void translate_to_python(const std::exception_ptr& error) {
-  torch::translate_exception_to_python(error);
+  try {
+    std::rethrow_exception(error);
+  } catch (python_error& thrown) {
+    thrown.persist();  // (it may still be the thread's pending Python error)
+    set_error(thrown.type, thrown.value, thrown.traceback);
+  } catch (const pybind11::error_already_set& thrown) {
+    set_error(thrown.type().ptr(), thrown.value().ptr(), thrown.trace().ptr());
+  } catch (...) {
+    torch::translate_exception_to_python(error);
+  }
 }
 
 bool is_python_error(const std::exception_ptr& error) noexcept {
