@@ -1,11 +1,11 @@
 """Adam's and AdamW's step over parameters on CUDA, recorded as one op.
 
 torch.optim's default there is a dozen calls over lists of tensors, and two reads of each
-parameter's step counter. Where recording is all that the program's thread does, that is half of a
-small model's training step. ATen has the step as one op (``fused=True``), which a hand-written
-kernel runs (triton_kernels/adamw.py) or else torch's own: the same operations in the same order,
-whose last bits differ (a decay is subtracted, sums and products may be contracted). So it is left
-alone where LAZYENG_FUSION demands eager's bits, and in dtypes in which that op rounds less often.
+parameter's step counter: work of the program's thread, which is what limits small models on a GPU
+(docs/gpu.md). ATen has the step as one op (``fused=True``), which a hand-written kernel runs
+(triton_kernels/adamw.py) or else torch's own: the same operations in the same order, whose last
+bits differ (a decay is subtracted, sums and products may be contracted). So it is left alone where
+LAZYENG_FUSION demands eager's bits, and in dtypes in which that op rounds less often.
 
 The state stays that of the default: the counters are tensors on the CPU.
 """
@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from lazyeng import _C
 from lazyeng.config import MODES
-from lazyeng.tensor import LazyTensor
+from lazyeng.optimizers import TYPES, are_recorded
 
 _torch: Any = torch  # (its type stubs leave these functions out)
-_TYPES = {torch.Tensor, torch.nn.Parameter, LazyTensor}
 _DTYPES = (torch.float32, torch.float64)
 _SYNC = MODES.index("sync")
 
@@ -58,11 +57,6 @@ def _are_numbers(options: dict[str, Any]) -> bool:
     return numbers and not any(options[n] for n in ("capturable", "differentiable", "has_complex"))
 
 
-def _is_recorded(params: Sequence[torch.Tensor]) -> bool:
-    mode, blocks = _C.thread_mode()
-    return mode != _SYNC and (blocks != 0 or all(_C.is_lazy(p) for p in params))
-
-
 def _fit(params: list[torch.Tensor], grads: list[torch.Tensor], means: list[torch.Tensor],
          squares: list[torch.Tensor], largest: list[torch.Tensor],
          steps: list[torch.Tensor]) -> bool:  # fmt: skip
@@ -70,10 +64,9 @@ def _fit(params: list[torch.Tensor], grads: list[torch.Tensor], means: list[torc
     in memory."""
     if not params or not params[0].is_cuda or torch.compiler.is_compiling():
         return False
-    # (One that is there twice has two steps, in this order.)
-    if len({id(p) for p in params}) < len(params) or not _is_recorded(params):
+    if _C.thread_mode()[0] == _SYNC or not are_recorded(params):
         return False
-    if params[0].dtype not in _DTYPES or not {type(p) for p in params} <= _TYPES:
+    if params[0].dtype not in _DTYPES or not {type(p) for p in params} <= {*TYPES}:
         return False
     if any(grad.requires_grad for grad in grads) or not all(step.is_cpu for step in steps):
         return False

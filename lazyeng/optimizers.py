@@ -36,7 +36,7 @@ _SMALL = 16384  # elements of a parameter, on average
 _FULL = ((4, 262144), (8, 65536), (16, 8192))
 _ONE = 16  # parameters that are always one portion
 
-_TYPES = (torch.Tensor, torch.nn.Parameter, LazyTensor)  # (of complex ones last bits would differ)
+TYPES = (torch.Tensor, torch.nn.Parameter, LazyTensor)  # (of complex ones last bits would differ)
 
 _Function = Callable[..., Any]
 
@@ -93,16 +93,20 @@ def _portions(params: list[torch.Tensor]) -> Iterator[slice]:
     yield slice(begin, len(params))
 
 
+def are_recorded(params: list[torch.Tensor]) -> bool:
+    """Whether a step of theirs is recorded, and one step of each (one that is there twice has two,
+    in this order)."""
+    recorded = params and (_inside() or all(_C.is_lazy(p) for p in params))
+    return bool(recorded) and len({id(p) for p in params}) == len(params)
+
+
 def _pays(params: list[torch.Tensor]) -> bool:
     """Whether their step is recorded, has the same bits by both implementations, and is small."""
-    if not params or not (_inside() or all(_C.is_lazy(p) for p in params)):
-        return False
-    # One that is there twice has two steps, in this order.
-    if len({id(p) for p in params}) < len(params):
+    if not are_recorded(params):
         return False
     elements = 0
     for p in params:
-        if type(p) not in _TYPES or not p.is_cpu or not p.is_floating_point():
+        if type(p) not in TYPES or not p.is_cpu or not p.is_floating_point():
             return False
         elements += p.numel()
     return elements < _SMALL * len(params)

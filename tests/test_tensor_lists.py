@@ -17,7 +17,7 @@ from torch.testing._internal.common_methods_invocations import foreach_unary_op_
 from torch.testing._internal.common_optimizers import optim_db
 
 import lazyeng
-from lazyeng import lazy, wrap
+from lazyeng import _C, lazy, wrap
 
 LISTS = UNARY + BINARY + POINTWISE + REDUCE + OTHER
 MODES = ("async", "deferred", "sync")
@@ -276,3 +276,19 @@ def test_many_large_parameters_are_groups_of_their_own() -> None:
 
     assert groups(1 << 16) == [3] * 6
     assert groups(64) == [18]
+
+
+def test_lists_that_lie_alike():
+    """What an op over lists of an optimizer asks for (lazyeng/fused_adam.py)."""
+    x, y = torch.rand(3, 4), torch.rand(5)
+    alike = [x.clone(), wrap(y.clone())]
+    assert _C.lie_alike([x, y], alike, alike)
+    assert _C.lie_alike([], [])
+    turned, gap = torch.rand(4, 3).t(), torch.rand(3, 8)[:, ::2]
+    for other in (turned, x.double(), x[:2], x.to_sparse(), x.to("meta")):
+        assert not _C.lie_alike([x, y], [other, y])
+    assert not _C.lie_alike([gap], [gap])
+    assert not _C.lie_alike([x, y.double()], [x, y.double()])
+    for wrong in ([x], [x, y, y], (x, y), [x, 1]):
+        with pytest.raises(TypeError, match="expected lists of tensors that are equally long"):
+            _C.lie_alike([x, y], wrong)

@@ -352,13 +352,11 @@ PyObject* expect_bump(PyObject*, PyObject* object) {
   });
 }
 
-/// Null: it is no list of tensors (an error is set).
-PyObject* item_of(PyObject* list, Py_ssize_t index) {
-  PyObject* const item =
-      PyList_Check(list) && index < PyList_GET_SIZE(list) ? PyList_GET_ITEM(list, index) : nullptr;
-  if (item && THPVariable_Check(item)) return item;
-  PyErr_SetString(PyExc_TypeError, "expected lists of tensors that are equally long");
-  return nullptr;
+bool is_list_of_tensors(PyObject* object, Py_ssize_t length) {
+  if (!PyList_Check(object) || PyList_GET_SIZE(object) != length) return false;
+  for (Py_ssize_t i = 0; i < length; ++i)
+    if (!THPVariable_Check(PyList_GET_ITEM(object, i))) return false;
+  return true;
 }
 
 bool lies_like(const at::Tensor& tensor, const at::Tensor& other) {
@@ -369,24 +367,22 @@ bool lies_like(const at::Tensor& tensor, const at::Tensor& other) {
 
 PyObject* lie_alike(PyObject*, PyObject* const* lists, Py_ssize_t count) {
   return guarded([&]() -> PyObject* {
-    bool alike = true;
-    const at::Tensor* first = nullptr;
-    for (Py_ssize_t i = 0; count > 0 && PyList_Check(lists[0]) && i < PyList_GET_SIZE(lists[0]);
-         ++i) {
-      const at::Tensor* of_place = nullptr;
-      for (Py_ssize_t l = 0; l < count; ++l) {
-        PyObject* const item = item_of(lists[l], i);
-        if (!item) return nullptr;
-        const at::Tensor& tensor = THPVariable_Unpack(item);
-        if (!first) first = &tensor;
-        if (!of_place) of_place = &tensor;
-        alike = alike && lies_like(tensor, *of_place);
-      }
-      alike = alike && of_place->device() == first->device() &&
-              of_place->scalar_type() == first->scalar_type() &&
-              of_place->is_non_overlapping_and_dense();
+    const Py_ssize_t length = count > 0 && PyList_Check(lists[0]) ? PyList_GET_SIZE(lists[0]) : 0;
+    for (Py_ssize_t l = 0; l < count; ++l)
+      TORCH_CHECK_TYPE(is_list_of_tensors(lists[l], length),
+                       "expected lists of tensors that are equally long");
+    const auto at = [&](Py_ssize_t list, Py_ssize_t place) -> const at::Tensor& {
+      return THPVariable_Unpack(PyList_GET_ITEM(lists[list], place));
+    };
+    for (Py_ssize_t i = 0; i < length; ++i) {
+      const at::Tensor &first = at(0, 0), &of_place = at(0, i);
+      if (of_place.device() != first.device() || of_place.scalar_type() != first.scalar_type() ||
+          of_place.layout() != c10::kStrided || !of_place.is_non_overlapping_and_dense())
+        Py_RETURN_FALSE;
+      for (Py_ssize_t l = 1; l < count; ++l)
+        if (!lies_like(at(l, i), of_place)) Py_RETURN_FALSE;
     }
-    return PyBool_FromLong(alike);
+    Py_RETURN_TRUE;
   });
 }
 

@@ -89,11 +89,10 @@ struct OpInfo {
   bool random = false;  ///< draws from a generator
   Collectivity collective = Collectivity::none;
   bool takes_generator = false;
-  bool data_dependent = false;  ///< shapes or results depend on values
-  bool indexes = false;         ///< data dependent only if an index is a mask
-  bool shows_values = false;    ///< its kernel has waited for the device whenever it returns
-  bool returns_plain =
-      false;  ///< some return is no tensor, nor a list, and only a run tells what it is
+  bool data_dependent = false;   ///< shapes or results depend on values
+  bool indexes = false;          ///< data dependent only if an index is a mask
+  bool shows_values = false;     ///< its kernel has waited for the device whenever it returns
+  bool returns_plain = false;    ///< some return is no tensor, and only a run tells what it is
   bool metadata_only = false;    ///< looks at shapes and the like, never at values or memory
   bool crosses_devices = false;  ///< copies one tensor to the device of another, or to one named
   bool checks_values = false;    ///< returns nothing and writes nothing: exists to raise
