@@ -19,6 +19,7 @@ from lazyeng import _C
 def install() -> None:
     """Puts the telling functions in place of torch's own. Once per process, at import."""
     torch.library.Library.impl = _then_adopt(torch.library.Library.impl)
+    torch.library.Library._destroy = _after_what_is_recorded(torch.library.Library._destroy)
     torch.ops.load_library = _then_adopt(torch.ops.load_library)
     definitions.increment_version = _announced(definitions.increment_version)
 
@@ -31,6 +32,19 @@ def _then_adopt(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return register
+
+
+def _after_what_is_recorded(destroy: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Defining a custom op of the same name again first takes back the old one: calls of that one
+    that have not run would find the new kernel."""
+
+    @functools.wraps(destroy)
+    def destroy_library(self: Any) -> None:
+        if not _C.in_custom_kernel():
+            _C.wait_for_all()
+        destroy(self)
+
+    return destroy_library
 
 
 def _announced(increment: Callable[[Any], None]) -> Callable[[Any], None]:

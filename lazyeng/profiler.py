@@ -48,7 +48,9 @@ class profile(contextlib.ContextDecorator):  # noqa: N801 (as torch.profiler.pro
         path: the file to write; an older one is replaced when the block ends.
 
     Raises:
-        RuntimeError: another profile is being made, in whichever thread.
+        TypeError: `path` is not a str or a path.
+        RuntimeError: another profile is being made, in whichever thread. (When the block begins.)
+        OSError: the file cannot be written. (When the block begins.)
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -60,6 +62,11 @@ class profile(contextlib.ContextDecorator):  # noqa: N801 (as torch.profiler.pro
     def __enter__(self) -> profile:
         if not _C.start_trace():
             raise RuntimeError("lazyeng.profile: another profile is being made; end that one first")
+        try:
+            self._file = open(self.path, "a", encoding="utf-8")
+        except BaseException:
+            _C.stop_trace()
+            raise
         self._waits = []
         self._process = os.getpid()
         self._begin = time.perf_counter_ns()
@@ -69,15 +76,16 @@ class profile(contextlib.ContextDecorator):  # noqa: N801 (as torch.profiler.pro
     def __exit__(self, *_: object) -> None:
         if os.getpid() != self._process:
             return  # a forked child has left the block: the trace is its parent's
-        try:
-            sync_debug.listeners.remove(self._note_wait)
-            with sync_debug.allow_sync("the profile is complete when its block ends"):
-                _C.wait_for_all()
-        finally:
-            end = time.perf_counter_ns()
-            logs = _C.stop_trace()
-        events = [*_trace_events(logs, self._waits, self._begin, end)]
-        with open(self.path, "w") as file:
+        with self._file as file:
+            try:
+                sync_debug.listeners.remove(self._note_wait)
+                with sync_debug.allow_sync("the profile is complete when its block ends"):
+                    _C.wait_for_all()
+            finally:
+                end = time.perf_counter_ns()
+                logs = _C.stop_trace()
+            events = [*_trace_events(logs, self._waits, self._begin, end)]
+            file.truncate(0)
             json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file, separators=(",", ":"))
 
     def _note_wait(self, wait: sync_debug.Wait, begin: int, end: int) -> None:

@@ -1,7 +1,10 @@
 """Operators that lazyeng has never seen: torch.library ops, mutating ones, Python kernels."""
 
 import contextlib
+import os
+import signal
 import threading
+import time
 import uuid
 
 import pytest
@@ -372,3 +375,88 @@ def test_kernel_that_reads_what_was_recorded_before_it(lazy_mode):
             p.add_(reads(torch.ones(2)))
             p.tolist()
     assert p.tolist() == [60.0] * 2
+
+
+# --- defined anew, under the same name, as notebooks do
+
+
+def definitions():
+    """One op three times: other arguments, other memory that it writes, another shape."""
+    name = fresh("again")
+
+    @torch.library.custom_op(name, mutates_args=())
+    def first(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    first.register_fake(lambda x: torch.empty_like(x))
+    yield lambda x: (first(x), x)
+
+    @torch.library.custom_op(name, mutates_args=())
+    def second(x: torch.Tensor, n: int) -> torch.Tensor:
+        return x + n
+
+    second.register_fake(lambda x, n: torch.empty_like(x))
+    yield lambda x: (second(x, 5), x)
+
+    @torch.library.custom_op(name, mutates_args={"x"})
+    def third(x: torch.Tensor) -> torch.Tensor:
+        x.zero_()
+        return x + 2
+
+    third.register_fake(lambda x: torch.empty_like(x))
+    yield lambda x: (third(x), x.sum())
+
+    @torch.library.custom_op(name, mutates_args=())
+    def fourth(x: torch.Tensor) -> torch.Tensor:
+        return x.repeat(2)
+
+    fourth.register_fake(lambda x: x.new_empty(2 * x.shape[0]))
+    yield lambda x: (fourth(x), x)
+
+
+def test_an_op_that_is_defined_anew(mode):
+    results = []
+    with lazy(mode):
+        for call in definitions():
+            for _ in range(2):  # (the second one by its plan)
+                results.append(call(wrap(torch.ones(3)) * 1))
+    assert [[t.tolist() for t in pair] for pair in results[::2]] == [
+        [[2.0] * 3, [1.0] * 3],
+        [[6.0] * 3, [1.0] * 3],
+        [[2.0] * 3, 0.0],
+        [[1.0] * 6, [1.0] * 3],
+    ]
+    for pair, again in zip(results[::2], results[1::2], strict=True):
+        assert [t.tolist() for t in pair] == [t.tolist() for t in again]
+
+
+def test_ctrl_c_in_a_fake_kernel_is_the_programs():
+    @torch.library.custom_op(fresh("slow"), mutates_args=())
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    begun = threading.Event()
+
+    @slow.register_fake
+    def _(x):
+        begun.set()
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            pass
+        return torch.empty_like(x)
+
+    def press():
+        begun.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    old = signal.signal(signal.SIGINT, signal.default_int_handler)
+    presser = threading.Thread(target=press)
+    presser.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            slow(wrap(torch.ones(3)))
+    finally:
+        begun.set()
+        presser.join()
+        signal.signal(signal.SIGINT, old)
+    assert wrap(torch.ones(3)).sum().item() == 3.0

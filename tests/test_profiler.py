@@ -218,7 +218,7 @@ def test_a_forked_child_that_leaves_the_block(path):
                 block.__exit__(None, None, None)
             except BaseException:
                 os._exit(1)
-            os._exit(2 if os.path.exists(path) else 0)
+            os._exit(2 if os.path.getsize(path) else 0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert events_of(path, cat="run", name="aten::cumsum")
 
@@ -238,6 +238,24 @@ def test_an_exception_passes_and_the_trace_is_written(path):
         (wrap(torch.rand(8, 8)) @ torch.rand(8, 8)).sum().item()
         raise KeyError
     assert events_of(path, cat="run", name="aten::mm")
+
+
+def test_a_file_that_cannot_be_written_is_told_of_at_the_start(tmp_path):
+    begun = False
+    with pytest.raises(FileNotFoundError), lazyeng.profile(tmp_path / "no folder" / "trace.json"):
+        begun = True
+    assert not begun
+    with lazyeng.profile(tmp_path / "trace.json"):  # no profile is left open
+        wrap(torch.ones(3)).sum().item()
+    assert events_of(str(tmp_path / "trace.json"), cat="profile")
+
+
+def test_an_older_file_is_replaced(path):
+    with open(path, "w") as file:
+        file.write("x" * 100_000)
+    with lazyeng.profile(path):
+        wrap(torch.ones(3)).sum().item()
+    assert events_of(path, cat="profile")
 
 
 def test_report(path):

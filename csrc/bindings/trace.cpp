@@ -2,6 +2,7 @@
 #include "csrc/run/trace.h"
 
 #include "csrc/bindings/bindings.h"
+#include "csrc/record/gate.h"
 #include "csrc/record/sync_debug.h"
 #include "csrc/run/python_ref.h"
 #include "csrc/run/torch_profiler.h"
@@ -55,13 +56,14 @@ PyObject* start_trace(PyObject*, PyObject*) {
 }
 
 /// [(thread, its name, [event])]
-PyObject* stop_trace(PyObject*, PyObject*) {
+PyObject* take_trace() {
   record::set_all_waits_reported(false);
   PyRef threads(PyList_New(0));
-  if (!threads) return nullptr;
+  if (!threads || record::Gate::is_lost()) return threads.release();
   std::vector<run::ThreadTrace> logs;
   {
     const run::NoGil released;  // (it waits for devices)
+    const record::Gate::Inside inside;
     logs = run::stop_trace();
   }
   for (const run::ThreadTrace& log : logs) {
@@ -76,6 +78,8 @@ PyObject* stop_trace(PyObject*, PyObject*) {
   }
   return threads.release();
 }
+
+PyObject* stop_trace(PyObject*, PyObject*) { return guarded(&take_trace); }
 
 PyObject* let_threads_join_profile(PyObject*, PyObject*) {
   {

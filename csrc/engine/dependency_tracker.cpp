@@ -79,8 +79,9 @@ void DependencyTracker::complete(Op& op, const FailurePtr& failure, ReadyList& r
 void DependencyTracker::fail_unpushed(const Op& op, const FailurePtr& failure) {
   for (const Access& access : op.accesses_) {
     if (!access.write || access.var->kind_ != Var::Kind::data) continue;
+    FailurePtr replaced = failure;  // (freed after the lock)
     std::lock_guard lock(access.var->mutex_);
-    access.var->failure_ = failure;
+    access.var->failure_.swap(replaced);
     access.var->failed_.store(true, std::memory_order_release);
   }
 }

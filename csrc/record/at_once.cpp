@@ -99,9 +99,10 @@ at::Tensor complete_tensor(const at::Tensor& tensor) {
   return tensor;
 }
 
-/// Replaces the tensors on the stack. False: some of them are not there.
+/// Replaces the tensors on the stack, all or none. False: some of them are not there.
 bool complete_tensors(const run::OpInfo& info, torch::jit::Stack& stack) {
   const size_t count = info.args.size();
+  c10::SmallVector<std::pair<c10::IValue*, at::Tensor>, 4> found;
   for (size_t i = 0; i < count; ++i) {
     if (info.args[i].kind == run::ArgKind::tensor_list ||
         info.args[i].kind == run::ArgKind::tensor_lists ||
@@ -111,8 +112,9 @@ bool complete_tensors(const run::OpInfo& info, torch::jit::Stack& stack) {
     if (!input.isTensor() || !input.toTensor().defined()) continue;
     at::Tensor tensor = complete_tensor(input.toTensor());
     if (!tensor.defined()) return false;
-    if (!tensor.is_same(input.toTensor())) input = std::move(tensor);
+    if (!tensor.is_same(input.toTensor())) found.emplace_back(&input, std::move(tensor));
   }
+  for (auto& [input, tensor] : found) *input = std::move(tensor);
   return true;
 }
 

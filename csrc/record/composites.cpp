@@ -15,6 +15,7 @@
 #include "csrc/record/factories.h"
 #include "csrc/record/gate.h"
 #include "csrc/record/lazy_tensor.h"
+#include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/executor.h"
@@ -216,20 +217,6 @@ void refuse_grad(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 void with_lazy_factories(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const LazyFactories scope;
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
-}
-
-void record_whole(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  static std::mutex mutex;
-  static auto* const infos = new std::map<const c10::FunctionSchema*, std::unique_ptr<run::OpInfo>>;
-  const Gate::Inside inside;
-  const run::OpInfo* info = nullptr;
-  {
-    std::lock_guard lock(mutex);
-    std::unique_ptr<run::OpInfo>& known = (*infos)[&op.schema()];
-    if (!known) known = std::make_unique<run::OpInfo>(op);
-    info = known.get();
-  }
-  current_recorder()->record(*info, stack);
 }
 
 bool is_on_cuda(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {

@@ -269,6 +269,20 @@ const c10::impl::LocalDispatchKeySet& usual_keys() {
   return usual;
 }
 
+/// What is called from Python records within it. Null: not taken, or, if an error is set, it is
+/// Python's now.
+template <class Body>
+PyObject* directly(Body&& body) {
+  if (!engine::fill_reserve()) return nullptr;
+  const engine::Owing owing;
+  try {
+    return body();
+  } catch (...) {
+    run::translate_to_python(std::current_exception());
+    return nullptr;
+  }
+}
+
 }  // namespace
 
 bool nobody_watches_calls() {
@@ -317,10 +331,8 @@ DirectOp direct_op(const char* name, const char* overload, bool numbers) {
 
 PyObject* record_directly(const DirectOp& op, PyObject* const* args, size_t count,
                           PyObject* names) {
-  if (!op.info || !ordinary_thread() || !engine::fill_reserve()) return nullptr;
-  const engine::Owing owing;
-  if (op.view && replays_views()) return nullptr;
-  try {
+  if (!op.info || !ordinary_thread() || (op.view && replays_views())) return nullptr;
+  return directly([&]() -> PyObject* {
     Call call(*op.info);
     if (!Binder(op, call).bind(args, count, names)) return nullptr;
     at::Tensor result;
@@ -331,10 +343,7 @@ PyObject* record_directly(const DirectOp& op, PyObject* const* args, size_t coun
     }
     if (op.view) result = as_view_of(THPVariable_Unpack(args[0]), result);
     return python_object(std::move(result));
-  } catch (...) {
-    run::translate_to_python(std::current_exception());
-    return nullptr;
-  }
+  });
 }
 
 PyObject* subscript_directly(PyObject* self, PyObject* key) {
@@ -342,10 +351,9 @@ PyObject* subscript_directly(PyObject* self, PyObject* key) {
   const at::Tensor& tensor = THPVariable_Unpack(self);
   const LazyImpl* lazy = lazy_impl(tensor);
   if (!lazy || lazy->resized_outside() || !ordinary_keys(*lazy) || !without_grad(tensor, true) ||
-      !ordinary_thread() || replays_views() || run::tracing() || !engine::fill_reserve())
+      !ordinary_thread() || replays_views() || run::tracing())
     return nullptr;
-  const engine::Owing owing;
-  try {
+  return directly([&]() -> PyObject* {
     run::GeometryData look = lazy->value()->geometry().data();
     look.wrapped_number = false;
     if (!follow_subscript(look, key)) return nullptr;
@@ -355,10 +363,7 @@ PyObject* subscript_directly(PyObject* self, PyObject* key) {
         make_lazy(make_ref<run::Value>(lazy->value()->var_ref(), run::intern(std::move(look))));
     if (has_new_autograd_node()) note_forward(stacks::capture(), at::Tensor());
     return python_object(as_view_of(tensor, view));
-  } catch (...) {
-    run::translate_to_python(std::current_exception());
-    return nullptr;
-  }
+  });
 }
 
 PyObject* detach_directly(PyObject* self) {
@@ -366,14 +371,16 @@ PyObject* detach_directly(PyObject* self) {
   LazyImpl* lazy = lazy_impl(tensor);
   if (!lazy || lazy->resized_outside() || !ordinary_thread() || !ordinary_keys(*lazy))
     return nullptr;
-  if (torch::autograd::impl::get_autograd_meta(tensor) && tensor._fw_grad(/*level=*/0).defined())
-    return nullptr;
-  find_forward_node();
-  // What torch makes of it: a view without view metadata, that shares the version counter.
-  const at::Tensor result = make_lazy(lazy->value());
-  result.unsafeGetTensorImpl()->set_version_counter(lazy->version_counter());
-  result.unsafeGetTensorImpl()->set_allow_tensor_metadata_change(false);
-  return python_object(result);
+  return directly([&]() -> PyObject* {
+    if (torch::autograd::impl::get_autograd_meta(tensor) && tensor._fw_grad(/*level=*/0).defined())
+      return nullptr;
+    find_forward_node();
+    // What torch makes of it: a view without view metadata, that shares the version counter.
+    const at::Tensor result = make_lazy(lazy->value());
+    result.unsafeGetTensorImpl()->set_version_counter(lazy->version_counter());
+    result.unsafeGetTensorImpl()->set_allow_tensor_metadata_change(false);
+    return python_object(result);
+  });
 }
 
 bool Recorder::record_direct(Call& call, bool view, at::Tensor& result) {

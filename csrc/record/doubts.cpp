@@ -1,7 +1,9 @@
-// csrc/record/doubts.cpp: one Doubt for each kind of call.
+// csrc/record/doubts.cpp: the Doubt of each kind of call.
 #include "csrc/record/doubts.h"
 
-#include "csrc/record/kind_table.h"
+#include <array>
+
+#include "csrc/record/infer.h"
 
 namespace lazyeng::record {
 
@@ -12,16 +14,14 @@ bool has_usual_strides(const run::Geometry& look) {
   return true;
 }
 
+// A fixed number of them, as kinds are unbounded: numbers are part of them. Two kinds that share one
+// are asked for more often than they need be.
 run::Doubt& doubt_of(const Call& call) {
+  static std::array<run::Doubt, size_t{1} << 14> doubts;
   PlanKey kind;
   if (!make_kind_key(call, kind)) return call.info.doubt;
   for (const run::GeometryRef& look : call.looks) kind.push_back(look && !has_usual_strides(*look));
-  static auto* const doubts = new KindTable<run::Doubt*>;
-  if (const auto known = doubts->find(kind)) return **known;
-  // (Two threads at once make two: the second one counts from now on.)
-  auto* const fresh = new run::Doubt;
-  doubts->note(kind, fresh);
-  return *fresh;
+  return doubts[hash_of(kind) % doubts.size()];
 }
 
 }  // namespace lazyeng::record

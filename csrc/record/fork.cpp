@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "csrc/fuse/kernel_requests.h"
+#include "csrc/record/forward_stacks.h"
 #include "csrc/record/gate.h"
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/buffers.h"
@@ -63,6 +64,7 @@ void in_child() {
   run::openmp_helpers().after_fork_in_child();
   run::launches_after_fork_in_child();
   run::plain_storages().after_fork_in_child();
+  forget_newest_in_child();
   Gate::after_fork_in_child();
 }
 

@@ -174,6 +174,11 @@ stacks::StackRef forward_stack() {
   return entry.stack;
 }
 
+void forget_newest_in_child() noexcept {
+  newest().waits = false;
+  newest().result = {};
+}
+
 void forget_dead_forward_stacks() {
   find_node_of_newest();
   forward_stacks().forget_dead();

@@ -25,6 +25,9 @@ void find_forward_node();
 /// The stack of the op whose autograd node runs on this thread; null if none does. GIL.
 stacks::StackRef forward_stack();
 
+/// What another thread was doing with the newest result when the process was forked is not done.
+void forget_newest_in_child() noexcept;
+
 /// Lets go of the stacks of nodes that are gone; otherwise that happens as new ones come. GIL.
 void forget_dead_forward_stacks();
 

@@ -38,7 +38,8 @@ class RecordKernel final : public c10::OperatorKernel {
 
  private:
   const run::OpInfo& info() {
-    if (const run::OpInfo* known = info_.load(std::memory_order_acquire)) return *known;
+    const run::OpInfo* const known = info_.load(std::memory_order_acquire);
+    if (known && !known->outdated.load(std::memory_order_relaxed)) return *known;
     const run::OpInfo& made = info_of(handle_);
     info_.store(&made, std::memory_order_release);
     return made;
@@ -48,9 +49,27 @@ class RecordKernel final : public c10::OperatorKernel {
   std::atomic<const run::OpInfo*> info_{nullptr};
 };
 
-void record_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const Gate::Inside inside;
-  current_recorder()->record(info_of(op), stack);
+/// What is known of ops, by the address of their schemas.
+struct Infos {
+  std::mutex mutex;
+  std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<run::OpInfo>> known;
+  std::vector<std::unique_ptr<run::OpInfo>> outdated;  // what is recorded refers to them
+};
+
+Infos& infos() {
+  static Infos* const instance = new Infos;
+  return *instance;
+}
+
+/// An op that is defined anew (a custom op of the same name again, as in notebooks) keeps the
+/// address of its schema, as our kernel keeps its entry in the dispatcher.
+void forget(const c10::OperatorHandle& op) {
+  std::lock_guard lock(infos().mutex);
+  const auto found = infos().known.find(&op.schema());
+  if (found == infos().known.end()) return;
+  found->second->outdated.store(true, std::memory_order_relaxed);
+  infos().outdated.push_back(std::move(found->second));
+  infos().known.erase(found);
 }
 
 bool handles_tensors(const c10::FunctionSchema& schema) {
@@ -97,6 +116,7 @@ class NewOps final : public c10::OpRegistrationListener {
     std::lock_guard lock(state_.mutex);
     std::erase(state_.names, op.operator_name());
     std::erase(state_.waiting, op.operator_name());
+    if (op.hasSchema()) forget(op);
   }
 
  private:
@@ -176,7 +196,7 @@ void register_other_layouts(const std::vector<c10::OperatorName>& names) {
           (has_kernel_for_all_backends(*op) || is_whole_in(layout, *op)))
         registered().libraries.back()->impl(
             without_namespace(name).c_str(),
-            torch::CppFunction::makeFromBoxedFunction<&record_fallback>());
+            torch::CppFunction::makeFromBoxedFunction<&record_whole>());
     }
   }
 }
@@ -187,9 +207,9 @@ void register_fallbacks() {
         torch::Library::IMPL, "_", std::make_optional(key), __FILE__, __LINE__));
     registered().libraries.back()->fallback(std::move(function));
   };
-  add(c10::DispatchKey::PrivateUse1, torch::CppFunction::makeFromBoxedFunction<&record_fallback>());
+  add(c10::DispatchKey::PrivateUse1, torch::CppFunction::makeFromBoxedFunction<&record_whole>());
   for (const OtherLayout& layout : kOtherLayouts)
-    add(layout.ours, torch::CppFunction::makeFromBoxedFunction<&record_fallback>());
+    add(layout.ours, torch::CppFunction::makeFromBoxedFunction<&record_whole>());
 }
 
 }  // namespace
@@ -199,16 +219,22 @@ std::string without_namespace(const c10::OperatorName& name) {
   return name.overload_name.empty() ? base : base + "." + name.overload_name;
 }
 
+void record_whole(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const Gate::Inside inside;
+  current_recorder()->record(info_of(op), stack);
+}
+
 const run::OpInfo& info_of(const c10::OperatorHandle& op) {
-  struct Table {
-    std::mutex mutex;
-    std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<run::OpInfo>> infos;
-  };
-  static Table* const table = new Table;
-  std::lock_guard lock(table->mutex);
-  std::unique_ptr<run::OpInfo>& info = table->infos[&op.schema()];
-  if (!info) info = std::make_unique<run::OpInfo>(op);
-  return *info;
+  Infos& all = infos();
+  {
+    std::lock_guard lock(all.mutex);
+    const auto found = all.known.find(&op.schema());
+    if (found != all.known.end()) return *found->second;
+  }
+  // (Without the lock: the dispatcher tells of an op that is taken back with a lock of its own.)
+  auto made = std::make_unique<run::OpInfo>(op);
+  std::lock_guard lock(all.mutex);
+  return *all.known.try_emplace(&op.schema(), std::move(made)).first->second;
 }
 
 size_t register_kernels() {

@@ -6,12 +6,15 @@
 namespace lazyeng::record {
 
 /// Registers the boxed kernel for every op that has no composite decomposition, fallbacks for the
-/// rest, a listener for ops registered later, and the device "lazyeng". Once per process.
+/// rest, and a listener for ops registered later. Once per process.
 /// Returns how many ops got a kernel of their own.
 size_t register_kernels();
 
-/// What the op's schema says; the one object for the op.
+/// What the op's schema says; the one object for the op, until it is defined anew.
 const run::OpInfo& info_of(const c10::OperatorHandle& op);
+
+/// A boxed kernel: records the op as one.
+void record_whole(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 /// "all_reduce", "add.out": as torch::Library wants it.
 std::string without_namespace(const c10::OperatorName& name);

@@ -46,7 +46,7 @@ void ask(const Call& call, For whom, const run::CallerModes* modes, torch::jit::
                                            stack);
 }
 
-/// What was raised is dropped: the run that follows raises eager's own words.
+/// What was raised is dropped (the run that follows raises eager's own words), but not Ctrl-C.
 MetaAnswer ask(const Call& call, For whom, const StandIns& stand_ins, torch::jit::Stack& stack,
                const run::CallerModes* modes = nullptr) {
   try {
@@ -56,6 +56,7 @@ MetaAnswer ask(const Call& call, For whom, const StandIns& stand_ins, torch::jit
   } catch (const c10::NotImplementedError&) {
     return MetaAnswer::none;
   } catch (const std::exception&) {
+    if (run::is_interrupt(std::current_exception())) throw;
     if (run::is_python_error(std::current_exception())) {
       const run::Gil gil;
       PyErr_Clear();

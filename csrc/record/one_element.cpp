@@ -11,6 +11,7 @@
 #include "csrc/record/stand_ins.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/ignored_warnings.h"
+#include "csrc/run/python_error.h"
 #include "csrc/run/width.h"
 
 namespace lazyeng::record {
@@ -79,6 +80,7 @@ Dtypes ask(const Call& call, size_t rank_of_results) {
       dtypes.push_back(tensor.scalar_type());
     }
   } catch (const std::exception&) {  // the usual way tells why
+    if (run::is_interrupt(std::current_exception())) throw;
     return {};
   }
   return dtypes;

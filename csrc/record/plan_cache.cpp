@@ -169,7 +169,8 @@ bool make_kind_key(const Call& call, PlanKey& key) {
   key.push_back(reinterpret_cast<uint64_t>(&call.info));
   key.push_back(settings_of_calls(call.info));
   for (const run::GeometryRef& look : call.looks)
-    key.push_back(look ? static_cast<uint64_t>(look->dtype()) << 8 |
+    key.push_back(look ? static_cast<uint64_t>(look->device().type()) << 16 |
+                             static_cast<uint64_t>(look->dtype()) << 8 |
                              look->data().wrapped_number << 7 | look->sizes().size()
                        : ~uint64_t{0});
   return add_others(call, key);

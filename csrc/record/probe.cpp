@@ -9,6 +9,7 @@
 #include "csrc/record/stand_ins.h"
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/executor.h"
+#include "csrc/run/python_error.h"
 #include "csrc/run/width.h"
 
 namespace lazyeng::record {
@@ -52,6 +53,7 @@ Trial try_kernel(const Call& call, StandIns::For whom, int integers) {
   } catch (const c10::IndexError&) {  // a dim out of range: the stand-ins have the true rank
     return Trial::refused;
   } catch (const std::exception& error) {
+    if (run::is_interrupt(std::current_exception())) throw;
     return is_about_numbers(call, error.what()) ? Trial::refused : Trial::fails;
   }
 }

@@ -402,6 +402,8 @@ bool is_running(c10::Device device, engine::FailurePtr& failure) {
     return std::any_of(streams.begin(), streams.end(),
                        [&](const c10::Stream& s) { return !log.guard().queryStream(s); });
   } catch (const std::exception& thrown) {
+    // (While a stream is captured, the driver refuses to tell; the device is well.)
+    if (!is_final(accelerator_error_code(std::current_exception()))) return true;
     failure = log.lose(std::current_exception(), thrown.what());
     return false;
   }

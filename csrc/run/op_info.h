@@ -128,6 +128,8 @@ struct OpInfo {
   /// Set once a run returned another shape, dtype or class than was recorded: from then on the op
   /// is run to learn what it returns. (Other strides are repaired: Doubt.)
   mutable std::atomic<bool> distrust_plans{false};
+  /// The op was taken back, and may have been defined anew: ops recorded before it refer to this.
+  mutable std::atomic<bool> outdated{false};
   /// Of calls of which nothing can be told apart.
   mutable Doubt doubt;
   /// What csrc/fuse/op_table.cpp has found for the op; null: not looked up yet.

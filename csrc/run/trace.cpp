@@ -85,8 +85,9 @@ bool start_trace() {
 }
 
 std::vector<ThreadTrace> stop_trace() {
-  detail::tracing.store(false, std::memory_order_relaxed);
+  // (Under the lock: another thread may start the next trace at once.)
   std::lock_guard lock(logs_mutex);
+  detail::tracing.store(false, std::memory_order_relaxed);
   std::vector<ThreadTrace> all;
   for (const std::shared_ptr<Log>& log : logs())
     all.push_back({log->thread, log->name, log->take()});
