@@ -2,10 +2,13 @@
 #include "csrc/generator_hooks.h"
 
 #include <torch/csrc/Generator.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <array>
 
+#include "csrc/record/lazy_tensor.h"
 #include "csrc/record/recorder.h"
+#include "csrc/run/plain_storage.h"
 #include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
 
@@ -19,19 +22,33 @@ constexpr std::array<const char*, 10> kNames = {
     "clone_state", "graphsafe_get_state", "graphsafe_set_state", "get_offset", "set_offset"};
 std::array<PyObject*, kNames.size()> originals{};  // torch's methods, owned
 
+/// What torch looks at the memory of: of a state that is a lazy tensor, the plain one. New
+/// reference.
+PyObject* complete(PyObject* argument) {
+  if (!THPVariable_Check(argument)) return Py_NewRef(argument);
+  const at::Tensor& state = THPVariable_Unpack(argument);
+  if (record::lazy_impl(state)) return THPVariable_Wrap(record::plain_of(state));
+  if (const run::StorageVarRef var = run::plain_storages().find(state))
+    record::current_recorder()->wait_for(*var);
+  return Py_NewRef(argument);
+}
+
 template <size_t I>
 PyObject* wait_then_call(PyObject* self, PyObject* args, PyObject* kwargs) {
+  PyRef bound(PyTuple_New(1 + PyTuple_GET_SIZE(args)));
+  if (!bound) return nullptr;
+  PyTuple_SET_ITEM(bound.get(), 0, Py_NewRef(self));
   try {
-    if (record::Recorder* recorder = record::current_recorder()) recorder->wait_for_generators();
+    const bool ready = record::current_recorder();
+    if (ready) record::current_recorder()->wait_for_generators();
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i) {
+      PyObject* const argument = PyTuple_GET_ITEM(args, i);
+      PyTuple_SET_ITEM(bound.get(), i + 1, ready ? complete(argument) : Py_NewRef(argument));
+    }
   } catch (...) {
     run::translate_to_python(std::current_exception());
     return nullptr;
   }
-  PyRef bound(PyTuple_New(1 + PyTuple_GET_SIZE(args)));
-  if (!bound) return nullptr;
-  PyTuple_SET_ITEM(bound.get(), 0, Py_NewRef(self));
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i)
-    PyTuple_SET_ITEM(bound.get(), i + 1, Py_NewRef(PyTuple_GET_ITEM(args, i)));
   return PyObject_Call(originals[I], bound.get(), kwargs);
 }
 

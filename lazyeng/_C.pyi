@@ -117,8 +117,14 @@ def wait_for_generators() -> None:
 def unreported() -> list[BaseException]:
     """A new exception for each failure not reported yet, in the order of creation; they count as reported now."""
 
-def unreported_of_block(block: int, /) -> list[BaseException]:
-    """The same for failed writes to plain tensors that this lazy() block recorded."""
+def failures_of_block(block: int, /) -> list[BaseException]:
+    """A new exception for each failed write to a plain tensor that this open lazy() block recorded, whether or not it has been reported; they count as reported now."""
+
+def look_at_failures_of_block(block: int, /) -> list[BaseException]:
+    """The same for those that are not reported, and that are not afterwards."""
+
+def any_failure() -> bool:
+    """Whether some tensor may have failed: failures live as long as those."""
 
 def mark_reported() -> None:
     """Marks all failures so far as reported."""
@@ -333,9 +339,6 @@ def set_trials_bounded(bounded: bool, /) -> None:
 
 def set_always_in_parts(always: bool, /) -> None:
     """For tests: what threads that have nothing else to do may help with is done in parts, whoever is there (csrc/run/parts.h)."""
-
-def fallback_counts() -> dict[str, int]:
-    """How often each op ran at the call, because it could not be recorded, in async and deferred mode."""
 
 # ---- graph
 

@@ -8,20 +8,18 @@ called in a block or with lazy tensors. Gradients cross the border in the other 
 
 from __future__ import annotations
 
+import collections
 import functools
-import importlib.abc
-import importlib.machinery
 import inspect
-import sys
+import operator
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from lazyeng import _C
-from lazyeng.tensor import LazyTensor
+from lazyeng._patching import inside_block, is_lazy, when_imported
 from lazyeng.wrapping import wrap
 
 # What needs no look inside.
@@ -30,8 +28,8 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, bool, int, float, str, typ
 
 def install() -> None:
     """Has torch's compiler changed when it is imported, which takes seconds. Once per process."""
-    _when_imported("torch._dynamo", _change_dynamo)
-    _when_imported("torch._inductor.output_code", _change_inductor)
+    when_imported("torch._dynamo", _change_dynamo)
+    when_imported("torch._inductor.output_code", _change_inductor)
 
 
 def _change_dynamo(dynamo: Any) -> None:
@@ -66,7 +64,7 @@ def _with_graph_border(backend: Callable[..., Any]) -> Callable[..., Any]:
 
         # (With the attributes of `graph`, dynamo would go by them to what it is a wrapper of.)
         def run(*inputs: Any) -> Any:
-            if not any(_is_lazy(x) for x in inputs):
+            if not any(is_lazy(x) for x in inputs):
                 return graph(*inputs)
             _C.wait_for_all()
             return graph(*_to_plain(inputs))
@@ -79,25 +77,121 @@ def _with_graph_border(backend: Callable[..., Any]) -> Callable[..., Any]:
 def _with_border(compiled: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(compiled)
     def border(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs and all(type(arg) in _PLAIN for arg in args) and not _inside():
+        if not kwargs and all(type(arg) in _PLAIN for arg in args) and not inside_block():
             return compiled(*args)
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        if not _inside() and not any(_is_lazy(leaf) for leaf in leaves):
+        some_lazy = any(is_lazy(leaf) for leaf in leaves)
+        if not inside_block() and not some_lazy:
             return compiled(*args, **kwargs)
         _C.wait_for_all()
-        return _C.call_outside(_call, (compiled, leaves, structure), {})
+        crossing = _Crossing((args, kwargs), leaves, structure if some_lazy else None)
+        return _C.call_outside(crossing.call, (compiled,), {})
 
     return border
 
 
-def _call(compiled: Callable[..., Any], leaves: list[Any], structure: pytree.TreeSpec) -> Any:
-    args, kwargs = pytree.tree_unflatten(_to_plain(leaves), structure)
-    results, structure = pytree.tree_flatten(compiled(*args, **kwargs))
-    return pytree.tree_unflatten(_to_lazy(results), structure)
+class _Crossing:
+    """The arguments of one call past the border, and what has to come back over it.
+
+    A plain tensor stands for each lazy one, over the same memory. What the function does to the
+    arguments it does to those, and to copies of the lists and dicts that they are in.
+    """
+
+    def __init__(self, given: Any, leaves: list[Any], structure: pytree.TreeSpec | None) -> None:
+        self._given = self._passed = given
+        self._originals: dict[int, Any] = {
+            id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)
+        }
+        self._twins: list[tuple[torch.Tensor, torch.Tensor, int]] = []  # lazy, plain, version
+        self._containers: list[tuple[Any, Any, list[Any]]] = []  # given, passed, what was in it
+        if structure is not None:  # (else nothing is lazy, and what was given is passed)
+            plain = _to_plain(leaves)
+            self._passed = pytree.tree_unflatten(plain, structure)
+            for leaf, twin in zip(leaves, plain, strict=True):
+                if twin is not leaf:
+                    self._twins.append((leaf, twin, _version_of(twin)))
+                    self._originals[id(twin)] = leaf
+        self._pair(self._given, self._passed)
+
+    def call(self, compiled: Callable[..., Any]) -> Any:
+        args, kwargs = self._passed
+        try:
+            results = compiled(*args, **kwargs)
+        finally:
+            self._tell_writes()
+            self._fill_containers()
+        return self._back(results)
+
+    def _pair(self, given: Any, passed: Any) -> None:
+        if isinstance(given, dict):
+            children = [(given[key], passed[key]) for key in given]
+        elif isinstance(given, (list, tuple, collections.deque)):
+            children = [*zip(given, passed, strict=True)]
+        else:
+            return
+        if not isinstance(given, tuple):
+            self._containers.append((given, passed, _contents(passed)))
+            self._originals[id(passed)] = given
+        for child in children:
+            self._pair(*child)
+
+    def _tell_writes(self) -> None:
+        for lazy, twin, version in self._twins:
+            if _version_of(twin) == version:
+                continue
+            if twin.requires_grad and torch.is_grad_enabled():
+                _TakeHistory.apply(lazy, twin)
+            torch.autograd.graph.increment_version(lazy)
+
+    def _fill_containers(self) -> None:
+        for given, passed, before in self._containers:
+            now = _contents(passed)
+            same = len(now) == len(before) and all(map(operator.is_, now, before))
+            if same or given is passed:
+                continue
+            now = self._back(passed, of_itself=True)
+            given.clear()
+            given.update(now) if isinstance(given, dict) else given.extend(now)
+
+    def _back(self, value: Any, of_itself: bool = False) -> Any:
+        """Lazy, with the objects that were given in the place of those that were passed."""
+
+        def is_known(part: Any) -> bool:
+            return id(part) in self._originals and not (of_itself and part is value)
+
+        leaves, structure = pytree.tree_flatten(value, is_leaf=is_known)
+        known = [self._originals.get(id(leaf)) for leaf in leaves]
+        views = [
+            self._view_of_given(leaf) if old is None else old
+            for leaf, old in zip(leaves, known, strict=True)
+        ]
+        left = iter(
+            _to_lazy([leaf for leaf, old in zip(leaves, views, strict=True) if old is None])
+        )
+        return pytree.tree_unflatten([next(left) if v is None else v for v in views], structure)
+
+    def _view_of_given(self, result: Any) -> torch.Tensor | None:
+        if type(result) is not torch.Tensor or not result._is_view():
+            return None
+        base = result._base
+        lazy: Any = self._originals.get(id(base))
+        strided = result.layout == torch.strided and not (result.is_conj() or result.is_neg())
+        if base is None or not is_lazy(lazy) or result.dtype != base.dtype or not strided:
+            return None
+        return lazy.as_strided(result.shape, result.stride(), result.storage_offset())
+
+
+def _contents(container: Any) -> list[Any]:
+    """For a comparison of objects: of a dict also the keys."""
+    return [*container, *container.values()] if isinstance(container, dict) else [*container]
+
+
+def _version_of(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def _to_plain(leaves: Sequence[Any]) -> list[Any]:
-    return _replaced(leaves, _is_lazy, _C.plain, _ToPlain)
+    return _replaced(leaves, is_lazy, _C.plain, _ToPlain)
 
 
 def _to_lazy(leaves: Sequence[Any]) -> list[Any]:
@@ -138,6 +232,19 @@ class _ToPlain(torch.autograd.Function):
         return tuple(grad if grad is None else wrap(grad) for grad in grads)
 
 
+class _TakeHistory(torch.autograd.Function):
+    """Of a lazy tensor whose plain one was written: the memory is one, the history is not."""
+
+    @staticmethod
+    def forward(ctx: Any, lazy: Any, _twin: Any) -> Any:
+        ctx.mark_dirty(lazy)
+        return lazy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None, _plain(grads[0])  # (what the lazy one was made of is in the plain one's)
+
+
 class _ToLazy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *tensors: Any) -> Any:
@@ -156,8 +263,8 @@ def _change_inductor(output_code: Any) -> None:
 
     @functools.wraps(original)
     def run(self: Any, inputs: Any) -> Any:
-        some_lazy = any(_is_lazy(x) for x in inputs)
-        if not some_lazy and not _inside():
+        some_lazy = any(is_lazy(x) for x in inputs)
+        if not some_lazy and not inside_block():
             return original(self, inputs)
         _C.wait_for_all()
         if some_lazy:
@@ -168,60 +275,4 @@ def _change_inductor(output_code: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    return _C.plain(value) if _is_lazy(value) else value
-
-
-def _is_lazy(value: Any) -> bool:
-    return isinstance(value, LazyTensor)
-
-
-def _inside() -> bool:
-    return _C.thread_mode()[1] != 0
-
-
-def _when_imported(name: str, change: Callable[[Any], None]) -> None:
-    if name in sys.modules:
-        change(sys.modules[name])
-    else:
-        sys.meta_path.insert(0, _Finder(name, change))
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module, as the finders after it do, and has it changed after its code has run.
-
-    It stays where it is: who asks for a spec (importlib.util.find_spec) need not import it, and a
-    module that is loaded again has to be changed again.
-    """
-
-    def __init__(self, name: str, change: Callable[[Any], None]) -> None:
-        self.name = name
-        self.change = change
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self.name:
-            return None
-        spec = self._spec_of_others(path, target)
-        if spec is None or spec.loader is None:
-            return spec
-        loader: Any = spec.loader
-        execute = loader.exec_module
-
-        def then_change(module: ModuleType) -> None:
-            execute(module)
-            if module.__name__ == self.name:  # (a loader may be that of many modules)
-                self.change(module)
-
-        loader.exec_module = then_change
-        return spec
-
-    def _spec_of_others(
-        self, path: Sequence[str] | None, target: ModuleType | None
-    ) -> importlib.machinery.ModuleSpec | None:
-        for finder in list(sys.meta_path):
-            find = None if finder is self else getattr(finder, "find_spec", None)
-            spec = find(self.name, path, target) if find else None
-            if spec is not None:
-                return spec
-        return None
+    return _C.plain(value) if is_lazy(value) else value

@@ -34,7 +34,7 @@ def _then_adopt(original: Callable[..., Any]) -> Callable[..., Any]:
     return register
 
 
-def _after_what_is_recorded(destroy: Callable[[Any], None]) -> Callable[[Any], None]:
+def _after_what_is_recorded(destroy: Callable[..., Any]) -> Callable[..., Any]:
     """Defining a custom op of the same name again first takes back the old one: calls of that one
     that have not run would find the new kernel."""
 

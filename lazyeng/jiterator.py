@@ -10,7 +10,7 @@ import torch
 import torch.cuda.jiterator as _torchs
 
 from lazyeng import _C
-from lazyeng.compiled import _inside
+from lazyeng._patching import inside_block
 from lazyeng.wrapping import unwrap, wrap
 
 
@@ -20,7 +20,7 @@ def install() -> None:
 
     @functools.wraps(original)
     def call(self: Any, *tensors: torch.Tensor, **kwargs: Any) -> Any:
-        if not _inside() and not any(_C.is_lazy(tensor) for tensor in tensors):
+        if not inside_block() and not any(_C.is_lazy(tensor) for tensor in tensors):
             return original(self, *tensors, **kwargs)
         return wrap(original(self, *unwrap(tensors), **kwargs))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 import threading
 from collections.abc import Callable
@@ -21,7 +22,8 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
 
     A context manager, re-entrant and per thread, and a decorator. Writes to plain tensors, such as
     an optimizer step, are complete when the block exits; if one failed, the block raises its
-    failure there (as a note on an exception that is already on its way out). Lazy results may
+    failure there, also if a read has raised it before (of what nobody has told of, an exception
+    that is already on its way out gets a note, and `synchronize()` raises it). Lazy results may
     outlive the block. Entering never waits; leaving waits for those writes, also at the end of an
     inner block.
 
@@ -67,25 +69,28 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
             wrong = "lazy: a block ends here that this thread has not entered"
             if exc is None:
                 raise RuntimeError(wrong)
-            exc.add_note(f"lazyeng: {wrong}")  # the exception on its way out is not masked
+            _note(exc, f"lazyeng: {wrong}")
             return
         block = blocks.pop()
         if block is None:
             return
         waited: list[BaseException] = []
         try:
-            _C.wait_for_plain_writes()
-        except (SyncError, Warning) as report:  # the wait is over, and the writes are complete
-            waited.append(report)
+            try:
+                _C.wait_for_plain_writes()
+            except (SyncError, Warning) as report:  # the wait is over, and the writes are complete
+                waited.append(report)
+            if exc is None:
+                problems = _C.failures_of_block(block) or waited
+            else:
+                problems = _C.look_at_failures_of_block(block) or waited
         finally:
             _C.leave_block(block)
-        problems = _C.unreported_of_block(block) or waited
-        if not problems:
-            return
-        if exc is None:
+        if exc is not None:
+            for problem in problems:
+                _note(exc, _also_failed(problem))
+        elif problems:
             errors.raise_all(problems)
-        for problem in problems:  # the exception on its way out is not masked
-            exc.add_note(_also_failed(problem))
 
     def __call__(self, function: F) -> F:
         """Decorates a function: each call runs in a block of this mode.
@@ -95,8 +100,16 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
         return in_blocks(function, lambda: lazy(self.mode))  # type: ignore[return-value]
 
 
+def _note(leaving: BaseException, text: str) -> None:
+    """The exception on its way out of a block is not masked, also if it takes no notes (a frozen
+    dataclass)."""
+    with contextlib.suppress(Exception):
+        leaving.add_note(text)
+
+
 def _also_failed(problem: BaseException) -> str:
-    """With its notes, which say where it was created: it counts as reported by this."""
+    """With its notes, which say where it was created. It counts as unreported all the same: many
+    exceptions are caught, or never shown (GeneratorExit)."""
     said = f"lazyeng: also failed in this block: {type(problem).__name__}: {problem}"
     notes = "\n".join(getattr(problem, "__notes__", ()))
     return f"{said}\n{textwrap.indent(notes, '  ')}" if notes else said

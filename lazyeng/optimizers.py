@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch.optim.optimizer import _foreach_supported_types as _optimizers_types
 from torch.utils._foreach_utils import _foreach_supported_types as _other_types
 
 from lazyeng import _C
-from lazyeng.compiled import _inside
+from lazyeng._patching import inside_block
 from lazyeng.tensor import LazyTensor
 
 _SAME_BITS = ("adam", "adamw", "adamax", "rprop")  # modules of torch.optim
@@ -47,14 +48,22 @@ def install() -> None:
     for types in (_optimizers_types, _other_types):
         types.append(LazyTensor)
     for name in _SAME_BITS:
-        _replace(name, "_default_to_fused_or_foreach", _choice)
-        _replace(name, f"_multi_tensor_{name}", _in_portions)
+        module: Any = importlib.import_module(f"torch.optim.{name}")
+        one_by_one: Any = getattr(module, f"_single_tensor_{name}", None)
+        _replace(module, "_default_to_fused_or_foreach", _choice)
+        _replace(module, f"_multi_tensor_{name}", lambda lists, one=one_by_one: _over(lists, one))
 
 
-def _replace(module_name: str, name: str, ours: Callable[[_Function], _Function]) -> None:
-    module: Any = importlib.import_module(f"torch.optim.{module_name}")
+def _replace(module: Any, name: str, ours: Callable[[_Function], _Function]) -> None:
     if hasattr(module, name):
         setattr(module, name, functools.wraps(getattr(module, name))(ours(getattr(module, name))))
+
+
+class _Choice(threading.local):
+    ours = False  # not the program's, of the implementation over lists that is called next
+
+
+_chosen = _Choice()
 
 
 def _choice(torchs: _Function) -> _Function:
@@ -63,14 +72,21 @@ def _choice(torchs: _Function) -> _Function:
     ) -> tuple[bool, bool]:
         if torch.compiler.is_compiling() or differentiable or use_fused or not _pays(params):
             return torchs(params, differentiable, use_fused)
+        _chosen.ours = True
         return False, True
 
     return choose
 
 
-def _in_portions(torchs: _Function) -> _Function:
+def _over(torchs: _Function, one_by_one: _Function) -> _Function:
+    """The implementation over lists; but that of one parameter at a time where it is only our
+    choice, and there is a number among its options that is a tensor, of which lists want none."""
+
     def step(*lists: Any, **options: Any) -> None:
         params = lists[0]
+        ours, _chosen.ours = _chosen.ours, False
+        if ours and any(isinstance(option, torch.Tensor) for option in options.values()):
+            return one_by_one(*lists, **options)
         if len(params) <= _ONE or torch.compiler.is_compiling() or not _pays(params):
             return torchs(*lists, **options)
         for portion in _portions(params):
@@ -96,7 +112,7 @@ def _portions(params: list[torch.Tensor]) -> Iterator[slice]:
 def are_recorded(params: list[torch.Tensor]) -> bool:
     """Whether a step of theirs is recorded, and one step of each (one that is there twice has two,
     in this order)."""
-    recorded = params and (_inside() or all(_C.is_lazy(p) for p in params))
+    recorded = params and (inside_block() or all(_C.is_lazy(p) for p in params))
     return bool(recorded) and len({id(p) for p in params}) == len(params)
 
 

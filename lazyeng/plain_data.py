@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lazyeng import _C, errors
+from lazyeng._patching import inside_block
 
 _original: Any = torch.Tensor.data  # a descriptor, whatever its stub says
 
@@ -43,8 +44,7 @@ def _of_plain_ones(compatible: Callable[..., bool]) -> Callable[..., bool]:
 
     @functools.wraps(compatible)
     def call(tensor: torch.Tensor, value: torch.Tensor) -> bool:
-        _, blocks = _C.thread_mode()
-        if not blocks:  # module.to("lazyeng") is to make lazy parameters
+        if not inside_block():  # module.to("lazyeng") is to make lazy parameters
             return compatible(tensor, value)
         return compatible(_plain_one(tensor), _plain_one(value))
 

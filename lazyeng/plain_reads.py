@@ -16,11 +16,12 @@ import torch
 import torch.utils.dlpack
 
 from lazyeng import _C, errors
-from lazyeng.tensor import LazyTensor, array_of, list_of
+from lazyeng._patching import put_method
+from lazyeng.tensor import LazyTensor, array_of, list_of, tell_of_array
 
 _METHODS = (
     "numpy", "tolist", "data_ptr", "__dlpack__", "__deepcopy__", "__reduce_ex__", "untyped_storage",
-    "_typed_storage", "storage", "share_memory_", "is_shared", "__repr__",
+    "_typed_storage", "share_memory_", "is_shared", "__repr__",
 )  # fmt: skip
 # These give the memory to others, who may write it unseen.
 _LENDING = frozenset({"__dlpack__", "to_dlpack"})
@@ -52,23 +53,12 @@ def install() -> None:
         vars(module)["to_dlpack"] = to_dlpack
 
 
-def put_method(name: str, method: Any) -> None:
-    """Makes it a method of torch.Tensor, as which pickle finds it: torch's own can be pickled."""
-    method.__module__, method.__qualname__ = "torch", f"Tensor.{name}"
-    setattr(torch.Tensor, name, method)
-
-
 def _giving(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """`original`, which engine and recorder hear of (csrc/run/unseen_writers.h)."""
 
     def numpy(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         _C.before_lending(self)
-        array = original(self, *args, **kwargs)
-        # (torch's own tensor over the memory, which lives for as long as the array and its views.
-        # A class of the program's may make anything of the call.)
-        if isinstance(owner := getattr(array, "base", None), torch.Tensor):
-            _C.lent(owner)
-        return array
+        return tell_of_array(original(self, *args, **kwargs))
 
     def lend(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return original(_C.lend(self), *args, **kwargs)

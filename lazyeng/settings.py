@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lazyeng import _C
+from lazyeng import _C, errors
 
 _SETTERS = (
     "_set_default_dtype", "_set_default_tensor_type",
@@ -48,6 +48,7 @@ def _getter(setter: str) -> Callable[[], Any] | None:
 def _waiting(
     original: Callable[..., Any], now: Callable[[], Any] | None, chooses_kernels: bool
 ) -> Callable[..., Any]:
+    @errors.boundary
     @functools.wraps(original)
     def change(*args: Any, **kwargs: Any) -> Any:
         # (Context managers set what is set already.)

@@ -21,6 +21,7 @@ from lazyeng import (
     plain_reads,
     process,
     process_groups,
+    saving,
     script_modules,
     settings,
     sharing,
@@ -66,6 +67,7 @@ def start(config: Config) -> None:
     fused_adam.install()
     process_groups.install()
     process.install()
+    saving.install()
     script_modules.install()
     settings.install()
     tracers.install()
@@ -100,8 +102,10 @@ def _apply(config: Config) -> None:
     inexact = config.fusion not in ("exact", "off")
     _C.set_inexact_device_fusion(inexact)
     fused_adam.enable(inexact)
-    chosen = (names.ALONE, names.PAIRS, names.LISTS) if inexact else ((), (), ())
-    _C.set_chosen_ops(*map(list, chosen))
+    if inexact:
+        _C.set_chosen_ops(list(names.ALONE), list(names.PAIRS), list(names.LISTS))
+    else:
+        _C.set_chosen_ops([], [], [])
     _C.set_cuda_graphs(config.cuda_graphs)
     _C.set_fusion_log("fusion" in config.logs)
     _C.set_limits(config.max_pending_ops, config.max_pending_bytes)

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from lazyeng import _C, errors
-from lazyeng.compiled import _inside
-from lazyeng.plain_reads import put_method
+from lazyeng._patching import inside_block, put_method
 from lazyeng.tensor import LazyTensor
 
 
@@ -26,7 +25,7 @@ def install() -> None:
     @errors.boundary
     def as_subclass(self: torch.Tensor, cls: type[torch.Tensor]) -> torch.Tensor:
         lazy = _C.is_lazy(self)
-        if not (lazy or _inside()) or not isinstance(cls, type):
+        if not (lazy or inside_block()) or not isinstance(cls, type):
             return original(self, cls)
         if cls is torch.Tensor or (lazy and isinstance(self, cls)):
             return original(self, cls)
@@ -44,7 +43,7 @@ def _new_like(original: Callable[..., Any]) -> Callable[..., Any]:
     @errors.boundary
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
         data = args[0] if args else None
-        if cls is torch.Tensor or not (_C.is_lazy(data) or _inside()):
+        if cls is torch.Tensor or not (_C.is_lazy(data) or inside_block()):
             return original(cls, *args, **kwargs)
         if issubclass(cls, LazyTensor):
             return original(cls, *args, **kwargs)

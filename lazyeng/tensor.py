@@ -29,9 +29,13 @@ def list_of(plain: torch.Tensor) -> Any:
 def array_of(plain: torch.Tensor) -> Any:
     """`plain.numpy()`, likewise; recorder and engine hear of the array (unseen_writers.h)."""
     _C.before_lending(plain)
-    array = _C.read_memory(_numpy, plain)
-    # (torch's own tensor over the memory, which lives for as long as the array and its views. A
-    # class of the program's may make anything of the call.)
+    return tell_of_array(_C.read_memory(_numpy, plain))
+
+
+def tell_of_array(array: Any) -> Any:
+    """What a call of numpy() has made, which recorder and engine hear of."""
+    # (The base is torch's own tensor over the memory, which lives for as long as the array and its
+    # views. A class of the program's may make anything of the call.)
     if isinstance(owner := getattr(array, "base", None), torch.Tensor):
         _C.lent(owner)
     return array
@@ -212,11 +216,6 @@ class LazyTensor(torch.Tensor):
         return _C.plain(self).untyped_storage()
 
     @errors.boundary
-    def storage(self) -> Any:
-        """As `untyped_storage`, typed."""
-        return _C.plain(self).storage()
-
-    @errors.boundary
     def _typed_storage(self) -> Any:
         return _C.plain(self)._typed_storage()
 
@@ -231,6 +230,7 @@ class LazyTensor(torch.Tensor):
         return _plain_data.__get__(self)
 
     @data.setter
+    @errors.boundary
     def data(self, value: torch.Tensor) -> None:
         lazy = isinstance(value, torch.Tensor)
         _plain_data.__set__(self, _C.wrap_tensor(value.detach()) if lazy else value)

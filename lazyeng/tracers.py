@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from lazyeng.compiled import _is_lazy, _when_imported
+from lazyeng._patching import is_lazy, when_imported
 from lazyeng.tensor import LazyTensor
 
 
 def install() -> None:
     """Has the tracers changed when they are imported, which takes a second. Once per process."""
-    _when_imported("torch.fx.experimental.proxy_tensor", _change_proxies)
-    _when_imported("torch._subclasses.fake_tensor", _change_fakes)
+    when_imported("torch.fx.experimental.proxy_tensor", _change_proxies)
+    when_imported("torch._subclasses.fake_tensor", _change_fakes)
 
 
 def _change_proxies(proxy_tensor: Any) -> None:
@@ -26,6 +26,6 @@ def _change_fakes(fake_tensor: Any) -> None:
     is_unknown = fake_tensor._check_for_subclass_arg
 
     def check(x: object) -> bool:
-        return not _is_lazy(x) and is_unknown(x)
+        return not is_lazy(x) and is_unknown(x)
 
     fake_tensor._check_for_subclass_arg = check

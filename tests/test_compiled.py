@@ -1,5 +1,6 @@
 """torch.compile and lazy tensors: a compiled function takes them, in blocks and outside."""
 
+import collections
 import contextlib
 import shutil
 import subprocess
@@ -129,6 +130,97 @@ def test_writes_of_a_compiled_function_are_seen(backend):
         after = (counter + 0, plain + 0)
     assert [y.tolist() for y in before] == [[0.0] * 3] * 2
     assert [y.tolist() for y in (*found, *after)] == [[1.0] * 3] * 4
+
+
+# --- arguments that are changed
+
+
+def grown_by(write):
+    def program(backend):
+        leaf = torch.ones(3).requires_grad_()
+        x = leaf * 2
+        torch.compile(write, backend=backend)(x)
+        x.sum().backward()
+        return leaf.grad, x
+
+    return program
+
+
+def view_written(backend):
+    leaf = torch.ones(3).requires_grad_()
+    x = leaf * 2
+    y = torch.compile(lambda x: x.view(3, 1), backend=backend)(x)
+    y.mul_(3)
+    x.sum().backward()
+    return leaf.grad, x, y
+
+
+def saved_value_written(backend):
+    leaf = torch.ones(3).requires_grad_()
+    x = leaf * 1
+    y = (x * x).sum()
+    torch.compile(lambda x: x.add_(1), backend=backend)(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+    return (x,)
+
+
+def parameter_added(backend):  # (of a product torch's own gradient fails with some backends)
+    x, w = torch.ones(3) * 1, torch.full((3,), 2.0, requires_grad=True)
+    y = torch.compile(lambda x, w: x.add_(w * w), backend=backend)(x, w)
+    (x * y).sum().backward()
+    return w.grad, x, y
+
+
+def views_of_an_argument(backend):
+    x = torch.ones(2, 2) * 3
+    row, turned, new = torch.compile(lambda x: (x[0], x.t(), x * 2), backend=backend)(x)
+    row.add_(1)
+    return x, turned, new
+
+
+def lists_and_dicts(backend):
+    def fill(x, parts, named):
+        parts.append(x)
+        parts[0] = x + 1
+        named["a"][0] = x * 2
+        named["b"] = parts.pop()
+        return named
+
+    x, parts, named = torch.ones(1), [torch.zeros(1)], {"a": [torch.zeros(1)]}
+    assert torch.compile(fill, backend=backend)(x, parts, named=named) is named
+    return *parts, named["a"][0], named["b"]
+
+
+def queue(backend):
+    def note(x, seen):
+        seen.append(x)
+        seen.append(x + 1)
+
+    seen = collections.deque([torch.zeros(1)])
+    torch.compile(note, backend=backend)(torch.ones(1) * 2, seen)
+    return tuple(seen)
+
+
+def returned_itself(backend):
+    x = torch.ones(2) * 2
+    assert torch.compile(lambda x: x, backend=backend)(x) is x
+    return (x,)
+
+
+CHANGES = [
+    grown_by(lambda x: x.mul_(3)), view_written, saved_value_written, parameter_added,
+    views_of_an_argument, lists_and_dicts, queue, returned_itself,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", CHANGES)
+def test_what_a_compiled_function_does_to_its_arguments(backend, program, mode):
+    expected = program(backend)
+    torch._dynamo.reset()
+    with lazy(mode):
+        found = program(backend)
+    assert [y.tolist() for y in found] == [y.tolist() for y in expected]
 
 
 def test_exceptions_keep_their_type(backend):

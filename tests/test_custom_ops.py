@@ -377,6 +377,39 @@ def test_kernel_that_reads_what_was_recorded_before_it(lazy_mode):
     assert p.tolist() == [60.0] * 2
 
 
+@pytest.mark.parametrize("how", ["tensor", "list"])
+def test_a_kernel_may_return_lazy_tensors(how, mode):
+    table = wrap(torch.arange(3.0))
+
+    @torch.library.custom_op(fresh("look"), mutates_args=())
+    def look(x: torch.Tensor) -> torch.Tensor:
+        return x + table.sum()
+
+    @torch.library.custom_op(fresh("looks"), mutates_args=())
+    def looks(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x + table.sum(), x * 2]
+
+    look.register_fake(lambda x: torch.empty_like(x))
+    looks.register_fake(lambda x: [torch.empty_like(x), torch.empty_like(x)])
+    with lazy(mode):
+        results = [look(torch.ones(2))] if how == "tensor" else looks(torch.ones(2))
+    assert [y.tolist() for y in results] == [[4.0, 4.0], [2.0, 2.0]][: len(results)]
+
+
+def test_a_kernel_that_returns_a_failed_tensor(lazy_mode):
+    bad = wrap(torch.arange(3.0))[torch.tensor([7])]
+
+    @torch.library.custom_op(fresh("look"), mutates_args=())
+    def look(x: torch.Tensor) -> torch.Tensor:
+        return x + bad
+
+    look.register_fake(lambda x: torch.empty_like(x))
+    with lazy(lazy_mode):
+        y = look(torch.ones(1))
+    with pytest.raises(IndexError, match="out of bounds"):
+        y.tolist()
+
+
 # --- defined anew, under the same name, as notebooks do
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import copy
+import gc
 import inspect
 import pickle
 import signal
@@ -606,6 +607,26 @@ def test_saved_random_state_repeats_recorded_draws(mode):
     assert a.tolist() == b.tolist()
 
 
+STATES = {
+    "literal": lambda state: torch.tensor(state.tolist(), dtype=torch.uint8),
+    "clone": lambda state: state.clone(),
+    "parts": lambda state: torch.cat([state[:9], state[9:]]),
+    "wrapped": wrap,
+    "filled": lambda state: torch.zeros_like(state).copy_(state),
+}
+
+
+@pytest.mark.parametrize("set_state", [torch.set_rng_state, torch.default_generator.set_state])
+@pytest.mark.parametrize("copy_of", STATES.values(), ids=STATES)
+def test_a_state_may_be_a_lazy_tensor(set_state, copy_of, mode):
+    with lazy(mode):
+        state = torch.get_rng_state()
+        a = torch.rand(3) * 1
+        set_state(copy_of(state))
+        b = torch.rand(3) * 1
+    assert a.tolist() == b.tolist()
+
+
 def test_own_generator(mode):
     def run():
         generator = torch.Generator().manual_seed(5)
@@ -651,7 +672,66 @@ def test_failure_does_not_mask_an_exception(lazy_mode):
         raise KeyError("mine")
     (note,) = caught.value.__notes__
     assert "also failed in this block: IndexError: index 7 is out of bounds" in note
-    assert "created at test_mode.py" in note  # nothing else will say so
+    assert "created at test_mode.py" in note
+    with pytest.raises(IndexError, match="out of bounds"):  # (KeyErrors may be caught unseen)
+        synchronize()
+
+
+class FrozenError(Exception):
+    """It takes no notes."""
+
+    def __setattr__(self, name, value):
+        raise AttributeError(f"cannot set {name}")
+
+
+def leave_by_closing(lazy_mode, x):
+    def steps():
+        with lazy(lazy_mode):
+            x.copy_(x[torch.tensor([7, 0, 0])])
+            yield
+
+    for _ in steps():
+        break
+    gc.collect()
+
+
+def leave_with(lazy_mode, x, leaving):
+    with pytest.raises(leaving), lazy(lazy_mode):
+        x.copy_(x[torch.tensor([7, 0, 0])])
+        raise leaving
+
+
+@pytest.mark.parametrize("leaving", [SystemExit, StopIteration, FrozenError, GeneratorExit])
+def test_no_failure_is_lost_with_what_leaves_the_block(leaving, lazy_mode):
+    x = torch.zeros(3)
+    if leaving is GeneratorExit:
+        leave_by_closing(lazy_mode, x)
+    else:
+        leave_with(lazy_mode, x, leaving)
+    with pytest.raises(IndexError, match="out of bounds"):
+        synchronize()
+
+
+@pytest.mark.parametrize("told_by", ["read before", "read inside", "synchronize", "block"])
+def test_a_block_raises_what_others_have_told_of(told_by, lazy_mode):
+    """The plain tensor has its old values: only the block says so."""
+    x = torch.zeros(3)
+    bad = wrap(torch.arange(3.0))[torch.tensor([7])]
+    if told_by == "block":
+        with pytest.raises(IndexError), lazy(lazy_mode):
+            x.add_(bad)
+    if told_by == "read before":
+        with pytest.raises(IndexError):
+            bad.tolist()
+    with pytest.raises(IndexError, match="out of bounds"), lazy(lazy_mode):
+        x.add_(bad)
+        if told_by == "read inside":
+            with pytest.raises(IndexError):
+                x.tolist()
+        if told_by == "synchronize":
+            with pytest.raises(IndexError):
+                synchronize()
+    assert x.tolist() == [0.0] * 3
 
 
 def test_failed_write_to_a_plain_tensor_is_raised_at_exit(lazy_mode):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lazyeng import lazy
+from lazyeng import lazy, unwrap
 
 SAVED = {
     "torch.jit.save of a script": lambda m, x, f: torch.jit.save(torch.jit.script(m), f),
@@ -41,3 +41,29 @@ def test_saved_modules_have_what_was_trained(how, mode, tmp_path):
         saved, _ = train(tmp_path / "lazy")
     assert torch.equal(torch.jit.load(io.BytesIO(saved))(x), expected)
     assert torch.equal(torch.jit.load(tmp_path / "lazy")(x), expected)
+
+
+def indexed(x):
+    y = x[torch.tensor([1])] + torch.arange(2.0)
+    y[0] = 5
+    return y, x[[0, 2]]
+
+
+def test_what_is_traced_has_constants(lazy_mode):
+    x = torch.arange(3.0)
+    with lazy(lazy_mode):
+        traced = torch.jit.trace(indexed, x * 1, check_trace=False)
+        results = traced(x + 1)
+    for result, expected in zip(results, indexed(torch.arange(3.0) + 1), strict=True):
+        assert result.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("make", [torch.jit.freeze, torch.jit.optimize_for_inference])
+def test_frozen_modules_have_no_parameters(make, lazy_mode):
+    module = torch.jit.script(torch.nn.Linear(3, 2).eval())
+    x = torch.ones(4, 3)
+    with lazy(lazy_mode):
+        frozen = make(torch.jit.freeze(module) if make is not torch.jit.freeze else module)
+        result = frozen(x)
+    assert not list(frozen.parameters()) and not result.requires_grad
+    torch.testing.assert_close(unwrap(result), module(x).detach())

@@ -262,6 +262,28 @@ def test_a_parameter_that_is_there_twice_has_two_steps(monkeypatch: pytest.Monke
     assert got == step()
 
 
+@pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax])
+@pytest.mark.parametrize("names", [("beta1", "beta2"), ("beta1",)])
+def test_betas_that_are_tensors(cls: Any, names: tuple[str, ...], mode: str) -> None:
+    """torch has them one by one only, and refuses them to who asks for lists."""
+    if cls is not torch.optim.Adamax and len(names) == 1:
+        pytest.skip("torch refuses one tensor and one number")
+    betas = (torch.tensor(0.9), torch.tensor(0.99) if len(names) == 2 else 0.99)
+
+    def steps(**options: Any) -> list[list[float]]:
+        params = [torch.nn.Parameter(torch.ones(5) * i) for i in range(3)]
+        optimizer = cls(params, betas=betas, **options)
+        for step in range(3):
+            for p in params:
+                p.grad = torch.ones(5) * step
+            optimizer.step()
+        return [p.tolist() for p in params]
+
+    expected = steps()
+    with lazy(mode):
+        assert steps() == expected
+
+
 def test_many_large_parameters_are_groups_of_their_own() -> None:
     """What is independent goes over memory one after the other; what is small, in one group."""
 

@@ -101,15 +101,32 @@ PyObject* unreported(PyObject*, PyObject*) {
   return guarded([&] { return exceptions_of(run::failure_log().unreported()); });
 }
 
-PyObject* unreported_of_block(PyObject*, PyObject* block) {
+/// Exceptions to raise.
+PyObject* failures_of_block(PyObject*, PyObject* block) {
   return guarded([&] {
-    return exceptions_of(run::failure_log().unreported_of_block(PyLong_AsUnsignedLongLong(block)));
+    return exceptions_of(run::failure_log().of_block(PyLong_AsUnsignedLongLong(block)));
+  });
+}
+
+/// Exceptions to read: those that nobody has told of, and that count as unreported afterwards, too.
+PyObject* look_at_failures_of_block(PyObject*, PyObject* block) {
+  return guarded([&] {
+    auto roots = run::failure_log().of_block(PyLong_AsUnsignedLongLong(block));
+    std::erase_if(roots, [](const auto& root) { return root->reported.load(); });
+    PyObject* const exceptions = exceptions_of(roots);
+    for (const auto& root : roots) root->reported = false;
+    return exceptions;
   });
 }
 
 PyObject* mark_reported(PyObject*, PyObject*) {
   for (const auto& root : run::failure_log().unreported()) root->reported = true;
   Py_RETURN_NONE;
+}
+
+/// Whether some tensor may have failed.
+PyObject* any_failure(PyObject*, PyObject*) {
+  return PyBool_FromLong(run::FailureRoot::alive.load(std::memory_order_relaxed) != 0);
 }
 
 PyObject* deliver_warnings(PyObject*, PyObject*) {
@@ -136,8 +153,10 @@ PyMethodDef block_methods[] = {
     {"set_backward_from_lazy", set_backward_from_lazy, METH_O, nullptr},
     {"wait_for_plain_writes", wait_for_plain_writes, METH_NOARGS, nullptr},
     {"unreported", unreported, METH_NOARGS, nullptr},
-    {"unreported_of_block", unreported_of_block, METH_O, nullptr},
+    {"failures_of_block", failures_of_block, METH_O, nullptr},
+    {"look_at_failures_of_block", look_at_failures_of_block, METH_O, nullptr},
     {"mark_reported", mark_reported, METH_NOARGS, nullptr},
+    {"any_failure", any_failure, METH_NOARGS, nullptr},
     {"deliver_warnings", deliver_warnings, METH_NOARGS, nullptr},
     {"set_reports_waits", set_reports_waits, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -179,16 +179,6 @@ PyObject* set_always_in_parts(PyObject*, PyObject* arg) {
   Py_RETURN_NONE;
 }
 
-PyObject* fallback_counts(PyObject*, PyObject*) {
-  PyRef counts(PyDict_New());
-  for (const auto& [name, count] : current_recorder()->fallback_counts()) {
-    PyRef number(PyLong_FromUnsignedLongLong(count));
-    if (!number || PyDict_SetItemString(counts.get(), name.c_str(), number.get()) != 0)
-      return nullptr;
-  }
-  return counts.release();
-}
-
 PyObject* stop_engine(PyObject*, PyObject*) {
   return guarded([&] {
     if (record::Recorder* recorder = current_recorder()) {
@@ -307,7 +297,6 @@ PyMethodDef engine_methods[] = {
     {"kernel_settings_changed", kernel_settings_changed, METH_NOARGS, nullptr},
     {"set_trials_bounded", set_trials_bounded, METH_O, nullptr},
     {"set_always_in_parts", set_always_in_parts, METH_O, nullptr},
-    {"fallback_counts", fallback_counts, METH_NOARGS, nullptr},
     {"stop_engine", stop_engine, METH_NOARGS, nullptr},
     {"start_engine", start_engine, METH_NOARGS, nullptr},
     {"before_fork", before_fork, METH_NOARGS, nullptr},

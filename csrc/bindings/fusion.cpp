@@ -1,6 +1,6 @@
-// csrc/bindings/fusion.cpp: the function of lazyeng._C that shows what would run as groups, as
-// plain data: what lazyeng/fuse makes Triton source of, and what tests compare with eager. And when
-// ops are tried for them.
+// csrc/bindings/fusion.cpp: functions of lazyeng._C that show what would run as groups, as plain
+// data: what lazyeng/fuse makes Triton source of, and what tests compare with eager. And when ops
+// are tried for them.
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
@@ -62,11 +62,9 @@ py::tuple call(const run::Node& node, Values& values) {
   size_t next = 0;
   for (size_t i = 0; i < node.args.size(); ++i) {
     const run::ArgKind kind = node.info.args[i].kind;
-    const bool list =
-        kind == run::ArgKind::tensor_list || kind == run::ArgKind::optional_tensor_list;
     if (kind == run::ArgKind::tensor) {
       arguments.append(tensor(node.tensors[next++], values));
-    } else if (list && node.args[i].isInt()) {
+    } else if (run::is_list(kind) && node.args[i].isInt()) {
       py::list elements;
       for (int64_t k = 0; k < node.args[i].toInt(); ++k)
         elements.append(tensor(node.tensors[next++], values));

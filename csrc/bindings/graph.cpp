@@ -13,15 +13,6 @@ namespace {
 
 using run::PyRef;
 
-PyObject* strings(const std::vector<std::string>& texts) {
-  PyRef list(PyList_New(0));
-  for (const std::string& text : texts) {
-    PyRef item(PyUnicode_FromString(text.c_str()));
-    if (!item || PyList_Append(list.get(), item.get()) != 0) return nullptr;
-  }
-  return list.release();
-}
-
 PyObject* places(const std::vector<size_t>& numbers) {
   PyRef list(PyList_New(0));
   for (size_t number : numbers) {
@@ -45,7 +36,8 @@ std::vector<std::string> outputs_of(const run::Node& node) {
 PyObject* to_python(const record::GraphNode& shown) {
   const run::Node& node = *shown.node;
   const std::string line = stacks::innermost_user_line(node.stack);
-  PyRef inputs(strings(node.describe_inputs())), outputs(strings(outputs_of(node)));
+  const PyRef inputs = run::string_list(node.describe_inputs());
+  const PyRef outputs = run::string_list(outputs_of(node));
   PyRef reads(places(shown.reads)), follows(places(shown.follows));
   if (!inputs || !outputs || !reads || !follows) return nullptr;
   return Py_BuildValue("sssOOiOOO", node.label().c_str(), node.info.name.c_str(), line.c_str(),

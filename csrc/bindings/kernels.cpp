@@ -67,11 +67,9 @@ py::tuple arguments(const fuse::DeviceCalls::Call& call) {
   };
   for (size_t i = 0; i < call.args.size(); ++i) {
     const run::ArgKind kind = call.info->args[i].kind;
-    const bool list =
-        kind == run::ArgKind::tensor_list || kind == run::ArgKind::optional_tensor_list;
     if (kind == run::ArgKind::tensor) {
       made.append(place());
-    } else if (list && call.args[i].isInt()) {
+    } else if (run::is_list(kind) && call.args[i].isInt()) {
       py::list elements;
       for (int64_t k = 0; k < call.args[i].toInt(); ++k) elements.append(place());
       made.append(py::tuple(elements));

@@ -15,10 +15,15 @@ bool Var::idle() const {
 // An op gives a claim up under our lock, before the engine drops its reference.
 std::vector<Ref<Op>> Var::pending_ops() const {
   std::vector<Ref<Op>> ops;
-  std::lock_guard lock(mutex_);
-  if (writer_) ops.emplace_back(writer_);
-  for (const Access* access = head_; access; access = access->next) ops.emplace_back(access->op);
-  return ops;
+  for (size_t room = 16;; room *= 2) {
+    ops.clear();  // (neither this nor what follows under the lock)
+    ops.reserve(room);
+    std::lock_guard lock(mutex_);
+    if (writer_) ops.emplace_back(writer_);
+    const Access* access = head_;
+    for (; access && ops.size() < room; access = access->next) ops.emplace_back(access->op);
+    if (!access) return ops;
+  }
 }
 
 FailurePtr Var::failure() const {

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <deque>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -22,8 +21,6 @@
 #include "csrc/fuse/kernel_run.h"
 #include "csrc/fuse/key.h"
 #include "csrc/run/launch_log.h"
-#include "csrc/run/launch_order.h"
-#include "csrc/run/stream_trace.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -388,17 +385,12 @@ Launched launch_calls(c10::ArrayRef<run::Node*> nodes,
       return run.bind(argument, arguments);
     };
     if (!run.begin_to_draw(*kernels) || !launches.bind(*kernels, own)) return Launched::no;
-    std::deque<run::Launch> log;  // any of the calls may be the one that a failure is blamed on
-    for (const run::Node* node : nodes) log.emplace_back(*node);
     const c10::SmallVector<const run::Node*, 8> all(nodes.begin(), nodes.end());
-    run::wait_for_other_streams(all);
-    run::StreamRange range(*all[0]);
-    for (; launched < kernels->kernels.size(); ++launched)
-      launches.launch(kernels->kernels[launched], launched);
-    run.end_drawing(*kernels);
-    range.end(run::group_event(all));
-    run.install();
-    run::note_launch(all);
+    const auto finish = [&] {
+      run.end_drawing(*kernels);
+      run.install();
+    };
+    launches.launch(all, *kernels, finish, launched);
     if (logging()) report(nodes, run, *kernels);
     stats().by_hand.fetch_add(nodes.size(), std::memory_order_relaxed);
     return Launched::yes;

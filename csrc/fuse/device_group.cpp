@@ -3,15 +3,12 @@
 
 #include <c10/core/DeviceGuard.h>
 
-#include <deque>
 
 #include "csrc/fuse/device_arguments.h"
 #include "csrc/fuse/kernel_requests.h"
 #include "csrc/fuse/kernel_run.h"
 #include "csrc/fuse/numbers.h"
 #include "csrc/run/launch_log.h"
-#include "csrc/run/launch_order.h"
-#include "csrc/run/stream_trace.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -125,20 +122,9 @@ Launched launch_group(const Group& group, const PlanRef& plan, std::exception_pt
       return run.bind(argument, arguments);
     };
     if (!launches.bind(*kernels, own)) return Launched::no;
-    // Any member may be the one that a failure of these kernels is blamed on.
-    std::deque<run::Launch> log;
     c10::SmallVector<const run::Node*, 8> nodes;
-    for (const Member& member : group.members) {
-      nodes.push_back(member.node.get());
-      log.emplace_back(*member.node);
-    }
-    run::wait_for_other_streams(nodes);
-    run::StreamRange range(first);
-    for (; launched < kernels->kernels.size(); ++launched)
-      launches.launch(kernels->kernels[launched], launched);
-    range.end(run::group_event(nodes));
-    run.install();
-    run::note_launch(nodes);
+    for (const Member& member : group.members) nodes.push_back(member.node.get());
+    launches.launch(nodes, *kernels, [&run] { run.install(); }, launched);
     return Launched::yes;
   } catch (...) {
     // No memory, a number that does not fit, a lost device: the member itself will tell.

@@ -149,14 +149,14 @@ bool Group::can_fuse() const {
   return true;
 }
 
-bool depends_on_width(const Program& program) {
+static bool depends_on_width(const Program& program) {
   return std::any_of(program.reductions.begin(), program.reductions.end(), [&](const auto& fold) {
     return fold.folding.fold == Fold::sum && program.registers[fold.reg].type >= Type::f32;
   });
 }
 
 /// On one core of about 3 GHz.
-double microseconds_per_element(const Program& program) {
+static double microseconds_per_element(const Program& program) {
   constexpr double kStep = 0.2e-3, kLink = 0.04e-3, kWholeRows = 0.8e-3;
   const auto has_elements = [&](RegisterId reg) {
     return program.registers[reg].rate == Rate::element;
@@ -293,7 +293,6 @@ bool Group::run_planned() {
   const PlanRef plan = plan_of_program();
   if (!is_trusted(*plan) || !run_fused(plan)) return false;
   if (logging()) report(*this, *plan);
-  stats().bytes_saved.fetch_add(plan->bytes_saved, std::memory_order_relaxed);
   return true;
 }
 
@@ -320,7 +319,6 @@ engine::FailurePtr Group::run() noexcept {
     if (outcomes_.empty()) report_changed_inputs();
     return nullptr;
   }
-  stats().unfused.fetch_add(1, std::memory_order_relaxed);
   if (logging()) report_group(nodes_of(*this), numel, 0, "unfused");
   run_members();
   return nullptr;

@@ -112,8 +112,6 @@ inline bool same_elements(const GroupValue& a, const GroupValue& b) {
 struct Stats {
   std::atomic<uint64_t> groups{0};       ///< run as programs
   std::atomic<uint64_t> members{0};      ///< ops in them
-  std::atomic<uint64_t> unfused{0};      ///< groups whose members ran one by one
-  std::atomic<uint64_t> bytes_saved{0};  ///< results never written
   std::atomic<uint64_t> by_hand{0};      ///< ops that hand-written kernels ran
 };
 Stats& stats();

@@ -2,8 +2,13 @@
 // launches. For groups (device_group.cpp) and for calls (device_calls.cpp).
 #pragma once
 
+#include <deque>
+
 #include "csrc/fuse/device_arguments.h"
 #include "csrc/run/buffers.h"
+#include "csrc/run/launch_log.h"
+#include "csrc/run/launch_order.h"
+#include "csrc/run/stream_trace.h"
 
 namespace lazyeng::fuse {
 
@@ -30,8 +35,23 @@ class KernelRun {
     return true;
   }
 
-  void launch(const DeviceKernel& kernel, size_t index) {
-    kernel.kernel->launch(kernel.grid, stream_, bound_[index]);
+  /// Launches all of them, in the place of what `nodes` would launch: any of these may be the one
+  /// that a failure is blamed on. `finish()` is called when all are launched, and before others
+  /// can see it. Counts them in `launched`.
+  template <class Finish>
+  void launch(c10::ArrayRef<const run::Node*> nodes, const GroupKernels& kernels,
+              const Finish& finish, size_t& launched) {
+    std::deque<run::Launch> log;
+    for (const run::Node* node : nodes) log.emplace_back(*node);
+    run::wait_for_other_streams(nodes);
+    run::StreamRange range(*nodes[0]);
+    for (; launched < kernels.kernels.size(); ++launched) {
+      const DeviceKernel& kernel = kernels.kernels[launched];
+      kernel.kernel->launch(kernel.grid, stream_, bound_[launched]);
+    }
+    range.end(run::group_event(nodes));
+    finish();
+    run::note_launch(nodes);
   }
 
  private:

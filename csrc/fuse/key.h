@@ -5,19 +5,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "csrc/run/hash_words.h"
+
 namespace lazyeng::fuse {
 
 using Key = std::vector<uint64_t>;
 
 struct HashKey {
-  size_t operator()(const Key& key) const {
-    uint64_t hash = key.size();
-    for (uint64_t word : key) {
-      hash = (hash ^ word) * 0x9E3779B97F4A7C15ull;
-      hash ^= hash >> 29;
-    }
-    return hash;
-  }
+  size_t operator()(const Key& key) const { return run::hash_words(key.data(), key.size()); }
 };
 
 }  // namespace lazyeng::fuse

@@ -48,8 +48,8 @@ struct Plan {
   mutable bool doubted = false;  ///< it was not certain of its bits once; by std::atomic_ref
 };
 
-/// Whether each var's memory must be written: `needed` has one flag a var.
 using PlanRef = std::shared_ptr<const Plan>;
+/// The plan of a group alike, or a new one. `needed`: whether each var's memory must be written.
 PlanRef find_plan(const Group& group, const std::vector<bool>& needed);
 
 /// Makes the plan (csrc/fuse/lowering.cpp).

@@ -213,7 +213,7 @@ void StepGraph::note_changes(const Observation& now) {
 
 /// Whether a graph of this segment would be right for that one, but for inputs that are copied and
 /// results that are kept.
-bool is_alike(const Observation& before, const Observation& now) {
+static bool is_alike(const Observation& before, const Observation& now) {
   if (before.numbers != now.numbers) return false;
   for (size_t v = 0; v < now.addresses.size(); ++v)
     if (!before.addresses[v] != !now.addresses[v] ||

@@ -24,7 +24,6 @@ inline constexpr int kMaxInputs = 4;
 
 /// What a register holds, in the order of torch's promotion; the two last stand in memory only.
 enum class Type : uint8_t { b8, u8, i8, i16, i32, i64, f32, f64, f16, bf16 };
-inline constexpr int kRegisterTypes = 8;
 
 constexpr size_t size_of(Type type) {
   constexpr size_t sizes[] = {1, 1, 1, 2, 4, 8, 4, 8, 2, 2};

@@ -104,10 +104,7 @@ bool complete_tensors(const run::OpInfo& info, torch::jit::Stack& stack) {
   const size_t count = info.args.size();
   c10::SmallVector<std::pair<c10::IValue*, at::Tensor>, 4> found;
   for (size_t i = 0; i < count; ++i) {
-    if (info.args[i].kind == run::ArgKind::tensor_list ||
-        info.args[i].kind == run::ArgKind::tensor_lists ||
-        info.args[i].kind == run::ArgKind::optional_tensor_list)
-      return false;
+    if (run::is_list(info.args[i].kind)) return false;
     c10::IValue& input = torch::jit::peek(stack, i, count);
     if (!input.isTensor() || !input.toTensor().defined()) continue;
     at::Tensor tensor = complete_tensor(input.toTensor());
@@ -235,7 +232,7 @@ bool Recorder::answer_at_once(const run::OpInfo& info, torch::jit::Stack* stack)
   if (info.writes) return write_number_at_once(info, *stack, window_mutex_, counters_);
   note_values_read(info, *stack);
   if (!complete_tensors(info, *stack)) return false;
-  count_fallback(info);
+  counters_.fallbacks.fetch_add(1, std::memory_order_relaxed);
   read_habit.reads();
   note_backward_of_lazy();
   const run::RealDispatch below;

@@ -140,9 +140,7 @@ Call read_call(const run::OpInfo& info, torch::jit::Stack* stack) {
   Reader reader(call);
   for (size_t i = 0; i < count; ++i) {
     const run::ArgInfo& arg = info.args[i];
-    const bool list = arg.kind == run::ArgKind::tensor_list ||
-                      arg.kind == run::ArgKind::tensor_lists ||
-                      arg.kind == run::ArgKind::optional_tensor_list;
+    const bool list = run::is_list(arg.kind);
     if (list && inputs[i].isNone())
       call.args.emplace_back();
     else if (list || arg.kind == run::ArgKind::tensor)

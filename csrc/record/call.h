@@ -34,10 +34,10 @@ bool recordable(const at::Tensor& tensor);
 /// The arguments themselves are returned, or passed on, by ops that write or look at metadata only.
 inline bool keeps_inputs(const run::OpInfo& info) { return info.writes || info.metadata_only; }
 
-/// Tells the trace that the call is recorded; null: without a node.
 /// What the call has written so far: of the same value, but another tensor object.
 bool is_written_through_another(const Call& call, const LazyImpl& lazy);
 
+/// Tells the trace that the call is recorded; null: without a node.
 void trace_record(const Call& call, const run::Node* node) noexcept;
 
 /// Adds the next argument, a tensor.

@@ -82,16 +82,6 @@ constexpr std::array<const char*, 4> kFillFactory = {"pad_sequence", "linalg_mat
 
 bool integral(const at::Tensor& tensor) { return c10::isIntegralType(tensor.scalar_type(), false); }
 
-/// Waits for a lazy tensor, and raises its error; any other is returned as it is.
-at::Tensor plain_of(const at::Tensor& tensor) {
-  LazyImpl* const lazy = lazy_impl(tensor);
-  if (!lazy) return tensor;
-  const Gate::Inside inside;
-  const run::ValueRef value = lazy->value();
-  current_recorder()->wait_and_check(*value);
-  return value->plain();
-}
-
 /// For writes of a plain tensor that a block has recorded.
 void wait_for_plain(const at::Tensor& tensor) {
   if (lazy_impl(tensor) || !tensor.has_storage()) return;

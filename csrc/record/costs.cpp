@@ -6,10 +6,6 @@
 namespace lazyeng::record {
 namespace {
 
-bool is_list(const run::ArgInfo& arg) {
-  return arg.kind == run::ArgKind::tensor_list || arg.kind == run::ArgKind::optional_tensor_list;
-}
-
 /// Most elementwise kernels fan out from 32,768 elements, those of MKL's functions from 2,048.
 constexpr uint64_t kElementsFanOut = 2048 * sizeof(float);
 
@@ -60,6 +56,7 @@ bool are_small(const std::vector<run::GeometryRef>& tensors) {
 bool starts_helpers(const Call& call, const std::vector<run::GeometryRef>& tensors) {
   const run::Work work = call.info.work;
   const bool copies = work == run::Work::copies || work == run::Work::lookups;
+  const auto is_list = [](const run::ArgInfo& arg) { return run::is_list(arg.kind); };
   if (!copies && std::any_of(call.info.args.begin(), call.info.args.end(), is_list)) return false;
   uint64_t most_bytes = 0;
   for (const run::GeometryRef& tensor : tensors)

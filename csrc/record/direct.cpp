@@ -227,9 +227,7 @@ class Binder {
 Take take_of(const c10::Argument& argument, const run::ArgInfo& info, bool numbers) {
   if (info.kind == run::ArgKind::tensor)
     return numbers && !info.write ? Take::tensor_or_number : Take::tensor;
-  c10::TypePtr type = argument.real_type();
-  if (type->kind() == c10::TypeKind::OptionalType)
-    type = type->castRaw<c10::OptionalType>()->getElementType();
+  const c10::TypePtr type = run::without_optional(argument.real_type());
   switch (type->kind()) {
     case c10::TypeKind::NumberType:
       return Take::scalar;

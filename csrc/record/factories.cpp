@@ -14,6 +14,7 @@
 
 #include "csrc/record/carried.h"
 #include "csrc/run/executor.h"
+#include "csrc/run/ignored_warnings.h"
 
 namespace lazyeng::record {
 namespace {
@@ -85,11 +86,6 @@ at::Tensor efficient_zeros(c10::SymIntArrayRef size, std::optional<at::ScalarTyp
                                                     layout, device, pin_memory);
 }
 
-/// The dispatcher warns of a second kernel for one key; here that is the purpose.
-struct Silent final : c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
-
 }  // namespace
 
 void note_backward_of_lazy() {
@@ -108,8 +104,7 @@ LazyFactories::LazyFactories() : before_(std::exchange(lazy_factories, true)) {}
 LazyFactories::~LazyFactories() { lazy_factories = before_; }
 
 void register_factories() {
-  static Silent silent;
-  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  const run::IgnoredWarnings silent;  // of second kernels for a key: here that is the purpose
   static torch::Library library(torch::Library::IMPL, "aten",
                                 std::make_optional(c10::DispatchKey::BackendSelect), __FILE__,
                                 __LINE__);

@@ -60,12 +60,6 @@ run::StorageVarRef generator_var(const Call& call) {
   return entry.var;
 }
 
-run::StorageVarRef known_generator_var(const c10::GeneratorImpl* generator) {
-  std::lock_guard lock(table().mutex);
-  auto found = table().entries.find(generator);
-  return found == table().entries.end() ? nullptr : found->second.var;
-}
-
 std::vector<run::StorageVarRef> all_generator_vars() {
   std::vector<run::StorageVarRef> vars;
   std::lock_guard lock(table().mutex);

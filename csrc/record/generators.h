@@ -11,9 +11,7 @@ namespace lazyeng::record {
 /// The var of the generator that this call draws from: the one it was given, or the default one of
 /// its device.
 run::StorageVarRef generator_var(const Call& call);
-/// The var of a generator, or null if no recorded op has drawn from it.
-run::StorageVarRef known_generator_var(const c10::GeneratorImpl* generator);
-/// All of them.
+/// Those of all generators that recorded ops have drawn from.
 std::vector<run::StorageVarRef> all_generator_vars();
 
 }  // namespace lazyeng::record

@@ -1,4 +1,5 @@
 // csrc/record/node_builder.cpp: reads and writes of a node, from the schema's alias annotations.
+#include "csrc/engine/reserve.h"
 #include "csrc/record/node_builder.h"
 
 #include <c10/core/GradMode.h>
@@ -196,6 +197,11 @@ void add_rewrites(run::Node& node, const Plan& plan) {
     }
     node.rewrites.push_back({rewrite.tensor, std::move(after)});
   }
+}
+
+void check_reserve() {
+  TORCH_CHECK_WITH(OutOfMemoryError, engine::fill_reserve(),
+                   "lazyeng: not enough memory to record the call");
 }
 
 }  // namespace lazyeng::record

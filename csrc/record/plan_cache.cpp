@@ -10,6 +10,7 @@
 #include "csrc/record/infer.h"
 #include "csrc/record/number_range.h"
 #include "csrc/run/caller_modes.h"
+#include "csrc/run/hash_words.h"
 
 namespace lazyeng::record {
 namespace {
@@ -156,14 +157,7 @@ uint64_t settings_of_calls(const run::OpInfo& info) {
 
 }  // namespace
 
-uint64_t hash_of(const PlanKey& key) {
-  uint64_t hash = key.size();
-  for (uint64_t word : key) {
-    hash = (hash ^ word) * 0x9E3779B97F4A7C15ull;
-    hash ^= hash >> 29;
-  }
-  return hash;
-}
+uint64_t hash_of(const PlanKey& key) { return run::hash_words(key.data(), key.size()); }
 
 bool make_kind_key(const Call& call, PlanKey& key) {
   key.push_back(reinterpret_cast<uint64_t>(&call.info));

@@ -210,23 +210,22 @@ std::vector<run::StorageVarRef> kept_for_checks(const run::Node& node) {
   return kept;
 }
 
-/// Nobody sees old memory from now on: the node's writes count as pending.
-void guard_plain_memory(const run::Node& node) {
-  if (node.discover) return;
+constexpr const char* kWritesOutside = "a write to a plain tensor, or a draw, outside lazy()";
+
+/// Nobody sees old memory from now on: the node's writes count as pending. Whether somebody might.
+bool guard_plain_memory(const run::Node& node) {
+  if (node.discover) return false;
+  bool guarded = false;
   for (run::StorageVar* var : node.written_vars) {
     if (!var->exposed()) continue;
-    run::plain_storages().guard(*var);
+    guarded |= run::plain_storages().guard(*var);
     // (It was launched meanwhile: there is no guard, and nobody waits at the end of the block.)
     if (!var->awaited()) run::give_to_current_stream(*var);
   }
+  return guarded;
 }
 
 }  // namespace
-
-void check_reserve() {
-  TORCH_CHECK_WITH(OutOfMemoryError, engine::fill_reserve(),
-                   "lazyeng: not enough memory to record the call");
-}
 
 Recorder* current_recorder() { return current; }
 void set_current_recorder(Recorder* recorder) { current = recorder; }
@@ -241,6 +240,7 @@ Recorder::Recorder(std::unique_ptr<engine::Engine> engine) : engine_(std::move(e
     Gate::exempt_this_thread();
   });
   run::set_parts_engine(engine_.get());
+  run::set_plain_of(&plain_of);
   engine_->set_long_idle([] { run::openmp_helpers().end_own_team(); });
   static thread_local std::optional<run::AsEngineThread> as_engine_thread;
   engine_->set_guest_hooks([] { as_engine_thread.emplace(); }, [] { as_engine_thread.reset(); });
@@ -382,7 +382,16 @@ void Recorder::schedule(run::Node& node) {
   const bool fusable = fusion_.load(std::memory_order_relaxed) && fuse::may_join(node);
   const bool for_reader = async && read_habit.records(node.brief, fusable) && watched();
   append(node, for_reader);
-  guard_plain_memory(node);
+  if (guard_plain_memory(node) && !thread_mode().inside()) complete_writes(node);
+}
+
+/// Outside of blocks what plain tensors see of a write is there when the call returns, as in eager:
+/// also if it is lazy tensors over the same memory that the call was given.
+void Recorder::complete_writes(const run::Node& node) {
+  WaitScope waits(kWritesOutside);
+  for (const run::TensorArg& arg : node.tensors)
+    if (arg.written && arg.value) wait_and_check(*arg.value);
+  waits.report();
 }
 
 /// Runs a counter on this thread without the engine. False: somebody has to wait for somebody.
@@ -429,7 +438,8 @@ void Recorder::run_in_order(run::Node& node, Before before) {
 }
 
 void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack* results) {
-  if (thread_mode().mode != Mode::sync) count_fallback(call.info);
+  if (thread_mode().mode != Mode::sync)
+    counters_.fallbacks.fetch_add(1, std::memory_order_relaxed);
   note_values_read(call);
   complete_storages(call, *this);
   const bool had_failed = let_go_of_failed(call);
@@ -486,30 +496,16 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
   waits.report();
 }
 
-void Recorder::count_fallback(const run::OpInfo& info) {
-  counters_.fallbacks.fetch_add(1, std::memory_order_relaxed);
-  std::lock_guard lock(fallback_mutex_);
-  ++fallback_counts_[info.name];
-}
-
-std::map<std::string, uint64_t> Recorder::fallback_counts() {
-  std::lock_guard lock(fallback_mutex_);
-  return fallback_counts_;
-}
-
 /// What eager code around us may look at without coming through our kernels is complete when the
 /// call returns: outside lazy() plain tensors and generators; inside it plain tensors just filled
 /// with random numbers (the result of torch.randn).
 void Recorder::complete_eager_effects(const Call& call, const run::Node& node) {
-  WaitScope waits("a write to a plain tensor, or a draw, outside lazy()");
   const bool inside = thread_mode().inside();
-  if (call.writes_plain && (!inside || call.info.random)) {
-    for (const run::TensorArg& arg : node.tensors)
-      if (arg.written && arg.value) wait_and_check(*arg.value);
-  } else if (call.info.random && !inside) {
-    for (run::StorageVar* var : node.written_vars)
-      if (var->kind() == engine::Var::Kind::resource) wait_for(*var);
-  }
+  if (call.writes_plain && (!inside || call.info.random)) return complete_writes(node);
+  if (!call.info.random || inside) return;
+  WaitScope waits(kWritesOutside);
+  for (run::StorageVar* var : node.written_vars)
+    if (var->kind() == engine::Var::Kind::resource) wait_for(*var);
   waits.report();
 }
 

@@ -7,7 +7,6 @@
 // value, so both may be taken with or without the GIL.
 #pragma once
 
-#include <map>
 
 #include "csrc/engine/engine.h"
 #include "csrc/fuse/step_plan.h"
@@ -103,8 +102,6 @@ class Recorder {
   const RecordCounters& counters() const { return counters_; }
   RecordCounters& counters() { return counters_; }
   /// How often each op was run at the call in async or deferred mode.
-  std::map<std::string, uint64_t> fallback_counts();
-  size_t window_size() const { return window_size_.load(std::memory_order_relaxed); }
 
  private:
   void run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack* results);
@@ -157,7 +154,7 @@ class Recorder {
   void complete(run::StorageVar& var);
   Batch planned_locked();
   engine::FailurePtr wait_for_launched(c10::Device device);
-  void count_fallback(const run::OpInfo& info);
+  void complete_writes(const run::Node& node);
   void complete_eager_effects(const Call& call, const run::Node& node);
   std::string writer_name(const run::StorageVar& var);
   void wait_until_done(const std::function<engine::WaitResult(const engine::Interrupt&)>& wait);
@@ -165,9 +162,6 @@ class Recorder {
   std::unique_ptr<engine::Engine> engine_;
   PlanCache plans_;
   RecordCounters counters_;
-
-  std::mutex fallback_mutex_;
-  std::map<std::string, uint64_t> fallback_counts_;
 
   std::atomic<bool> fusion_{true};
   std::atomic<size_t> full_window_{256};
@@ -196,5 +190,8 @@ class Recorder {
 /// The recorder that the boxed kernels use; owned by the Python module. Null before import ends.
 Recorder* current_recorder();
 void set_current_recorder(Recorder* recorder);
+
+/// Waits for a lazy tensor, and raises its error; any other is returned as it is.
+at::Tensor plain_of(const at::Tensor& tensor);
 
 }  // namespace lazyeng::record

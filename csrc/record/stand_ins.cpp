@@ -151,8 +151,7 @@ torch::jit::Stack StandIns::arguments() const {
     if (kind == run::ArgKind::tensor) {
       const at::Tensor& tensor = tensors_[next++];
       stack.push_back(tensor.defined() ? c10::IValue(tensor) : arg);
-    } else if (arg.isInt() &&
-               (kind == run::ArgKind::tensor_list || kind == run::ArgKind::optional_tensor_list)) {
+    } else if (arg.isInt() && run::is_list(kind)) {
       stack.push_back(list_at(next, arg.toInt(), kind == run::ArgKind::optional_tensor_list));
       next += arg.toInt();
     } else if (kind == run::ArgKind::generator) {  // no draw from the user's generator

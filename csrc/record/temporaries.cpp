@@ -29,8 +29,7 @@ bool runs_at_once(const run::OpInfo& info, const torch::jit::Stack& stack) {
   bool writes = false;  // (the statistics of native_batch_norm may be left out)
   for (size_t i = 0; i < count; ++i) {
     const run::ArgInfo& arg = info.args[i];
-    if (arg.kind == run::ArgKind::tensor_list || arg.kind == run::ArgKind::optional_tensor_list)
-      return false;
+    if (run::is_list(arg.kind)) return false;
     const c10::IValue& input = torch::jit::peek(stack, i, count);
     if (arg.kind != run::ArgKind::tensor || !input.isTensor()) continue;
     const at::Tensor& tensor = input.toTensor();

@@ -218,4 +218,13 @@ void Recorder::wait_for_generators() {
   waits.report();
 }
 
+at::Tensor plain_of(const at::Tensor& tensor) {
+  LazyImpl* const lazy = lazy_impl(tensor);
+  if (!lazy) return tensor;
+  const Gate::Inside inside;
+  const run::ValueRef value = lazy->value();
+  current_recorder()->wait_and_check(*value);
+  return value->plain();
+}
+
 }  // namespace lazyeng::record

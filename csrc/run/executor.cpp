@@ -90,6 +90,12 @@ class RealTensors {
   c10::SmallVector<std::pair<const Value*, at::Tensor>, 2> objects_;
 };
 
+at::Tensor (*plain_of_lazy)(const at::Tensor&) = nullptr;  // set at import
+
+bool is_lazy(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.key_set().has(c10::DispatchKey::PrivateUse1);
+}
+
 bool aliases_an_input(c10::ArrayRef<TensorArg> inputs, const at::Tensor& tensor) {
   for (const TensorArg& arg : inputs)
     if (arg.value && arg.value->var().engine_face().is_alias_of(tensor.storage())) return true;
@@ -140,6 +146,20 @@ void install(const Ran& ran, Value& value, const at::Tensor& result) {
 }
 
 }  // namespace
+
+void set_plain_of(at::Tensor (*plain_of)(const at::Tensor&)) { plain_of_lazy = plain_of; }
+
+void to_plain_results(torch::jit::Stack& stack) {
+  for (c10::IValue& result : stack) {
+    if (result.isTensor() && is_lazy(result.toTensor())) {
+      result = plain_of_lazy(result.toTensor());
+    } else if (result.isTensorList()) {
+      c10::List<at::Tensor> list = result.toTensorList();
+      for (size_t i = 0; i < list.size(); ++i)
+        if (const at::Tensor tensor = list.get(i); is_lazy(tensor)) list.set(i, plain_of_lazy(tensor));
+    }
+  }
+}
 
 torch::jit::Stack real_arguments(Node& node) {
   RealTensors tensors(node);

@@ -10,6 +10,11 @@ namespace lazyeng::run {
 /// The arguments of a node as a dispatcher stack of real tensors. The caller holds the grants.
 torch::jit::Stack real_arguments(Node& node);
 
+/// Kernels of programs, written in Python, may return lazy tensors: what takes their place on the
+/// stack, once the engine has computed them. `plain_of` is csrc/record's.
+void set_plain_of(at::Tensor (*plain_of)(const at::Tensor&));
+void to_plain_results(torch::jit::Stack& stack);
+
 /// An op that has run.
 struct Ran {
   const OpInfo& op;

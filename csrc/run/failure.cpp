@@ -101,6 +101,7 @@ constexpr size_t kMostForgotten = 10'000;
 }  // namespace
 
 FailureRoot::~FailureRoot() {
+  alive.fetch_sub(1, std::memory_order_relaxed);
   const engine::Owing owing;
   if (!Py_IsInitialized()) return;  // the interpreter is gone, and with it every Python object
   Gil gil;
@@ -192,11 +193,11 @@ std::vector<std::shared_ptr<FailureRoot>> FailureLog::unreported() {
   return in_order_of_creation(std::move(result));
 }
 
-std::vector<std::shared_ptr<FailureRoot>> FailureLog::unreported_of_block(uint64_t block) {
+std::vector<std::shared_ptr<FailureRoot>> FailureLog::of_block(uint64_t block) {
   std::vector<std::shared_ptr<FailureRoot>> result;
   std::lock_guard lock(mutex_);
   for (const Item& item : items_)
-    if (item.of_block && item.block == block && !item.kept->reported) result.push_back(item.kept);
+    if (item.of_block && item.block == block) result.push_back(item.kept);
   return in_order_of_creation(std::move(result));
 }
 

@@ -20,7 +20,7 @@
 namespace lazyeng::run {
 
 struct FailureRoot {
-  FailureRoot() = default;
+  FailureRoot() { alive.fetch_add(1, std::memory_order_relaxed); }
   FailureRoot(const FailureRoot&) = delete;
   FailureRoot& operator=(const FailureRoot&) = delete;
   /// Warns about a failure that nobody ever saw.
@@ -51,6 +51,9 @@ struct FailureRoot {
   /// What lazyeng.errors.detach made of the exception at first use: it holds no frame. GIL;
   /// borrowed; null with a Python error set if it cannot be made.
   PyObject* original() const;
+
+  /// How many there are.
+  static inline std::atomic<int64_t> alive{0};
 
  private:
   mutable PyObject* original_ = nullptr;
@@ -97,8 +100,9 @@ class FailureLog {
                     std::vector<Ref<engine::Var>> plain);
   /// Those that are unreported now.
   std::vector<std::shared_ptr<FailureRoot>> unreported();
-  /// Those of one lazy() block that failed to write a plain tensor.
-  std::vector<std::shared_ptr<FailureRoot>> unreported_of_block(uint64_t block);
+  /// Those of one open lazy() block that failed to write a plain tensor, whoever has told of them:
+  /// that the memory is old is told by the block.
+  std::vector<std::shared_ptr<FailureRoot>> of_block(uint64_t block);
   void enter_block(uint64_t block);
   /// Returns the vars of plain tensors that ops of the block, and of no other that is still open,
   /// should have written: they have failed no longer.

@@ -5,23 +5,20 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "csrc/run/hash_words.h"
+
 namespace lazyeng::run {
 namespace {
 
-uint64_t mix(uint64_t hash, uint64_t word) {
-  hash = (hash ^ word) * 0x9E3779B97F4A7C15ull;
-  return hash ^ (hash >> 29);
-}
-
 uint64_t hash_of(const GeometryData& g) {
-  uint64_t hash = mix(g.sizes.size(), static_cast<uint64_t>(g.offset));
-  for (int64_t size : g.sizes) hash = mix(hash, static_cast<uint64_t>(size));
-  for (int64_t stride : g.strides) hash = mix(hash, static_cast<uint64_t>(stride));
+  uint64_t hash = mix_word(g.sizes.size(), static_cast<uint64_t>(g.offset));
+  for (int64_t size : g.sizes) hash = mix_word(hash, static_cast<uint64_t>(size));
+  for (int64_t stride : g.strides) hash = mix_word(hash, static_cast<uint64_t>(stride));
   const uint64_t bits = static_cast<uint64_t>(g.dtype) << 24 |
                         static_cast<uint64_t>(static_cast<uint8_t>(g.device.type())) << 16 |
                         static_cast<uint64_t>(static_cast<uint8_t>(g.device.index())) << 8 |
                         g.conj << 2 | g.neg << 1 | static_cast<uint64_t>(g.wrapped_number);
-  return mix(hash, bits);
+  return mix_word(hash, bits);
 }
 
 /// Whether the strides, from the smallest on, are those of a contiguous tensor with its dims in

@@ -137,7 +137,7 @@ uint64_t Node::largest_bytes() const {
 }
 
 /// Until it has nothing to do.
-void synchronize(const c10::Stream& stream) {
+static void synchronize(const c10::Stream& stream) {
   c10::impl::VirtualGuardImpl(stream.device_type()).synchronizeStream(stream);
 }
 
@@ -248,6 +248,7 @@ void Node::begin() {
     std::optional<InCustomKernel> custom;
     if (!info.aten) custom.emplace();
     call_kernel(stack);
+    if (custom && !discover) to_plain_results(stack);
   }
   if (!collective) return end(std::move(stack));
   collective->begin(std::move(stack));

@@ -20,6 +20,14 @@ enum class ArgKind : uint8_t {
   other,
 };
 
+constexpr bool is_list(ArgKind kind) {
+  return kind == ArgKind::tensor_list || kind == ArgKind::tensor_lists ||
+         kind == ArgKind::optional_tensor_list;
+}
+
+/// What an Optional is of; any other type itself.
+c10::TypePtr without_optional(c10::TypePtr type);
+
 struct ArgInfo {
   ArgKind kind = ArgKind::other;
   bool write = false;  ///< annotated as written: Tensor(a!)
@@ -74,6 +82,7 @@ struct OpInfo {
 
   c10::OperatorHandle handle;
   std::string name;        ///< "aten::mm", "aten::add.out"
+  std::string base;        ///< "aten::mm", "aten::add": without the overload
   std::string short_name;  ///< "mm"
   std::string torch_name;  ///< "aten.mm", "aten.add.out": as torch.ops spells it
   std::vector<ArgInfo> args;
@@ -134,6 +143,15 @@ struct OpInfo {
   mutable Doubt doubt;
   /// What csrc/fuse/op_table.cpp has found for the op; null: not looked up yet.
   mutable std::atomic<const void*> fuse_rule{nullptr};
+
+ private:
+  void read_names();
+  void read_arguments();
+  void read_returns();
+  void read_work();
+  void read_tags();
+  void read_tables();
+  void read_kernels();
 };
 
 }  // namespace lazyeng::run

@@ -163,19 +163,23 @@ void PlainStorages::attach(StorageVar& var, const c10::Storage& user) {
   entry = &var;
 }
 
-void PlainStorages::guard(StorageVar& var) {
+bool PlainStorages::guard(StorageVar& var) {
   Face alive;
   std::lock_guard lock(mutex_);
-  if (var.guarded_ || !var.user_face_ref_ || !var.awaited()) return;
+  if (!var.user_face_ref_ || !var.awaited()) return false;
   alive = var.user_face_ref_->lock();
-  if (!alive) return;
-  if (has_message(*alive))
-    raise_flag(*alive);
-  else  // (The name is torch's; it releases nothing: it makes data accesses raise with the
-        // message.)
-    alive->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kGuardMessage));
-  var.guarded_ = true;
-  guarded_.insert(&var);
+  if (!alive) return false;
+  if (!var.guarded_) {
+    if (has_message(*alive))
+      raise_flag(*alive);
+    else  // (The name is torch's; it releases nothing: it makes data accesses raise with the
+          // message.)
+      alive->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kGuardMessage));
+    var.guarded_ = true;
+    guarded_.insert(&var);
+  }
+  const bool engines = &owning_storage(var.engine_face()) != &var.engine_face();
+  return alive.use_count() > (engines ? 2 : 1);
 }
 
 PlainStorages::Face PlainStorages::lift(StorageVar& var) {
@@ -282,8 +286,6 @@ void PlainStorages::forget(StorageVar& var) {
 
 // (The events are the parent's.)
 void PlainStorages::after_fork_in_child() { new LeftTable(std::exchange(left_, {})); }
-
-c10::DeleterFnPtr alias_deleter() { return &drop_storage; }
 
 const c10::Storage& owning_storage(const c10::Storage& storage) {
   const at::DataPtr& data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();

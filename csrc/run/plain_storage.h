@@ -37,8 +37,9 @@ class PlainStorages {
   c10::Storage user_face(StorageVar& var);
 
   /// Makes accesses to the user face raise until release(), unless no recorded write is pending.
-  /// To be called once a write counts as pending: any thread may lift every other guard.
-  void guard(StorageVar& var);
+  /// To be called once a write counts as pending: any thread may lift every other guard. Whether
+  /// they do, so that a plain tensor may be looked at before the write is complete.
+  bool guard(StorageVar& var);
   /// Lifts the guard if no recorded write is pending any more.
   void release(StorageVar& var);
   /// After an op that may have resized the storage through one face, and before it completes: the

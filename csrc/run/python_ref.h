@@ -48,13 +48,15 @@ inline PyRef imported(const char* module, const char* name) {
   return found ? PyRef(PyObject_GetAttrString(found.get(), name)) : PyRef();
 }
 
-/// GIL.
+/// Null with a Python error set if there is no memory for it. GIL.
 inline PyRef string_list(const std::vector<std::string>& items) {
   PyRef list(PyList_New(static_cast<Py_ssize_t>(items.size())));
-  for (size_t i = 0; list && i < items.size(); ++i)
-    PyList_SET_ITEM(
-        list.get(), i,
-        PyUnicode_FromStringAndSize(items[i].data(), static_cast<Py_ssize_t>(items[i].size())));
+  for (size_t i = 0; list && i < items.size(); ++i) {
+    PyObject* const item =
+        PyUnicode_FromStringAndSize(items[i].data(), static_cast<Py_ssize_t>(items[i].size()));
+    if (!item) return PyRef();
+    PyList_SET_ITEM(list.get(), i, item);
+  }
   return list;
 }
 

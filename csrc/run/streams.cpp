@@ -84,13 +84,18 @@ bool StreamUses::written_elsewhere() const {
                              [](const Use& use) { return use.wrote && use.done; });
 }
 
-bool StreamUses::is_over() const {
+StreamUses::Uses StreamUses::copy() const {
   const std::lock_guard lock(mutex_);
   const Uses* const uses = uses_.load(std::memory_order_relaxed);
-  if (!uses) return true;
+  return uses ? *uses : Uses();
+}
+
+bool StreamUses::is_over() const {
+  const Uses uses = copy();
+  if (uses.empty()) return true;
   try {
-    const c10::DeviceGuard here(uses->front().stream.device());
-    return std::all_of(uses->begin(), uses->end(),
+    const c10::DeviceGuard here(uses.front().stream.device());
+    return std::all_of(uses.begin(), uses.end(),
                        [](const Use& use) { return !use.done || use.done->query(); });
   } catch (const c10::Error&) {
     return true;  // the device is lost: whoever uses it tells

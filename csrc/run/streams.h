@@ -81,6 +81,7 @@ class StreamUses {
   };
   using Uses = c10::SmallVector<Use, 2>;
 
+  Uses copy() const;
   std::unique_ptr<Uses> replace(std::unique_ptr<Uses> uses);
 
   mutable engine::SpinLock mutex_;

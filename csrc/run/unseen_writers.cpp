@@ -8,6 +8,7 @@
 
 #include "csrc/run/buffers.h"
 #include "csrc/run/cpu_allocator.h"
+#include "csrc/run/plain_storage.h"
 #include "csrc/run/storage_var.h"
 
 namespace lazyeng::run {
@@ -29,15 +30,6 @@ c10::DeleterFnPtr deleter_of_foreign() {
 c10::DeleterFnPtr deleter_of_buffers() {
   static const c10::DeleterFnPtr deleter = allocate_buffer(uint64_t{1} << 16).get_deleter();
   return deleter;
-}
-
-const c10::Storage& owner_of(const c10::Storage& storage) {
-  const c10::Storage* owner = &storage;
-  for (;;) {
-    const at::DataPtr& data = owner->unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
-    if (data.get_deleter() != alias_deleter()) return *owner;
-    owner = static_cast<const c10::Storage*>(data.get_context());
-  }
 }
 
 bool is_torchs_own(c10::StorageImpl& storage, c10::DeleterFnPtr deleter) {
@@ -73,7 +65,7 @@ Lendings::Entry& Lendings::entry_locked(const c10::Storage& storage) {
     sweep_at_ = std::max<size_t>(256, 2 * entries_.size());
   }
   some_.store(true, std::memory_order_release);
-  const c10::Storage& owner = owner_of(storage);
+  const c10::Storage& owner = owning_storage(storage);
   Entry& entry = entries_.try_emplace(owner.unsafeGetStorageImpl(), owner).first->second;
   entry.drop_dead();
   return entry;
@@ -114,7 +106,7 @@ Writers Lendings::writers_of(const c10::StorageImpl& owner) {
 std::vector<std::shared_ptr<TrackedVersion>> Lendings::versions_of(const c10::Storage& storage) {
   if (!some_.load(std::memory_order_acquire)) return {};
   std::lock_guard lock(mutex_);
-  Entry* entry = find_locked(*owner_of(storage).unsafeGetStorageImpl());
+  Entry* entry = find_locked(*owning_storage(storage).unsafeGetStorageImpl());
   if (!entry) return {};
   entry->drop_dead();
   return entry->versions;
@@ -126,7 +118,7 @@ Lendings& lendings() {
 }
 
 Writers writers_of(const c10::Storage& storage) {
-  c10::StorageImpl& owner = *owner_of(storage).unsafeGetStorageImpl();
+  c10::StorageImpl& owner = *owning_storage(storage).unsafeGetStorageImpl();
   return std::max(by_owner(owner), lendings().writers_of(owner));
 }
 

@@ -76,7 +76,4 @@ class Lendings {
 
 Lendings& lendings();
 
-/// Of the memory of a face that does not own it: the context is the owner, a c10::Storage.
-c10::DeleterFnPtr alias_deleter();
-
 }  // namespace lazyeng::run

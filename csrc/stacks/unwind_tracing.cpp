@@ -15,8 +15,7 @@
 // - A function of ours is installed in a thread only while an exception that the thread raised is
 //   watched. One that somebody sets meanwhile takes its place.
 // - `use_tracing` is never set because of it, unless somebody profiles (sys.setprofile), who has
-// set
-//   it anyway. When that ends first, our next call ends the watch.
+//   set it anyway. When that ends first, our next call ends the watch.
 // - `others` has a thread exactly as long as `pass_on` is, or was, installed there for the watches
 //   that it has.
 #include <Python.h>
