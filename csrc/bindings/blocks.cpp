@@ -103,9 +103,8 @@ PyObject* unreported(PyObject*, PyObject*) {
 
 /// Exceptions to raise.
 PyObject* failures_of_block(PyObject*, PyObject* block) {
-  return guarded([&] {
-    return exceptions_of(run::failure_log().of_block(PyLong_AsUnsignedLongLong(block)));
-  });
+  return guarded(
+      [&] { return exceptions_of(run::failure_log().of_block(PyLong_AsUnsignedLongLong(block))); });
 }
 
 /// Exceptions to read: those that nobody has told of, and that count as unreported afterwards, too.

@@ -3,7 +3,6 @@
 
 #include <c10/core/DeviceGuard.h>
 
-
 #include "csrc/fuse/device_arguments.h"
 #include "csrc/fuse/kernel_requests.h"
 #include "csrc/fuse/kernel_run.h"

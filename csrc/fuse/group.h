@@ -110,9 +110,9 @@ inline bool same_elements(const GroupValue& a, const GroupValue& b) {
 }
 
 struct Stats {
-  std::atomic<uint64_t> groups{0};       ///< run as programs
-  std::atomic<uint64_t> members{0};      ///< ops in them
-  std::atomic<uint64_t> by_hand{0};      ///< ops that hand-written kernels ran
+  std::atomic<uint64_t> groups{0};   ///< run as programs
+  std::atomic<uint64_t> members{0};  ///< ops in them
+  std::atomic<uint64_t> by_hand{0};  ///< ops that hand-written kernels ran
 };
 Stats& stats();
 

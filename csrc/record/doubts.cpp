@@ -14,8 +14,8 @@ bool has_usual_strides(const run::Geometry& look) {
   return true;
 }
 
-// A fixed number of them, as kinds are unbounded: numbers are part of them. Two kinds that share one
-// are asked for more often than they need be.
+// A fixed number of them, as kinds are unbounded: numbers are part of them. Two kinds that share
+// one are asked for more often than they need be.
 run::Doubt& doubt_of(const Call& call) {
   static std::array<run::Doubt, size_t{1} << 14> doubts;
   PlanKey kind;

@@ -1,11 +1,11 @@
 // csrc/record/node_builder.cpp: reads and writes of a node, from the schema's alias annotations.
-#include "csrc/engine/reserve.h"
 #include "csrc/record/node_builder.h"
 
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 
+#include "csrc/engine/reserve.h"
 #include "csrc/record/collectives.h"
 #include "csrc/record/generators.h"
 #include "csrc/record/kept_values.h"

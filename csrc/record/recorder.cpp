@@ -438,8 +438,7 @@ void Recorder::run_in_order(run::Node& node, Before before) {
 }
 
 void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack* results) {
-  if (thread_mode().mode != Mode::sync)
-    counters_.fallbacks.fetch_add(1, std::memory_order_relaxed);
+  if (thread_mode().mode != Mode::sync) counters_.fallbacks.fetch_add(1, std::memory_order_relaxed);
   note_values_read(call);
   complete_storages(call, *this);
   const bool had_failed = let_go_of_failed(call);

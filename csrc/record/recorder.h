@@ -7,7 +7,6 @@
 // value, so both may be taken with or without the GIL.
 #pragma once
 
-
 #include "csrc/engine/engine.h"
 #include "csrc/fuse/step_plan.h"
 #include "csrc/record/at_once.h"

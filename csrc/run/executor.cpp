@@ -156,7 +156,8 @@ void to_plain_results(torch::jit::Stack& stack) {
     } else if (result.isTensorList()) {
       c10::List<at::Tensor> list = result.toTensorList();
       for (size_t i = 0; i < list.size(); ++i)
-        if (const at::Tensor tensor = list.get(i); is_lazy(tensor)) list.set(i, plain_of_lazy(tensor));
+        if (const at::Tensor tensor = list.get(i); is_lazy(tensor))
+          list.set(i, plain_of_lazy(tensor));
     }
   }
 }

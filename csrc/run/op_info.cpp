@@ -14,7 +14,6 @@ using std::string_view;
 
 namespace {
 
-
 template <size_t N>
 bool contains(const std::array<string_view, N>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
@@ -47,7 +46,6 @@ Work work_of(const c10::OperatorHandle& op, const std::string& base) {
   const bool random = op.hasTag(at::Tag::nondeterministic_seeded);
   return op.hasTag(at::Tag::pointwise) && !random ? Work::elements : Work::other;
 }
-
 
 bool is_work(const c10::Argument& result) {
   return result.type()->str() == "__torch__.torch.classes.c10d.Work";
@@ -204,8 +202,8 @@ void OpInfo::read_tags() {
   pointwise = handle.hasTag(at::Tag::pointwise);
   reduction = handle.hasTag(at::Tag::reduction);
   moves_metadata = handle.hasTag(at::Tag::inplace_view);
-  const bool by_tag = handle.hasTag(at::Tag::dynamic_output_shape) ||
-                      handle.hasTag(at::Tag::data_dependent_output);
+  const bool by_tag =
+      handle.hasTag(at::Tag::dynamic_output_shape) || handle.hasTag(at::Tag::data_dependent_output);
   data_dependent = !indexes && (by_tag || contains(kDataDependent, base));
   // (Tensors of other sizes are not equal, whatever they hold; the size of a result may be given.)
   shows_values = by_tag && !indexes && base != "aten::equal" && base != "aten::repeat_interleave";
