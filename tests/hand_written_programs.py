@@ -531,6 +531,12 @@ def check_fusion_that_is_off_leaves_ops_to_torch() -> None:
     assert not kernels.compiled
 
 
+def check_what_is_switched_off_after_the_import() -> None:
+    """The environment counts as it is when lazyeng is first used."""
+    os.environ["LAZYENG_FUSION"] = "off"
+    check_fusion_that_is_off_leaves_ops_to_torch()
+
+
 def check_what_cannot_be_compiled_is_torchs() -> None:
     def refuse(requests: Any) -> Any:
         raise CompileError(f"no room for {len(requests)}")
