@@ -74,6 +74,9 @@ class Graph:
 
         Args:
             path: a file to write the page to, too.
+
+        Raises:
+            OSError: the file cannot be written.
         """
         boxes = [
             Box(
@@ -84,7 +87,7 @@ class Graph:
         ]
         page = draw(f"{len(self)} pending operators", boxes)
         if path is not None:
-            with open(path, "w") as file:
+            with open(path, "w", encoding="utf-8") as file:
                 file.write(page)
         return page
 

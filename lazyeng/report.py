@@ -194,7 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
         print()
         print(show(table, options.top))
     page = options.html or os.path.splitext(options.trace)[0] + ".html"
-    with open(page, "w") as file:
+    with open(page, "w", encoding="utf-8") as file:
         file.write(timeline_html(os.path.basename(options.trace), trace.threads, trace.of(
             "record", "run", "group", "wait", "device"), trace.duration))  # fmt: skip
     print(f"\ntimeline: {page}")

@@ -35,6 +35,10 @@ def wrap(obj: T) -> T:
     Returns:
         The same structure. Lazy tensors have the shape, strides, dtype and device of what they
         wrap; ``requires_grad``, ``.grad`` and the history of autograd go with them.
+
+    Raises:
+        RuntimeError: C++ code holds a parameter of the module, so that no other tensor can take its
+            place (``torch.utils.swap_tensors``); the module is as before.
     """
     made: Any = _C.wrap_bare(obj)  # the common case, in a tenth of the time
     return _mapped(obj, _wrap_tensor) if made is None else made

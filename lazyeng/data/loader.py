@@ -41,6 +41,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     Raises:
         TypeError: `prefetch` is not an int.
         ValueError: `prefetch` is negative; and what torch's DataLoader raises.
+        RuntimeError, AssertionError, TypeError: as torch does, there is no such `device`.
     """
 
     device: torch.device | str | int | None

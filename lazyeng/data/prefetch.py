@@ -51,6 +51,7 @@ class prefetch(Generic[T]):  # noqa: N801 (used like a function, as enumerate is
     Raises:
         TypeError: `iterable` is not iterable, or `depth` not an int.
         ValueError: `depth` is negative.
+        RuntimeError, AssertionError, TypeError: as torch does, there is no such `device`.
     """
 
     def __init__(
