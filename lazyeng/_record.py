@@ -162,6 +162,22 @@ def fresh(record: Record) -> Record:
     return _mapped(record, copier(), lambda cls: cls, {})
 
 
+def to_keep(record: Record) -> Record:
+    """The record, with copies of the exceptions that the exception holds itself (in its arguments
+    or attributes): those have frames."""
+    made: dict[int, BaseException] = {}
+
+    def without_frames(value: Any) -> Any:
+        if not isinstance(value, BaseException):
+            return value
+        if id(value) not in made:
+            held = take_apart(value, keep_traceback=False)
+            made[id(value)] = put_together_alone(held, held.lazy)
+        return made[id(value)]
+
+    return _mapped(record, without_frames, lambda cls: cls, {})
+
+
 def put_together_as(record: Record, lazy: bool) -> BaseException:
     """As `put_together`; `lazy` tells whether it is to be a LazyError."""
     return _with_chain(record, lazy, {})

@@ -31,6 +31,7 @@ from lazyeng._record import (
     put_together_as,
     take_apart,
     text_of,
+    to_keep,
 )
 from lazyeng._traceback import (
     Site,
@@ -71,7 +72,7 @@ def detach(original: BaseException) -> Record:
     The result is what `build` and `warn_unseen` want; the frames of a kernel written in Python stay
     in it as positions. Drops the traceback of `original`, which may be part of a reference cycle.
     """
-    record = take_apart(original)
+    record = to_keep(take_apart(original))
     assign(original, "__traceback__", None)
     return record
 

@@ -115,6 +115,34 @@ def test_detach_breaks_the_cycle_of_a_kernel_that_keeps_its_exception(no_gc):
     assert tracked() is None
 
 
+@pytest.mark.parametrize("where", ["argument", "attribute", "of the cause"])
+def test_an_exception_that_another_one_holds_keeps_no_local_alive(where, no_gc):
+    def held(tracked):
+        try:
+            return int("x" * len([tracked]))
+        except ValueError as error:
+            return error
+
+    def record_of():
+        tracked = Tracked()
+        error = ValueError("outer", held(tracked) if where == "argument" else "plain")
+        if where == "attribute":
+            error.inner = held(tracked)
+        if where == "of the cause":
+            error.__cause__ = KeyError(held(tracked))
+        return errors.detach(error), weakref.ref(tracked)
+
+    record, tracked = record_of()
+    assert tracked() is None
+    error = reading(record)
+    inner = {
+        "argument": lambda: error.args[1],
+        "attribute": lambda: error.inner,
+        "of the cause": lambda: error.original.__cause__.args[0],
+    }[where]()
+    assert type(inner) is ValueError and "invalid literal" in str(inner)
+
+
 def test_group_keeps_no_local_of_its_members_alive(no_gc):
     def kernel(tracked):
         raise ValueError(len([tracked]))
