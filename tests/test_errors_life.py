@@ -115,6 +115,20 @@ def test_detach_breaks_the_cycle_of_a_kernel_that_keeps_its_exception(no_gc):
     assert tracked() is None
 
 
+class Holding(ValueError):
+    def __init__(self, inner):
+        super().__init__("outer")
+        self.inner = inner
+
+
+def raise_with(where, inner):
+    if where == "argument":
+        raise ValueError("outer", inner)
+    if where == "attribute":
+        raise Holding(inner)
+    raise ValueError("outer") from KeyError(inner)
+
+
 @pytest.mark.parametrize("where", ["argument", "attribute", "of the cause"])
 def test_an_exception_that_another_one_holds_keeps_no_local_alive(where, no_gc):
     def held(tracked):
@@ -125,12 +139,8 @@ def test_an_exception_that_another_one_holds_keeps_no_local_alive(where, no_gc):
 
     def record_of():
         tracked = Tracked()
-        error = ValueError("outer", held(tracked) if where == "argument" else "plain")
-        if where == "attribute":
-            error.inner = held(tracked)
-        if where == "of the cause":
-            error.__cause__ = KeyError(held(tracked))
-        return errors.detach(error), weakref.ref(tracked)
+        record = errors.detach(corpus.raised_by(lambda: raise_with(where, held(tracked))))
+        return record, weakref.ref(tracked)
 
     record, tracked = record_of()
     assert tracked() is None
