@@ -115,7 +115,7 @@ def test_detach_breaks_the_cycle_of_a_kernel_that_keeps_its_exception(no_gc):
     assert tracked() is None
 
 
-class Holding(ValueError):
+class HoldingError(ValueError):
     def __init__(self, inner):
         super().__init__("outer")
         self.inner = inner
@@ -125,7 +125,7 @@ def raise_with(where, inner):
     if where == "argument":
         raise ValueError("outer", inner)
     if where == "attribute":
-        raise Holding(inner)
+        raise HoldingError(inner)
     raise ValueError("outer") from KeyError(inner)
 
 
