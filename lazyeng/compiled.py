@@ -9,13 +9,15 @@ called in a block or with lazy tensors. Gradients cross the border in the other 
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import inspect
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch._C import _autograd as autograd
 from torch.utils import _pytree as pytree
 
 from lazyeng import _C
@@ -30,6 +32,7 @@ def install() -> None:
     """Has torch's compiler changed when it is imported, which takes seconds. Once per process."""
     when_imported("torch._dynamo", _change_dynamo)
     when_imported("torch._inductor.output_code", _change_inductor)
+    when_imported("torch._functorch._aot_autograd.runtime_wrappers", _change_tangents)
 
 
 def _change_dynamo(dynamo: Any) -> None:
@@ -79,15 +82,29 @@ def _with_border(compiled: Callable[..., Any]) -> Callable[..., Any]:
     def border(*args: Any, **kwargs: Any) -> Any:
         if not kwargs and all(type(arg) in _PLAIN for arg in args) and not inside_block():
             return compiled(*args)
-        leaves, structure = pytree.tree_flatten((args, kwargs))
-        some_lazy = any(is_lazy(leaf) for leaf in leaves)
-        if not inside_block() and not some_lazy:
+        leaves = pytree.tree_leaves((args, kwargs))
+        if not inside_block() and not any(is_lazy(leaf) for leaf in leaves):
             return compiled(*args, **kwargs)
         _C.wait_for_all()
-        crossing = _Crossing((args, kwargs), leaves, structure if some_lazy else None)
-        return _C.call_outside(crossing.call, (compiled,), {})
+        return _C.call_outside(_call, (compiled, args, kwargs, leaves), {})
 
     return border
+
+
+def _call(
+    compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
+) -> Any:
+    return _Crossing(args, kwargs, leaves).call(compiled)
+
+
+_CONTAINERS = (list, dict, collections.OrderedDict, collections.defaultdict, collections.deque)
+
+
+class _Twin(NamedTuple):
+    lazy: torch.Tensor
+    plain: torch.Tensor
+    version: int  # of the plain one, and its grad_fn, before the call
+    grad_fn: Any
 
 
 class _Crossing:
@@ -97,57 +114,70 @@ class _Crossing:
     arguments it does to those, and to copies of the lists and dicts that they are in.
     """
 
-    def __init__(self, given: Any, leaves: list[Any], structure: pytree.TreeSpec | None) -> None:
-        self._given = self._passed = given
-        self._originals: dict[int, Any] = {
-            id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)
-        }
-        self._twins: list[tuple[torch.Tensor, torch.Tensor, int]] = []  # lazy, plain, version
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> None:
+        self._passed: dict[int, Any] = {}  # by the id of what was given; of what is another object
+        self._given: dict[int, Any] = {id(x): x for x in leaves if isinstance(x, torch.Tensor)}
+        self._twins: list[_Twin] = []
         self._containers: list[tuple[Any, Any, list[Any]]] = []  # given, passed, what was in it
-        if structure is not None:  # (else nothing is lazy, and what was given is passed)
-            plain = _to_plain(leaves)
-            self._passed = pytree.tree_unflatten(plain, structure)
-            for leaf, twin in zip(leaves, plain, strict=True):
-                if twin is not leaf:
-                    self._twins.append((leaf, twin, _version_of(twin)))
-                    self._originals[id(twin)] = leaf
-        self._pair(self._given, self._passed)
+        lazy = [*{id(leaf): leaf for leaf in leaves if is_lazy(leaf)}.values()]
+        for tensor, plain in zip(lazy, _to_plain(lazy), strict=True):
+            self._twins.append(_Twin(tensor, plain, _version_of(plain), plain.grad_fn))
+            self._note(tensor, plain)
+        self._args = tuple(map(self._pass, args))
+        self._kwargs = {name: self._pass(value) for name, value in kwargs.items()}
 
     def call(self, compiled: Callable[..., Any]) -> Any:
-        args, kwargs = self._passed
         try:
-            results = compiled(*args, **kwargs)
+            results = compiled(*self._args, **self._kwargs)
         finally:
             self._tell_writes()
             self._fill_containers()
         return self._back(results)
 
-    def _pair(self, given: Any, passed: Any) -> None:
-        if isinstance(given, dict):
-            children = [(given[key], passed[key]) for key in given]
-        elif isinstance(given, (list, tuple, collections.deque)):
-            children = [*zip(given, passed, strict=True)]
-        else:
-            return
-        if not isinstance(given, tuple):
-            self._containers.append((given, passed, _contents(passed)))
-            self._originals[id(passed)] = given
-        for child in children:
-            self._pair(*child)
+    def _note(self, given: Any, passed: Any) -> None:
+        self._given[id(passed)] = given
+        self._passed[id(given)] = passed
+
+    def _pass(self, given: Any) -> Any:
+        """What is passed for it: itself, if nothing in it is lazy."""
+        if id(given) in self._passed:
+            return self._passed[id(given)]
+        if type(given) in _CONTAINERS:
+            return self._pass_container(given)
+        node = pytree.SUPPORTED_NODES.get(pytree._get_node_type(given))
+        if node is None:
+            return given
+        children, context = node.flatten_fn(given)
+        passed = [self._pass(child) for child in children]
+        same = all(map(operator.is_, passed, children))
+        return given if same else node.unflatten_fn(passed, context)
+
+    def _pass_container(self, given: Any) -> Any:
+        places = [*given] if isinstance(given, dict) else range(len(given))
+        passed = [self._pass(given[place]) for place in places]
+        if all(given[place] is item for place, item in zip(places, passed, strict=True)):
+            self._given[id(given)] = given
+            return given
+        copied = copy.copy(given)
+        for place, item in zip(places, passed, strict=True):
+            copied[place] = item
+        self._note(given, copied)
+        self._containers.append((given, copied, _contents(copied)))
+        return copied
 
     def _tell_writes(self) -> None:
-        for lazy, twin, version in self._twins:
-            if _version_of(twin) == version:
+        for twin in self._twins:
+            if _version_of(twin.plain) == twin.version:
                 continue
-            if twin.requires_grad and torch.is_grad_enabled():
-                _TakeHistory.apply(lazy, twin)
-            torch.autograd.graph.increment_version(lazy)
+            # (Not what was written under no_grad, which a parameter may be.)
+            if twin.plain.grad_fn is not twin.grad_fn and torch.is_grad_enabled():
+                _TakeHistory.apply(twin.lazy, twin.plain)
+            torch.autograd.graph.increment_version(twin.lazy)
 
     def _fill_containers(self) -> None:
         for given, passed, before in self._containers:
             now = _contents(passed)
-            same = len(now) == len(before) and all(map(operator.is_, now, before))
-            if same or given is passed:
+            if len(now) == len(before) and all(map(operator.is_, now, before)):
                 continue
             now = self._back(passed, of_itself=True)
             given.clear()
@@ -157,10 +187,10 @@ class _Crossing:
         """Lazy, with the objects that were given in the place of those that were passed."""
 
         def is_known(part: Any) -> bool:
-            return id(part) in self._originals and not (of_itself and part is value)
+            return id(part) in self._given and not (of_itself and part is value)
 
         leaves, structure = pytree.tree_flatten(value, is_leaf=is_known)
-        known = [self._originals.get(id(leaf)) for leaf in leaves]
+        known = [self._given.get(id(leaf)) for leaf in leaves]
         views = [
             self._view_of_given(leaf) if old is None else old
             for leaf, old in zip(leaves, known, strict=True)
@@ -174,9 +204,12 @@ class _Crossing:
         if type(result) is not torch.Tensor or not result._is_view():
             return None
         base = result._base
-        lazy: Any = self._originals.get(id(base))
+        lazy: Any = self._given.get(id(base))
         strided = result.layout == torch.strided and not (result.is_conj() or result.is_neg())
         if base is None or not is_lazy(lazy) or result.dtype != base.dtype or not strided:
+            return None
+        # (An autograd.Function's view has a gradient of its own.)
+        if autograd._get_creation_meta(result) != autograd.CreationMeta.DEFAULT:
             return None
         return lazy.as_strided(result.shape, result.stride(), result.storage_offset())
 
@@ -242,7 +275,9 @@ class _TakeHistory(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return None, _plain(grads[0])  # (what the lazy one was made of is in the plain one's)
+        # What the lazy one was made of is in the plain one's history. (Zeros, not None: of a view
+        # autograd would drop the gradient of what else is in its base.)
+        return torch.zeros_like(grads[0]), _plain(grads[0])
 
 
 class _ToLazy(torch.autograd.Function):
@@ -272,6 +307,19 @@ def _change_inductor(output_code: Any) -> None:
         return _C.call_outside(original, (self, inputs), {})
 
     graph.__call__ = run
+
+
+def _change_tangents(runtime_wrappers: Any) -> None:
+    """Gradients of graphs' outputs: what nobody used has zeros, which are lazy in a backward pass
+    of lazy tensors."""
+    graph = runtime_wrappers.AOTDispatchAutograd
+    original = graph.process_runtime_tangent
+
+    @functools.wraps(original)
+    def process(x: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(_plain(x), *args, **kwargs)
+
+    graph.process_runtime_tangent = staticmethod(process)
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -85,7 +86,8 @@ class profile(contextlib.ContextDecorator):  # noqa: N801 (as torch.profiler.pro
                 end = time.perf_counter_ns()
                 logs = _C.stop_trace()
             events = [*_trace_events(logs, self._waits, self._begin, end)]
-            file.truncate(0)
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                file.truncate(0)
             json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file, separators=(",", ":"))
 
     def _note_wait(self, wait: sync_debug.Wait, begin: int, end: int) -> None:

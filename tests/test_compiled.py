@@ -208,9 +208,77 @@ def returned_itself(backend):
     return (x,)
 
 
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -grad
+
+
+def reversed_gradient(backend):
+    leaf = torch.ones(2, requires_grad=True)
+    torch.compile(lambda x: Reversed.apply(x), backend=backend)(leaf * 1).sum().backward()
+    return (leaf.grad,)
+
+
+def parameter_written_without_grad(backend):
+    def decay(p, q):
+        with torch.no_grad():
+            p.mul_(0.5)
+            q.lerp_(p, 0.5)
+
+    p, q = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.zeros(2))
+    torch.compile(decay, backend=backend)(p, q)
+    return p, q
+
+
+def rows_written(backend):
+    leaf = torch.ones(2, 2, requires_grad=True)
+    h = leaf * 1
+    torch.compile(lambda v: v.mul_(2), backend=backend)(h[0])
+    h.sum().backward()
+    return leaf.grad, h
+
+
+def one_tensor_twice(backend):
+    def both(a, b):
+        a.mul_(2)
+        return b * 3
+
+    leaf = torch.ones(3, requires_grad=True)
+    h = leaf * 1
+    y = torch.compile(both, backend=backend)(h, h)
+    y.sum().backward()
+    return leaf.grad, h, y
+
+
+def one_list_twice(backend):
+    def append(a, b, x):
+        a.append(x)
+        b.append(x + 1)
+
+    items = [torch.zeros(1) * 1]
+    torch.compile(append, backend=backend)(items, items, torch.ones(1) * 2)
+    return tuple(items)
+
+
+class Mapping(dict):
+    pass
+
+
+def mapping_that_holds_itself(backend):
+    held = Mapping(x=torch.ones(2))
+    held["me"] = held
+    return (torch.compile(lambda x, held: x + 1, backend=backend)(torch.ones(2) * 1, held),)
+
+
 CHANGES = [
     grown_by(lambda x: x.mul_(3)), view_written, saved_value_written, parameter_added,
-    views_of_an_argument, lists_and_dicts, queue, returned_itself,
+    views_of_an_argument, lists_and_dicts, queue, returned_itself, reversed_gradient, rows_written,
+    parameter_written_without_grad, one_tensor_twice, one_list_twice, mapping_that_holds_itself,
 ]  # fmt: skip
 
 
@@ -221,6 +289,18 @@ def test_what_a_compiled_function_does_to_its_arguments(backend, program, mode):
     with lazy(mode):
         found = program(backend)
     assert [y.tolist() for y in found] == [y.tolist() for y in expected]
+
+
+def test_an_exception_of_a_compiled_function_is_not_masked(backend, mode):
+    def fail(p):
+        with torch.no_grad():
+            p.mul_(0.5)
+        raise KeyError("mine")
+
+    p = wrap(torch.nn.Parameter(torch.ones(2)))
+    with pytest.raises(KeyError, match="mine"), lazy(mode):
+        torch.compile(fail, backend=backend)(p)
+    assert p.tolist() == [0.5, 0.5]
 
 
 def test_exceptions_keep_their_type(backend):

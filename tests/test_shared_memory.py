@@ -1,5 +1,8 @@
 """Writes outside of blocks to lazy tensors whose memory plain ones share: as in eager."""
 
+import copy
+import io
+
 import pytest
 import torch
 
@@ -80,6 +83,35 @@ def test_what_failed_is_told_at_the_call():
     with pytest.raises(IndexError, match="out of bounds"):
         lazy_one.tolist()
     assert plain.sum() == 0
+
+
+LOOKED_AT = {
+    "saved": lambda model: torch.save(model.state_dict(), io.BytesIO()),
+    "copied": lambda model: copy.deepcopy(model.state_dict()),
+    "its storages": lambda model: [p.untyped_storage().nbytes() for p in model.parameters()],
+    "unwrapped": lambda model: [unwrap(p).sum() for p in model.parameters()],
+    "an array": lambda model: [p.detach().numpy().sum() for p in model.parameters()],
+    "its state": lambda model: model.state_dict(),
+}
+
+
+@pytest.mark.parametrize("look", LOOKED_AT.values(), ids=LOOKED_AT)
+def test_steps_do_not_wait_after_somebody_has_looked(look):
+    model = wrap(torch.nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step():
+        optimizer.zero_grad()
+        model(wrap(torch.ones(8, 64))).square().mean().backward()
+        optimizer.step()
+
+    step()
+    look(model)
+    lazyeng.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        lazyeng.set_sync_debug_mode("off")
 
 
 def test_nobody_waits_if_nobody_could_see(slow):

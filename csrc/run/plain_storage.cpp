@@ -1,6 +1,7 @@
 // csrc/run/plain_storage.cpp: engine face and user face of memory shared with plain tensors.
 #include "csrc/run/plain_storage.h"
 
+#include <Python.h>
 #include <c10/core/impl/COW.h>
 
 #include <algorithm>
@@ -178,8 +179,17 @@ bool PlainStorages::guard(StorageVar& var) {
     var.guarded_ = true;
     guarded_.insert(&var);
   }
-  const bool engines = &owning_storage(var.engine_face()) != &var.engine_face();
-  return alive.use_count() > (engines ? 2 : 1);
+  return is_held_by_others(var, alive);
+}
+
+bool PlainStorages::is_held_by_others(const StorageVar& var, const Face& alive) {
+  uint32_t ours = 1;  // `alive` itself
+  if (&owning_storage(var.engine_face()) != &var.engine_face()) ++ours;
+  // Python's object for a storage lives, and has a reference to it, for as long as anybody in C++
+  // has one, which is then the only one to the object.
+  PyObject* const wrapper = alive->pyobj_slot()->load_pyobj();
+  if (wrapper && Py_REFCNT(wrapper) == 1) ++ours;
+  return alive.use_count() > ours;
 }
 
 PlainStorages::Face PlainStorages::lift(StorageVar& var) {

@@ -84,6 +84,8 @@ class PlainStorages {
   /// Null if the var is dying: its writes are complete, and whoever has asked will not wait for its
   /// destructor, so its guard is lifted here, as lift() does it.
   StorageVarRef retain(StorageVar& var, Face& alive);
+  /// Whether anybody but the engine, and `alive`, holds the user face.
+  static bool is_held_by_others(const StorageVar& var, const Face& alive);
   /// Entries that nobody needs any more, for the caller to let go of after the lock.
   void sweep_left(LeftEntries& over);
 
