@@ -48,8 +48,8 @@ def _getter(setter: str) -> Callable[[], Any] | None:
 def _waiting(
     original: Callable[..., Any], now: Callable[[], Any] | None, chooses_kernels: bool
 ) -> Callable[..., Any]:
-    @errors.boundary
     @functools.wraps(original)
+    @errors.boundary
     def change(*args: Any, **kwargs: Any) -> Any:
         # (Context managers set what is set already.)
         unchanged = now is not None and len(args) == 1 and not kwargs and args[0] == now()

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import gc
 import io
+import os
 import math
 import pickle
 import re
@@ -35,7 +36,7 @@ CALLED_BEFORE = (  # what the text around the tables says
 )
 LIBRARIES = {
     "CosineAnnealingLR": CosineAnnealingLR, "F": F, "OneCycleLR": OneCycleLR,
-    "ReduceLROnPlateau": ReduceLROnPlateau, "StepLR": StepLR, "copy": copy, "io": io,
+    "ReduceLROnPlateau": ReduceLROnPlateau, "StepLR": StepLR, "copy": copy, "io": io, "os": os,
     "lazyeng": lazyeng, "math": math, "nn": nn, "np": np, "optim": optim, "pickle": pickle,
     "torch": torch,
 }  # fmt: skip
