@@ -9,8 +9,8 @@ import contextlib
 import copy
 import gc
 import io
-import os
 import math
+import os
 import pickle
 import re
 import threading
