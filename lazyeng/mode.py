@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import textwrap
 import threading
 from collections.abc import Callable
@@ -23,9 +22,8 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
     A context manager, re-entrant and per thread, and a decorator. Writes to plain tensors, such as
     an optimizer step, are complete when the block exits; if one failed, the block raises its
     failure there, also if a read has raised it before (of what nobody has told of, an exception
-    that is already on its way out gets a note, and `synchronize()` raises it). Lazy results may
-    outlive the block. Entering never waits; leaving waits for those writes, also at the end of an
-    inner block.
+    that is already on its way out gets a note). Lazy results may outlive the block. Entering never
+    waits; leaving waits for those writes, also at the end of an inner block.
 
     Args:
         mode: ``"async"``: the engine starts work as soon as it pays; ``"deferred"``: nothing runs
@@ -83,13 +81,11 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
             if exc is None:
                 problems = _C.failures_of_block(block) or waited
             else:
-                problems = _C.look_at_failures_of_block(block) or waited
+                problems = []
+                _tell_with(exc, block, waited)
         finally:
             _C.leave_block(block)
-        if exc is not None:
-            for problem in problems:
-                _note(exc, _also_failed(problem))
-        elif problems:
+        if problems:
             errors.raise_all(problems)
 
     def __call__(self, function: F) -> F:
@@ -100,16 +96,33 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
         return in_blocks(function, lambda: lazy(self.mode))  # type: ignore[return-value]
 
 
-def _note(leaving: BaseException, text: str) -> None:
-    """The exception on its way out of a block is not masked, also if it takes no notes (a frozen
-    dataclass)."""
-    with contextlib.suppress(Exception):
+# They end something, and nobody is shown their notes; as those that are no Exception.
+_SILENT = (StopIteration, StopAsyncIteration)
+
+
+def _tell_with(leaving: BaseException, block: int, waited: list[BaseException]) -> None:
+    """What failed in the block becomes notes of the exception on its way out of it.
+
+    Failures that are told of so count as reported, unless nobody may come to see them
+    (``SystemExit``, ``GeneratorExit``): then `synchronize` raises them, or a warning tells.
+    """
+    problems = _C.look_at_failures_of_block(block) or waited
+    told = [_note(leaving, _also_failed(problem)) for problem in problems]
+    if all(told) and isinstance(leaving, Exception) and not isinstance(leaving, _SILENT):
+        _C.failures_of_block(block)
+
+
+def _note(leaving: BaseException, text: str) -> bool:
+    """The exception is not masked; False if it takes no notes (a frozen dataclass)."""
+    try:
         leaving.add_note(text)
+    except Exception:
+        return False
+    return True
 
 
 def _also_failed(problem: BaseException) -> str:
-    """With its notes, which say where it was created. It counts as unreported all the same: many
-    exceptions are caught, or never shown (GeneratorExit)."""
+    """With its notes, which say where it was created."""
     said = f"lazyeng: also failed in this block: {type(problem).__name__}: {problem}"
     notes = "\n".join(getattr(problem, "__notes__", ()))
     return f"{said}\n{textwrap.indent(notes, '  ')}" if notes else said

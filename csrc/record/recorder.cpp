@@ -382,15 +382,16 @@ void Recorder::schedule(run::Node& node) {
   const bool fusable = fusion_.load(std::memory_order_relaxed) && fuse::may_join(node);
   const bool for_reader = async && read_habit.records(node.brief, fusable) && watched();
   append(node, for_reader);
-  if (guard_plain_memory(node) && !thread_mode().inside()) complete_writes(node);
+  if (guard_plain_memory(node) && !thread_mode().inside()) wait_for_writes(node);
 }
 
 /// Outside of blocks what plain tensors see of a write is there when the call returns, as in eager:
-/// also if it is lazy tensors over the same memory that the call was given.
-void Recorder::complete_writes(const run::Node& node) {
+/// also if it is lazy tensors over the same memory that the call was given. (Those carry what
+/// failed.)
+void Recorder::wait_for_writes(const run::Node& node) {
   WaitScope waits(kWritesOutside);
   for (const run::TensorArg& arg : node.tensors)
-    if (arg.written && arg.value) wait_and_check(*arg.value);
+    if (arg.written && arg.value) wait_for(arg.value->var());
   waits.report();
 }
 
@@ -500,9 +501,13 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
 /// with random numbers (the result of torch.randn).
 void Recorder::complete_eager_effects(const Call& call, const run::Node& node) {
   const bool inside = thread_mode().inside();
-  if (call.writes_plain && (!inside || call.info.random)) return complete_writes(node);
-  if (!call.info.random || inside) return;
   WaitScope waits(kWritesOutside);
+  if (call.writes_plain && (!inside || call.info.random)) {
+    for (const run::TensorArg& arg : node.tensors)
+      if (arg.written && arg.value) wait_and_check(*arg.value);
+    return waits.report();
+  }
+  if (!call.info.random || inside) return;
   for (run::StorageVar* var : node.written_vars)
     if (var->kind() == engine::Var::Kind::resource) wait_for(*var);
   waits.report();

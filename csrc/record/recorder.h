@@ -153,7 +153,7 @@ class Recorder {
   void complete(run::StorageVar& var);
   Batch planned_locked();
   engine::FailurePtr wait_for_launched(c10::Device device);
-  void complete_writes(const run::Node& node);
+  void wait_for_writes(const run::Node& node);
   void complete_eager_effects(const Call& call, const run::Node& node);
   std::string writer_name(const run::StorageVar& var);
   void wait_until_done(const std::function<engine::WaitResult(const engine::Interrupt&)>& wait);
