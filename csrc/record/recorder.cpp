@@ -387,11 +387,14 @@ void Recorder::schedule(run::Node& node) {
 
 /// Outside of blocks what plain tensors see of a write is there when the call returns, as in eager:
 /// also if it is lazy tensors over the same memory that the call was given. (Those carry what
-/// failed.)
+/// failed; the guard of the plain ones stays then, as their memory is that of before.)
 void Recorder::wait_for_writes(const run::Node& node) {
   WaitScope waits(kWritesOutside);
-  for (const run::TensorArg& arg : node.tensors)
-    if (arg.written && arg.value) wait_for(arg.value->var());
+  for (const run::TensorArg& arg : node.tensors) {
+    if (!arg.written || !arg.value) continue;
+    wait_until_written(arg.value->var(), waits);
+    if (!arg.value->var().failure()) complete(arg.value->var());
+  }
   waits.report();
 }
 

@@ -14,6 +14,7 @@
 #include "csrc/record/graph.h"
 #include "csrc/record/infer.h"
 #include "csrc/record/loop_cuts.h"
+#include "csrc/record/sync_debug.h"
 #include "csrc/record/thread_mode.h"
 
 namespace lazyeng::record {
@@ -150,6 +151,8 @@ class Recorder {
   void throttle(const run::Node& node);
   bool fits_when_fused();
   /// Waits for what was recorded that writes the var.
+  void wait_until_written(run::StorageVar& var, WaitScope& waits);
+  /// The same; plain tensors over its memory may be looked at then.
   void complete(run::StorageVar& var);
   Batch planned_locked();
   engine::FailurePtr wait_for_launched(c10::Device device);

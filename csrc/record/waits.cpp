@@ -95,17 +95,20 @@ void Recorder::wait_for(run::StorageVar& var) {
   complete(var);
 }
 
+void Recorder::wait_until_written(run::StorageVar& var, WaitScope& waits) {
+  if (!var.awaited()) return;
+  read_habit.reads();
+  counters_.syncs.fetch_add(1, std::memory_order_relaxed);
+  if (waits.wanted()) waits.begin(writer_name(var));
+  wait_until_done([&](const engine::Interrupt& interrupt) {
+    if (var.has_unpushed()) flush();
+    return engine_->wait_for_var(var, interrupt);
+  });
+}
+
 void Recorder::complete(run::StorageVar& var) {
   WaitScope waits("its value is read");
-  if (var.awaited()) {
-    read_habit.reads();
-    counters_.syncs.fetch_add(1, std::memory_order_relaxed);
-    if (waits.wanted()) waits.begin(writer_name(var));
-    wait_until_done([&](const engine::Interrupt& interrupt) {
-      if (var.has_unpushed()) flush();
-      return engine_->wait_for_var(var, interrupt);
-    });
-  }
+  wait_until_written(var, waits);
   run::give_to_current_stream(var);
   run::plain_storages().release(var);
   run::deliver_warnings();
