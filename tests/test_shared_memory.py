@@ -80,7 +80,7 @@ def test_what_failed_is_told_by_the_lazy_tensor():
     lazy_one.add_(wrap(torch.arange(3.0))[torch.tensor([7])])
     with pytest.raises(RuntimeError, match="is not complete"):  # (not the values of before)
         plain.sum()
-    for read in (lazy_one.tolist, plain.tolist):
+    for read in (plain.tolist, lazy_one.tolist):
         with pytest.raises(IndexError, match="out of bounds"):
             read()
 
