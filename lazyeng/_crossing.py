@@ -1,0 +1,215 @@
+"""The arguments and results of a compiled function, on their way over its border (compiled.py)."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._C import _autograd as autograd
+from torch.utils import _pytree as pytree
+
+from lazyeng import _C
+from lazyeng._patching import is_lazy
+from lazyeng.wrapping import wrap
+
+_CONTAINERS = (list, dict, collections.OrderedDict, collections.defaultdict, collections.deque)
+
+
+class _Twin(NamedTuple):
+    lazy: torch.Tensor
+    plain: torch.Tensor
+    version: int  # of the plain one, and its grad_fn, before the call
+    grad_fn: Any
+
+
+class Crossing:
+    """The arguments of one call past the border, and what has to come back over it.
+
+    A plain tensor stands for each lazy one, over the same memory. What the function does to the
+    arguments it does to those, and to copies of the lists and dicts that they are in.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> None:
+        self._passed: dict[int, Any] = {}  # by the id of what was given; of what is another object
+        self._given: dict[int, Any] = {id(x): x for x in leaves if isinstance(x, torch.Tensor)}
+        self._twins: list[_Twin] = []
+        self._containers: list[tuple[Any, Any, list[Any]]] = []  # given, passed, what was in it
+        lazy = [*{id(leaf): leaf for leaf in leaves if is_lazy(leaf)}.values()]
+        for tensor, plain in zip(lazy, to_plain(lazy), strict=True):
+            self._twins.append(_Twin(tensor, plain, _version_of(plain), plain.grad_fn))
+            self._note(tensor, plain)
+        self._args = tuple(map(self._pass, args))
+        self._kwargs = {name: self._pass(value) for name, value in kwargs.items()}
+
+    def call(self, compiled: Callable[..., Any]) -> Any:
+        try:
+            results = compiled(*self._args, **self._kwargs)
+        finally:
+            self._tell_writes()
+            self._fill_containers()
+        return self._back(results)
+
+    def _note(self, given: Any, passed: Any) -> None:
+        self._given[id(passed)] = given
+        self._passed[id(given)] = passed
+
+    def _pass(self, given: Any) -> Any:
+        """What is passed for it: itself, if nothing in it is lazy."""
+        if id(given) in self._passed:
+            return self._passed[id(given)]
+        if type(given) in _CONTAINERS:
+            return self._pass_container(given)
+        node = pytree.SUPPORTED_NODES.get(pytree._get_node_type(given))
+        if node is None:
+            return given
+        children, context = node.flatten_fn(given)
+        passed = [self._pass(child) for child in children]
+        same = all(map(operator.is_, passed, children))
+        return given if same else node.unflatten_fn(passed, context)
+
+    def _pass_container(self, given: Any) -> Any:
+        places = [*given] if isinstance(given, dict) else range(len(given))
+        passed = [self._pass(given[place]) for place in places]
+        if all(given[place] is item for place, item in zip(places, passed, strict=True)):
+            self._given[id(given)] = given
+            return given
+        copied = copy.copy(given)
+        for place, item in zip(places, passed, strict=True):
+            copied[place] = item
+        self._note(given, copied)
+        self._containers.append((given, copied, _contents(copied)))
+        return copied
+
+    def _tell_writes(self) -> None:
+        for twin in self._twins:
+            if _version_of(twin.plain) == twin.version:
+                continue
+            # (Not what was written under no_grad, which a parameter may be.)
+            if twin.plain.grad_fn is not twin.grad_fn and torch.is_grad_enabled():
+                _TakeHistory.apply(twin.lazy, twin.plain)
+            torch.autograd.graph.increment_version(twin.lazy)
+
+    def _fill_containers(self) -> None:
+        for given, passed, before in self._containers:
+            now = _contents(passed)
+            if len(now) == len(before) and all(map(operator.is_, now, before)):
+                continue
+            now = self._back(passed, of_itself=True)
+            given.clear()
+            given.update(now) if isinstance(given, dict) else given.extend(now)
+
+    def _back(self, value: Any, of_itself: bool = False) -> Any:
+        """Lazy, with the objects that were given in the place of those that were passed."""
+
+        def is_known(part: Any) -> bool:
+            return id(part) in self._given and not (of_itself and part is value)
+
+        leaves, structure = pytree.tree_flatten(value, is_leaf=is_known)
+        known = [self._given.get(id(leaf)) for leaf in leaves]
+        views = [
+            self._view_of_given(leaf) if old is None else old
+            for leaf, old in zip(leaves, known, strict=True)
+        ]
+        left = iter(
+            _to_lazy([leaf for leaf, old in zip(leaves, views, strict=True) if old is None])
+        )
+        return pytree.tree_unflatten([next(left) if v is None else v for v in views], structure)
+
+    def _view_of_given(self, result: Any) -> torch.Tensor | None:
+        if type(result) is not torch.Tensor or not result._is_view():
+            return None
+        base = result._base
+        lazy: Any = self._given.get(id(base))
+        strided = result.layout == torch.strided and not (result.is_conj() or result.is_neg())
+        if base is None or not is_lazy(lazy) or result.dtype != base.dtype or not strided:
+            return None
+        # (An autograd.Function's view has a gradient of its own.)
+        if autograd._get_creation_meta(result) != autograd.CreationMeta.DEFAULT:
+            return None
+        return lazy.as_strided(result.shape, result.stride(), result.storage_offset())
+
+
+def _contents(container: Any) -> list[Any]:
+    """For a comparison of objects: of a dict also the keys."""
+    return [*container, *container.values()] if isinstance(container, dict) else [*container]
+
+
+def _version_of(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def to_plain(leaves: Sequence[Any]) -> list[Any]:
+    return _replaced(leaves, is_lazy, _C.plain, _ToPlain)
+
+
+def _to_lazy(leaves: Sequence[Any]) -> list[Any]:
+    return _replaced(leaves, lambda leaf: type(leaf) is torch.Tensor, wrap, _ToLazy)
+
+
+def _replaced(
+    leaves: Sequence[Any],
+    chosen: Callable[[Any], bool],
+    convert: Callable[[Any], Any],
+    crossing: type[torch.autograd.Function],
+) -> list[Any]:
+    """Those that are chosen, converted; with `crossing` those that autograd follows."""
+    replaced = list(leaves)
+    followed = []
+    for i, leaf in enumerate(leaves):
+        if not chosen(leaf):
+            continue
+        if leaf.requires_grad and torch.is_grad_enabled():
+            followed.append(i)
+        else:
+            replaced[i] = convert(leaf)
+    if followed:
+        crossed: Any = crossing.apply(*(leaves[i] for i in followed))
+        for i, new in zip(followed, crossed, strict=True):
+            replaced[i] = new
+    return replaced
+
+
+class _ToPlain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *tensors: Any) -> Any:
+        ctx.set_materialize_grads(False)
+        return tuple(_C.plain(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return tuple(grad if grad is None else wrap(grad) for grad in grads)
+
+
+class _TakeHistory(torch.autograd.Function):
+    """Of a lazy tensor whose plain one was written: the memory is one, the history is not."""
+
+    @staticmethod
+    def forward(ctx: Any, lazy: Any, _twin: Any) -> Any:
+        ctx.mark_dirty(lazy)
+        return lazy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        # What the lazy one was made of is in the plain one's history. (Zeros, not None: of a view
+        # autograd would drop the gradient of what else is in its base.)
+        return torch.zeros_like(grads[0]), plain(grads[0])
+
+
+class _ToLazy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *tensors: Any) -> Any:
+        ctx.set_materialize_grads(False)
+        return tuple(wrap(tensor.detach()) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return tuple(plain(grad) for grad in grads)
+
+
+def plain(value: Any) -> Any:
+    """The plain tensor of a lazy one, once it is there; anything else itself."""
+    return _C.plain(value) if is_lazy(value) else value
