@@ -38,10 +38,8 @@ class Crossing:
         self._given: dict[int, Any] = {id(x): x for x in leaves if isinstance(x, torch.Tensor)}
         self._twins: list[_Twin] = []
         self._containers: list[tuple[Any, Any, list[Any]]] = []  # given, passed, what was in it
-        lazy = [*{id(leaf): leaf for leaf in leaves if is_lazy(leaf)}.values()]
-        for tensor, plain in zip(lazy, to_plain(lazy), strict=True):
-            self._twins.append(_Twin(tensor, plain, _version_of(plain), plain.grad_fn))
-            self._note(tensor, plain)
+        for family in _families([*{id(leaf): leaf for leaf in leaves if is_lazy(leaf)}.values()]):
+            self._pass_family(*family)
         self._args = tuple(map(self._pass, args))
         self._kwargs = {name: self._pass(value) for name, value in kwargs.items()}
 
@@ -52,6 +50,13 @@ class Crossing:
             self._tell_writes()
             self._fill_containers()
         return self._back(results)
+
+    def _pass_family(self, base: torch.Tensor, views: list[torch.Tensor]) -> None:
+        (plain,) = to_plain([base])
+        self._twins.append(_Twin(base, plain, _version_of(plain), plain.grad_fn))
+        self._note(base, plain)
+        for view in views:
+            self._note(view, plain.as_strided(*_place_of(view)))
 
     def _note(self, given: Any, passed: Any) -> None:
         self._given[id(passed)] = given
@@ -86,12 +91,14 @@ class Crossing:
 
     def _tell_writes(self) -> None:
         for twin in self._twins:
-            if _version_of(twin.plain) == twin.version:
+            writes = _version_of(twin.plain) - twin.version
+            if not writes:
                 continue
+            version = twin.lazy._version + writes
             # (Not what was written under no_grad, which a parameter may be.)
             if twin.plain.grad_fn is not twin.grad_fn and torch.is_grad_enabled():
                 _TakeHistory.apply(twin.lazy, twin.plain)
-            torch.autograd.graph.increment_version(twin.lazy)
+            autograd._unsafe_set_version_counter((twin.lazy,), (version,))
 
     def _fill_containers(self) -> None:
         for given, passed, before in self._containers:
@@ -120,17 +127,41 @@ class Crossing:
         return pytree.tree_unflatten([next(left) if v is None else v for v in views], structure)
 
     def _view_of_given(self, result: Any) -> torch.Tensor | None:
-        if type(result) is not torch.Tensor or not result._is_view():
+        if type(result) is not torch.Tensor or not _is_place_in_base(result):
             return None
-        base = result._base
-        lazy: Any = self._given.get(id(base))
-        strided = result.layout == torch.strided and not (result.is_conj() or result.is_neg())
-        if base is None or not is_lazy(lazy) or result.dtype != base.dtype or not strided:
-            return None
-        # (An autograd.Function's view has a gradient of its own.)
-        if autograd._get_creation_meta(result) != autograd.CreationMeta.DEFAULT:
-            return None
-        return lazy.as_strided(result.shape, result.stride(), result.storage_offset())
+        lazy: Any = self._given.get(id(result._base))
+        return lazy.as_strided(*_place_of(result)) if is_lazy(lazy) else None
+
+
+def _families(
+    lazy: Sequence[torch.Tensor],
+) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
+    """Each with its views among them: what one of them is written to, the others see. A base that
+    is not among them is there if it has two views that are; what is alone is its own base."""
+    families: dict[int, tuple[Any, list[torch.Tensor]]] = {}
+    for tensor in lazy:
+        base = tensor._base if _is_place_in_base(tensor) else tensor
+        members = families.setdefault(id(base), (base, []))[1]
+        members.append(tensor)
+    found = []
+    for base, members in families.values():
+        alone = len(members) == 1
+        found.append((members[0] if alone else base, [m for m in members[alone:] if m is not base]))
+    return found
+
+
+def _is_place_in_base(tensor: torch.Tensor) -> bool:
+    """Whether as_strided of its base makes it."""
+    base = tensor._base if tensor._is_view() else None
+    strided = tensor.layout == torch.strided and not (tensor.is_conj() or tensor.is_neg())
+    if base is None or tensor.dtype != base.dtype or not strided:
+        return False
+    # (An autograd.Function's view has a gradient of its own.)
+    return autograd._get_creation_meta(tensor) == autograd.CreationMeta.DEFAULT
+
+
+def _place_of(view: torch.Tensor) -> tuple[Sequence[int], Sequence[int], int]:
+    return view.shape, view.stride(), int(view.storage_offset())
 
 
 def _contents(container: Any) -> list[Any]:

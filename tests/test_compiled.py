@@ -255,6 +255,25 @@ def one_tensor_twice(backend):
     return leaf.grad, h, y
 
 
+def related(write, arguments):
+    """Arguments that share memory: what one is written to, the others and their gradients see."""
+
+    def program(backend):
+        leaf = torch.arange(6.0).reshape(2, 3).requires_grad_()
+        factor = torch.full((), 2.0, requires_grad=True)
+        h, w = leaf * 1, factor * 1
+        y = torch.compile(write, backend=backend)(*arguments(h), w)
+        (y.sum() + (h * h).sum()).backward()
+        return leaf.grad, factor.grad, y, h, torch.tensor(h._version)
+
+    return program
+
+
+def write_second(a, b, w):  # (of products torch's own gradient fails with some backends)
+    b.add_(w * w)
+    return (a * w).sum() + b.sum() * 3
+
+
 def one_list_twice(backend):
     def append(a, b, x):
         a.append(x)
@@ -279,6 +298,8 @@ CHANGES = [
     grown_by(lambda x: x.mul_(3)), view_written, saved_value_written, parameter_added,
     views_of_an_argument, lists_and_dicts, queue, returned_itself, reversed_gradient, rows_written,
     parameter_written_without_grad, one_tensor_twice, one_list_twice, mapping_that_holds_itself,
+    related(write_second, lambda h: (h, h[0])), related(write_second, lambda h: (h[0], h)),
+    related(write_second, lambda h: (h[0], h[:, 1:])), related(write_second, lambda h: (h[1], h.t())),
 ]  # fmt: skip
 
 
