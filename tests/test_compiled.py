@@ -299,7 +299,8 @@ CHANGES = [
     views_of_an_argument, lists_and_dicts, queue, returned_itself, reversed_gradient, rows_written,
     parameter_written_without_grad, one_tensor_twice, one_list_twice, mapping_that_holds_itself,
     related(write_second, lambda h: (h, h[0])), related(write_second, lambda h: (h[0], h)),
-    related(write_second, lambda h: (h[0], h[:, 1:])), related(write_second, lambda h: (h[1], h.t())),
+    related(write_second, lambda h: (h[0], h[:, 1:])),
+    related(write_second, lambda h: (h[1], h.t())),
 ]  # fmt: skip
 
 
