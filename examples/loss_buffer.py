@@ -50,7 +50,7 @@ def train(steps: int, read: Callable[[torch.Tensor], float | None]) -> tuple[lis
 def main() -> None:
     parser = argparse.ArgumentParser(description="Read losses at once, or one step late.")
     parser.add_argument("--steps", type=int, default=200)
-    steps = parser.parse_args().steps
+    steps = max(parser.parse_args().steps, 1)
     train(5, lambda loss: None)  # the first calls of each operator are slower
 
     at_once, seconds = train(steps, lambda loss: loss.item())

@@ -111,6 +111,9 @@ def set_collectives_at_the_call(on: bool) -> None:
 def wait_for_plain_writes() -> None:
     """Waits for recorded writes to plain tensors and for draws from generators; raises no failure."""
 
+def finish_plain_reads() -> None:
+    """Waits for what has been recorded that reads memory of plain tensors; raises no failure."""
+
 def wait_for_generators() -> None:
     """Waits for recorded draws from random generators."""
 

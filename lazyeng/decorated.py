@@ -6,6 +6,7 @@ closed meanwhile, or the code that runs in between would be inside it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import types
@@ -19,16 +20,23 @@ Block = Callable[[], AbstractContextManager[Any]]
 Function = Callable[..., Any]
 
 
-def in_blocks(function: Function, block: Block) -> Function:
-    """`function` with each call in a block; of the kind (generator, coroutine) that it has."""
+def in_blocks(
+    function: Function, block: Block = contextlib.nullcontext, whole: Block = contextlib.nullcontext
+) -> Function:
+    """`function` with each call in a block; of the kind (generator, coroutine) that it has.
+
+    Args:
+        block: entered for each step, and left while the function is suspended.
+        whole: entered once for all steps of a call.
+    """
     if inspect.isasyncgenfunction(function):
-        made = _async_generator(function, block)
+        made = _async_generator(function, block, whole)
     elif inspect.iscoroutinefunction(function):
-        made = _coroutine(function, block)
+        made = _coroutine(function, block, whole)
     elif inspect.isgeneratorfunction(function):
-        made = _generator(function, block)
+        made = _generator(function, block, whole)
     else:
-        made = _in_block(function, block)
+        made = _in_block(_in_block(function, block), whole)
     return functools.update_wrapper(made, function)
 
 
@@ -51,39 +59,40 @@ def _in_block(function: Function, block: Block) -> Function:
     return call
 
 
-def _generator(function: Function, block: Block) -> Function:
+def _generator(function: Function, block: Block, whole: Block) -> Function:
     def generator(*args: Any, **kwargs: Any) -> Any:
         running = function(*args, **kwargs)
-        with _hidden_frames():
+        with _hidden_frames(), whole():
             return (yield from _steps(running.send, None, running.throw, block))
 
     return generator
 
 
-def _coroutine(function: Function, block: Block) -> Function:
+def _coroutine(function: Function, block: Block, whole: Block) -> Function:
     async def coroutine(*args: Any, **kwargs: Any) -> Any:
         running = function(*args, **kwargs)
-        with _hidden_frames():
+        with _hidden_frames(), whole():
             return await _awaited_steps(running.send, None, running.throw, block)
 
     return coroutine
 
 
-def _async_generator(function: Function, block: Block) -> Function:
+def _async_generator(function: Function, block: Block, whole: Block) -> Function:
     async def generator(*args: Any, **kwargs: Any) -> Any:
         running = function(*args, **kwargs)
         step, value = running.asend, None
-        while True:
-            item = step(value)
-            try:
-                with _hidden_frames():
-                    made = await _awaited_steps(item.send, None, item.throw, block)
-            except StopAsyncIteration:
-                return
-            try:
-                step, value = running.asend, (yield made)
-            except BaseException as error:  # for the function, which may go on
-                step, value = running.athrow, error
+        with whole():
+            while True:
+                item = step(value)
+                try:
+                    with _hidden_frames():
+                        made = await _awaited_steps(item.send, None, item.throw, block)
+                except StopAsyncIteration:
+                    return
+                try:
+                    step, value = running.asend, (yield made)
+                except BaseException as error:  # for the function, which may go on
+                    step, value = running.athrow, error
 
     return generator
 

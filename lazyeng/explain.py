@@ -38,7 +38,10 @@ def explain(
 
     Raises:
         ValueError: no exception is given, and none was raised.
+        TypeError: `error` is none.
     """
+    if error is not None and not isinstance(error, BaseException):
+        raise TypeError(f"explain: expected an exception, got {type(error).__name__}")
     error = error or sys.exception() or getattr(sys, "last_value", None)
     if error is None:
         raise ValueError("explain: no exception is given, and none was raised")

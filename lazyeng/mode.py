@@ -76,6 +76,8 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
         try:
             try:
                 _C.wait_for_plain_writes()
+                if self.mode == "async" and not self._is_within_another():
+                    _C.finish_plain_reads()  # the program may change those tensors next
             except (SyncError, Warning) as report:  # the wait is over, and the writes are complete
                 waited.append(report)
             if exc is None:
@@ -87,6 +89,10 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
             _C.leave_block(block)
         if problems:
             errors.raise_all(problems)
+
+    @staticmethod
+    def _is_within_another() -> bool:
+        return _C.thread_mode()[1] > 1
 
     def __call__(self, function: F) -> F:
         """Decorates a function: each call runs in a block of this mode.

@@ -7,19 +7,21 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
 import os
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO, TypeVar, cast
 
 from lazyeng import _C, sync_debug
+from lazyeng.decorated import in_blocks
 
 Event = dict[str, Any]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,10 @@ class _Wait:
     wait: sync_debug.Wait
 
 
-class profile(contextlib.ContextDecorator):  # noqa: N801 (as torch.profiler.profile)
+class profile:  # noqa: N801 (as torch.profiler.profile)
     """Context manager, or decorator, that writes a trace of all threads to a file.
+
+    Around a generator or a coroutine function it traces a call from its first step to its end.
 
     At its end it waits for everything recorded so far, so that all of it is in the trace; failures
     are not raised there, but as always where a result is read. A process forked meanwhile is not
@@ -51,12 +55,15 @@ class profile(contextlib.ContextDecorator):  # noqa: N801 (as torch.profiler.pro
     Raises:
         TypeError: `path` is not a str or a path.
         RuntimeError: another profile is being made, in whichever thread. (When the block begins.)
-        OSError: the file cannot be written. (When the block begins.)
+        OSError: the file cannot be written. (When the block begins, if that can be told then.)
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
+        if not isinstance(self.path, str):
+            raise TypeError(f"profile: path must be a str or a path, got {type(path).__name__}")
         self._waits: list[_Wait] = []
+        self._names: dict[int, str] = {}  # of threads that waited
         self._begin = 0
         self._process = 0
 
@@ -68,7 +75,7 @@ class profile(contextlib.ContextDecorator):  # noqa: N801 (as torch.profiler.pro
         except BaseException:
             _C.stop_trace()
             raise
-        self._waits = []
+        self._waits, self._names = [], {}
         self._process = os.getpid()
         self._begin = time.perf_counter_ns()
         sync_debug.listeners.append(self._note_wait)
@@ -82,27 +89,43 @@ class profile(contextlib.ContextDecorator):  # noqa: N801 (as torch.profiler.pro
                 sync_debug.listeners.remove(self._note_wait)
                 with sync_debug.allow_sync("the profile is complete when its block ends"):
                     _C.wait_for_all()
-            finally:
+            finally:  # (Who interrupts what hangs wants to know what there was until then.)
                 end = time.perf_counter_ns()
                 logs = _C.stop_trace()
-            events = [*_trace_events(logs, self._waits, self._begin, end)]
-            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                file.truncate(0)
-            json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file, separators=(",", ":"))
+                if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    file.truncate(0)
+                _write(file, _trace_events(logs, self._waits, self._names, self._begin, end))
+
+    def __call__(self, function: F) -> F:
+        return cast(F, in_blocks(function, whole=lambda: self))
 
     def _note_wait(self, wait: sync_debug.Wait, begin: int, end: int) -> None:
-        self._waits.append(_Wait(threading.get_native_id(), begin, end, wait))
+        thread = threading.get_native_id()
+        if thread not in self._names:  # (it may have ended when the profile does)
+            self._names[thread] = threading.current_thread().name
+        self._waits.append(_Wait(thread, begin, end, wait))
+
+
+def _write(file: TextIO, events: Iterator[Event]) -> None:
+    """(In parts: whole it takes several times its memory; `json.dump` several times as long.)"""
+    encoder = json.JSONEncoder(separators=(",", ":"))
+    file.write('{"displayTimeUnit":"ms","traceEvents":[')
+    separator = ""
+    while part := [*itertools.islice(events, 1000)]:
+        file.write(separator + encoder.encode(part)[1:-1])
+        separator = ","
+    file.write("]}")
 
 
 def _trace_events(
-    logs: list[_C.ThreadLog], waits: list[_Wait], begin: int, end: int
+    logs: list[_C.ThreadLog], waits: list[_Wait], waited: dict[int, str], begin: int, end: int
 ) -> Iterator[Event]:
     pid = os.getpid()
     yield _metadata(pid, 0, "process_name", "lazyeng")
     names = {thread: name for thread, name, _ in logs}
     events_of = {thread: events for thread, _, events in logs}
     names |= {wait.thread: "" for wait in waits if wait.thread not in names}
-    ours = {thread.native_id: thread.name for thread in threading.enumerate()}
+    ours = waited | {thread.native_id: thread.name for thread in threading.enumerate()}
     for thread, name in names.items():
         engine = name.startswith("lazyeng-")
         yield _metadata(pid, thread, "thread_name", name if engine else ours.get(thread, name))
@@ -188,9 +211,10 @@ def _counters(
     ops = pending = 0
     for at, change, size in sorted(steps, key=lambda step: (step[0], -step[1])):
         ops, pending = ops + change, pending + size
-        for name, key, value in (("pending ops", "ops", ops), ("pending bytes", "bytes", pending)):
-            yield {"ph": "C", "name": name, "pid": pid, "ts": (at - origin) / 1000,
-                   "args": {key: value}}  # fmt: skip
+        same = {"ph": "C", "pid": pid, "ts": (at - origin) / 1000}
+        yield {"name": "pending ops", "args": {"ops": ops}, **same}
+        if size:
+            yield {"name": "pending bytes", "args": {"bytes": pending}, **same}
 
 
 def _end_in_child() -> None:

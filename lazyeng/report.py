@@ -36,7 +36,8 @@ def read(path: str) -> Trace:
     with open(path) as file:
         try:
             trace = _trace_of(json.load(file)["traceEvents"])
-        except (json.JSONDecodeError, KeyError, TypeError):  # somebody else's
+        # (Somebody else's.)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             trace = Trace()
     whole = trace.ranges.pop("profile", None)
     if not whole:
@@ -51,7 +52,9 @@ def _trace_of(events: Iterable[Event]) -> Trace:
         if event["ph"] == "M" and event["name"] == "thread_name":
             trace.threads[event["tid"]] = event["args"]["name"]
         elif event["ph"] == "X":
+            event["ts"], event["dur"] = float(event["ts"]), float(event["dur"])
             trace.ranges.setdefault(event["cat"], []).append(event)
+            trace.threads.setdefault(event["tid"], f"thread {event['tid']}")
     return trace
 
 
@@ -174,7 +177,8 @@ def _rows(text: str) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status: 2 for a file that is no trace."""
+    """The command line; returns the exit status: 2 for a file that is no trace, or a page that
+    cannot be written."""
     parser = argparse.ArgumentParser(
         prog="python -m lazyeng.report",
         description="Sums up a trace written by lazyeng.profile: time per op, per place where the "
@@ -184,8 +188,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--top", type=_rows, default=20, help="rows per table (default 20)")
     parser.add_argument("--html", help="the page to write (default: the trace's name with .html)")
     options = parser.parse_args(arguments)
+    page = options.html or os.path.splitext(options.trace)[0] + ".html"
     try:
         trace = read(options.trace)
+        _write_page(page, options.trace, trace)
     except (OSError, ValueError) as error:
         print(f"lazyeng.report: {error}", file=sys.stderr)
         return 2
@@ -193,12 +199,17 @@ def main(arguments: list[str] | None = None) -> int:
     for table in (table_of_ops(trace), table_of_waits(trace), table_of_threads(trace)):
         print()
         print(show(table, options.top))
-    page = options.html or os.path.splitext(options.trace)[0] + ".html"
-    with open(page, "w", encoding="utf-8") as file:
-        file.write(timeline_html(os.path.basename(options.trace), trace.threads, trace.of(
-            "record", "run", "group", "wait", "device"), trace.duration))  # fmt: skip
     print(f"\ntimeline: {page}")
     return 0
+
+
+def _write_page(page: str, path: str, trace: Trace) -> None:
+    if os.path.exists(page) and os.path.samefile(page, path):
+        raise ValueError(f"{page} is the trace; expected another file for the page (--html)")
+    ranges = trace.of("record", "run", "group", "wait", "device")
+    text = timeline_html(os.path.basename(path), trace.threads, ranges, trace.duration)
+    with open(page, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 if __name__ == "__main__":

@@ -521,3 +521,17 @@ def test_ctrl_c_during_a_read_leaves_the_engine_usable():
     """)))  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == "interrupted True\ninterrupted True\nfailed 1\n[2.0, 2.0]\n"
+
+
+def test_a_failure_is_told_of_where_nothing_can_be_imported():
+    """Its tensor may die anywhere: in a namedtuple's constructor, which has no builtins."""
+    code = """
+import torch, lazyeng
+y = lazyeng.wrap(torch.arange(3))[torch.tensor([7])]
+while not y.is_ready(): pass
+box = [y]
+del y
+eval("lambda: drop()", {"__builtins__": {}, "drop": box.clear})()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "UnseenFailureWarning: aten.index" in done.stderr, done.stderr

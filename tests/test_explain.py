@@ -61,6 +61,12 @@ def test_the_exception_at_hand():
         explained()
 
 
+@pytest.mark.parametrize("wrong", ["text", ValueError])
+def test_what_is_no_exception(wrong):
+    with pytest.raises(TypeError, match="explain: expected an exception, got"):
+        explain(wrong)
+
+
 def test_several_at_once():
     def make():
         return [failed(), failed()]

@@ -342,6 +342,44 @@ def test_results_outlive_the_block(mode):
     assert y.item() == pytest.approx(14**0.5)
 
 
+@pytest.mark.parametrize("n", [2, 200_000])
+def test_plain_tensors_may_change_after_the_block(n):
+    """(In mode "deferred" such a change fails what was to read them: docs/wrap.md.)"""
+    slow, w = wrap(torch.rand(600, 600)), torch.ones(n)
+    for _ in range(10):
+        with lazy():
+            y = (w * 2 + (slow @ slow @ slow).sum() * 0).sum()
+            inner = wrap(w)
+            with lazy():
+                z = inner.view(-1) + 1
+        expected = w * 2, w + 1
+        w += 1
+        assert y.item() == expected[0].sum().item()
+        assert torch.equal(unwrap(z), expected[1])
+
+
+def test_a_decorated_evaluation_beside_eager_training():
+    """As it is written with torch.no_grad()."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x, held_out = torch.randn(64, 64), torch.randn(2048, 64)
+
+    @torch.no_grad()
+    def evaluate():
+        return model(held_out).square().mean()
+
+    lazily, found, expected = lazy()(evaluate), [], []
+    for _ in range(20):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        found.append(lazily())
+        expected.append(evaluate())
+    torch.testing.assert_close(unwrap(found), expected)
+
+
+# --- writes to plain tensors
 # --- writes to plain tensors
 
 
@@ -731,6 +769,33 @@ def test_a_block_raises_what_others_have_told_of(told_by, lazy_mode):
             with pytest.raises(IndexError):
                 synchronize()
     assert x.tolist() == [0.0] * 3
+
+
+def set_item(place):
+    def write(p, bad):
+        p[place] = bad
+
+    return write
+
+
+@pytest.mark.parametrize("write", [
+    set_item(1), set_item((slice(None), 1)), set_item(slice(1, 3)), set_item((..., 0)),
+    lambda p, bad: p[1].add_(bad), lambda p, bad: p[:, 1].add_(bad), lambda p, bad: p.t().add_(bad),
+    lambda p, bad: p.detach().add_(bad), lambda p, bad: p.view(-1)[:1].copy_(bad),
+    lambda p, bad: p.diagonal().copy_(bad), lambda p, bad: p.unbind()[0].copy_(bad),
+    lambda p, bad: torch._foreach_add_([p[0], p[1]], bad.squeeze()),
+    lambda p, bad: torch.add(bad, 1, out=p[2]), lambda p, bad: p.select(0, 1).index_fill_(
+        0, torch.tensor([7]), 1.0),
+])  # fmt: skip
+def test_failed_writes_through_views_of_plain_tensors_are_raised_at_exit(write, lazy_mode):
+    """The views, which are lazy, are gone by then."""
+    p = torch.zeros(4, 4)
+    with pytest.raises(IndexError, match="out of bounds"), lazy(lazy_mode):
+        write(p, torch.ones(1)[torch.tensor([7])])
+    with lazy(lazy_mode):  # that was told; the next block finds what there is
+        p[2] = 5.0
+    assert p.sum().item() == 20.0
+    synchronize()
 
 
 def test_failed_write_to_a_plain_tensor_is_raised_at_exit(lazy_mode):

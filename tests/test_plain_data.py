@@ -68,3 +68,70 @@ def test_converted_lazy_modules_keep_their_parameters():
     model.double()
     assert model.weight is before and isinstance(before, LazyTensor)
     assert unwrap(before).dtype == torch.float64
+
+
+# --- memory that grows, or cannot
+
+
+def numbers(n):
+    return torch.arange(float(n))
+
+
+def fail_to_take(n, out):
+    torch.take(torch.ones(n), torch.full((n,), 10**8), out=out)
+
+
+@pytest.mark.parametrize("n", [12, 400_003])
+def test_a_kernel_that_throws_once_it_has_resized_its_result(n, mode):
+    """What other tensors see of the memory is there."""
+
+    def program(made):
+        p = made(numbers(4))
+        v = p[:3]
+        with pytest.raises(IndexError, match="out of range"):
+            fail_to_take(n, p)
+            unwrap(p)
+        return p.shape, unwrap(v).tolist(), unwrap(v.add(0)).tolist()
+
+    expected = program(lambda x: x)
+    with lazy(mode):
+        assert program(lambda x: x) == expected
+    for ours in (program(wrap), program(lambda x: wrap(x) * 1)):
+        assert ours[1:] == expected[1:]
+
+
+def test_what_an_op_that_was_refused_leaves(mode):
+    def program(made):
+        base = made(numbers(6))
+        out = base.view(2, 3)
+        with pytest.raises(RuntimeError, match="memory"):
+            torch.cat([base, base], out=out)
+        plain = unwrap(out)
+        assert plain.numel() * 4 <= plain.untyped_storage().nbytes()
+        return plain.tolist() if plain.numel() == 6 else plain.shape, unwrap(base).tolist()
+
+    expected = program(lambda x: x)
+    with lazy(mode):
+        assert program(lambda x: x)[1] == program(wrap)[1] == expected[1]
+    assert program(wrap)[1] == expected[1]
+
+
+@pytest.mark.parametrize("resize", [
+    lambda x: x.resize_(200_000), lambda x: torch.add(torch.ones(200_000), 1, out=x),
+    lambda x: x.resize_as_(torch.ones(200_000)),
+])  # fmt: skip
+@pytest.mark.parametrize("array_of", [lambda x: x.numpy(), lambda x: unwrap(x).numpy()])
+def test_memory_of_an_array_does_not_grow(resize, array_of, mode):
+    def check(x):
+        array = array_of(x)
+        with pytest.raises(RuntimeError, match="not resizable"):
+            resize(x)
+        assert array[:4].tolist() == [0, 1, 2, 3] and array[-1] == 99_999
+
+    check(numbers(100_000))
+    check(wrap(numbers(100_000)))
+    check(wrap(numbers(100_000)) * 1)
+    with lazy(mode):
+        check(numbers(100_000))
+        check(wrap(numbers(100_000)))
+        check(numbers(100_000) * 1)

@@ -1,7 +1,9 @@
 """lazyeng.profile and python -m lazyeng.report: what was recorded, run and waited for."""
 
+import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -233,6 +235,85 @@ def test_as_a_decorator(path):
     assert len(events_of(path, cat="run", name="aten::mm")) == 1
 
 
+def test_generators_and_coroutines_are_traced_to_their_end(path, tmp_path):
+    def mm():
+        return (wrap(torch.rand(8, 8)) @ torch.rand(8, 8)).sum().item()
+
+    @lazyeng.profile(path)
+    def steps():
+        for _ in range(2):
+            mm()
+            yield
+
+    @lazyeng.profile(path)
+    async def main():
+        mm()
+        await asyncio.sleep(0)
+        mm()
+
+    @lazyeng.profile(path)
+    async def stream():
+        for _ in range(2):
+            mm()
+            yield
+
+    async def read():
+        return [item async for item in stream()]
+
+    for run in (lambda: [*steps()], lambda: asyncio.run(main()), lambda: asyncio.run(read())):
+        os.path.exists(path) and os.remove(path)
+        run()
+        assert len(events_of(path, cat="run", name="aten::mm")) == 2
+
+
+def test_an_interrupted_profile_is_written(path):
+    """What hangs is what one profiles."""
+    release = threading.Event()
+    slow = torch.library.custom_op("lazyeng_tests::hang", mutates_args=())(
+        lambda x: (release.wait(20), x.clone())[1], schema="(Tensor x) -> Tensor"
+    )
+    slow.register_fake(lambda x: torch.empty_like(x))
+    old = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.5, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+    try:
+        with pytest.raises(KeyboardInterrupt), lazyeng.profile(path):
+            (wrap(torch.rand(8, 8)) @ torch.rand(8, 8)).sum().item()
+            slow(wrap(torch.ones(2)))
+            timer.start()
+    finally:
+        release.set()
+        timer.cancel()
+        timer.join()
+        signal.signal(signal.SIGINT, old)
+    assert events_of(path, cat="run", name="aten::mm")
+    synchronize()
+
+
+def test_an_op_that_fails_at_the_call_has_run(path):
+    """Programs that read all the time run small ops there (csrc/record/at_once.cpp)."""
+    table, right, wrong = torch.rand(4), torch.tensor([1]), torch.tensor([9])
+    with lazy():
+        for _ in range(5):
+            (table[right] + 1).tolist()
+        with lazyeng.profile(path), pytest.raises(IndexError):
+            (table[wrong] + 1).tolist()
+    (run,) = events_of(path, cat="run", name="aten::index")
+    (record,) = events_of(path, cat="record", name="aten::index")
+    assert run["args"]["failed"] and run["args"]["number"] == record["args"]["number"]
+
+
+def test_threads_that_have_ended_have_their_names(path):
+    def evaluate():
+        (wrap(torch.rand(300, 300)) @ torch.rand(300, 300)).sum().item()
+
+    with lazyeng.profile(path):
+        thread = threading.Thread(target=evaluate, name="evaluator")
+        thread.start()
+        thread.join()
+    names = {e["args"]["name"] for e in events_of(path, ph="M", name="thread_name")}
+    assert "evaluator" in names
+
+
 def test_an_exception_passes_and_the_trace_is_written(path):
     with pytest.raises(KeyError), lazyeng.profile(path):
         (wrap(torch.rand(8, 8)) @ torch.rand(8, 8)).sum().item()
@@ -281,6 +362,9 @@ def test_report(path):
 @pytest.mark.parametrize("text", [
     '{"traceEvents": []}', '[]', '{"traceEvents": 3}', '{"traceEvents": [{"name": "no phase"}]}',
     '{"traceEvents": [{"ph": "X", "ts": 1, "dur": 1, "name": "no category"}]}',
+    '{"traceEvents": [{"ph": "X", "cat": "profile"}]}',
+    '{"traceEvents": [{"ph": "X", "cat": "profile", "ts": 0, "dur": "long", "tid": 1}]}',
+    "[" * 100_000, b"\xff".decode("latin-1"),
 ])  # fmt: skip
 def test_report_of_something_else(text, path, capsys):
     with open(path, "w") as file:
@@ -288,6 +372,32 @@ def test_report_of_something_else(text, path, capsys):
     assert report.main([path]) == 2
     assert "expected a trace written by lazyeng.profile" in capsys.readouterr().err
     assert report.main([path + ".none"]) == 2
+
+
+def test_report_does_not_replace_the_trace(tmp_path, capsys):
+    for name, options in (("trace.html", []), ("trace.json", ["--html", tmp_path / "trace.json"])):
+        path = str(tmp_path / name)
+        with lazyeng.profile(path):
+            wrap(torch.ones(3)).sum().item()
+        assert report.main([path, *map(str, options)]) == 2
+        assert "expected another file for the page" in capsys.readouterr().err
+        assert events_of(path, cat="profile")
+
+
+def test_report_of_a_page_that_cannot_be_written(path, capsys):
+    with lazyeng.profile(path):
+        wrap(torch.ones(3)).sum().item()
+    assert report.main([path, "--html", "/no/such/folder/page.html"]) == 2
+    assert "No such file or directory" in capsys.readouterr().err
+
+
+def test_report_of_threads_without_a_name(path, capsys):
+    with open(path, "w") as file:
+        same = {"ph": "X", "name": "mm", "ts": 0, "dur": 1, "args": {}}
+        ranges = [{"cat": "run", "tid": 5, **same}, {"cat": "profile", "tid": 0, **same}]
+        json.dump({"traceEvents": ranges}, file)
+    assert report.main([path]) == 0
+    assert "thread 5" in capsys.readouterr().out
 
 
 def test_names_cannot_end_the_page(path):

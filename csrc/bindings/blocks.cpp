@@ -88,6 +88,13 @@ PyObject* wait_for_plain_writes(PyObject*, PyObject*) {
   });
 }
 
+PyObject* finish_plain_reads(PyObject*, PyObject*) {
+  return guarded([&] {
+    current_recorder()->finish_plain_reads();
+    Py_RETURN_NONE;
+  });
+}
+
 PyObject* exceptions_of(const std::vector<std::shared_ptr<run::FailureRoot>>& roots) {
   PyRef list(PyList_New(0));
   for (const auto& root : roots) {
@@ -151,6 +158,7 @@ PyMethodDef block_methods[] = {
     {"call_outside", call_outside, METH_VARARGS, nullptr},
     {"set_backward_from_lazy", set_backward_from_lazy, METH_O, nullptr},
     {"wait_for_plain_writes", wait_for_plain_writes, METH_NOARGS, nullptr},
+    {"finish_plain_reads", finish_plain_reads, METH_NOARGS, nullptr},
     {"unreported", unreported, METH_NOARGS, nullptr},
     {"failures_of_block", failures_of_block, METH_O, nullptr},
     {"look_at_failures_of_block", look_at_failures_of_block, METH_O, nullptr},

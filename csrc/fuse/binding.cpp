@@ -3,9 +3,9 @@
 
 #include <c10/core/CPUAllocator.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "csrc/fuse/numbers.h"
 #include "csrc/run/buffers.h"
@@ -20,6 +20,13 @@ char* memory_of(const c10::Storage& storage) {
 c10::Storage new_storage(uint64_t nbytes) {
   return c10::Storage(c10::Storage::use_byte_size_t(), nbytes, run::allocate_buffer(nbytes),
                       c10::GetCPUAllocator(), /*resizable=*/true);
+}
+
+/// With the sign of the NaN and the upper half of its bits: chains count on it that the lower one
+/// is empty.
+float short_nan(float nan) {
+  constexpr uint32_t kUpper = 0xffff0000, kQuiet = 0x00400000;
+  return std::bit_cast<float>((std::bit_cast<uint32_t>(nan) & kUpper) | kQuiet);
 }
 
 template <class T>
@@ -83,9 +90,8 @@ void BoundPlan::write_splat(size_t index, const c10::Scalar& number,
   char* const memory = bindings_.splats + index * kSplatBytes;
   if (is_special(number, source)) valid_ = false;
   with_converted(number, source, [memory](auto value) {
-    // (Chains count on it that a NaN has nothing in its lower half.)
-    if constexpr (std::is_floating_point_v<decltype(value)>)
-      if (std::isnan(value)) value = std::numeric_limits<decltype(value)>::quiet_NaN();
+    if constexpr (std::is_same_v<decltype(value), float>)
+      if (std::isnan(value)) value = short_nan(value);
     fill_splat(memory, value);
   });
 }

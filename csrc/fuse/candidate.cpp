@@ -31,12 +31,23 @@ bool known_arguments(const run::Node& node, const OpRule& rule) {
     const c10::IValue& arg = node.args[i];
     if (node.info.args[i].kind == run::ArgKind::tensor || arg.isNone()) continue;
     if (arg.isComplexDouble() || arg.isGenerator()) return false;
+    // (A Python int of 2**63 or more, which only some of the dtypes know.)
+    if (node.info.args[i].kind == run::ArgKind::scalar && !arg.isScalar()) return false;
     if (arg.isList() && !(is_reduction(rule.form) && (arg.isIntList() || arg.isBoolList())))
       return false;
     if (options && arg.isBool() && arg.toBool() && node.info.args[i].kind != run::ArgKind::scalar)
       return false;  // non_blocking, pin_memory
   }
   return true;
+}
+
+/// Kernels of devices cannot say that the item() of a tensor does not fit.
+bool takes_unseen_item(const run::Node& node, const OpRule& rule) {
+  if (rule.form != Form::masked_fill || node.device.is_cpu() || node.tensors.size() < 3)
+    return false;
+  const run::ValueRef& item = node.tensors[2].value;
+  const run::ValueRef& self = node.tensors[0].value;
+  return item && self && item->geometry().dtype() != self->geometry().dtype();
 }
 
 bool find_results(run::Node& node, const OpRule& rule, const Extent& extent, Candidate& candidate) {
@@ -132,6 +143,7 @@ bool describe(run::Node& node, Candidate& candidate) {
   if (!rule || !runs_groups(node.device) || !run::computes(node.queue) || !node.rewrites.empty() ||
       !has_results(node, rule->form) || !known_arguments(node, *rule))
     return false;
+  if (takes_unseen_item(node, *rule)) return false;
   candidate.node = &node;
   candidate.in_place = node.info.writes;
   const Extent extent = extent_of(*rule, node);

@@ -11,8 +11,8 @@ c10::Scalar number_at(const char* memory, c10::ScalarType dtype) {
     return value;
   };
   switch (dtype) {
-    case c10::kBool:
-      return read(false);
+    case c10::kBool:  // (a view of other bytes may hold any)
+      return read(uint8_t{}) != 0;
     case c10::kByte:
       return read(uint8_t{});
     case c10::kChar:

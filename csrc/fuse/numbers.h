@@ -30,14 +30,15 @@ T cast_number(const c10::Scalar& number) {
   return c10::convert<T>(number.toLong());
 }
 
-/// Calls f with the number converted to the dtype `source.as`, in the type of its register. An
-/// argument is converted as its op does it: what does not fit throws.
+/// Calls f with the number converted to the dtype `source.as`, in the type of its register. As ops
+/// convert a Scalar, what does not fit throws, if it is an argument or taken as one.
 template <class F>
-void with_converted(const c10::Scalar& number, const ParameterSource& source, F f) {
+void with_converted(const c10::Scalar& given, const ParameterSource& source, F f) {
   const bool argument = source.kind == ParameterSource::Kind::argument;
+  // (Before it is converted: an integer 0 has no sign.)
+  const c10::Scalar number = source.negate ? -given : given;
   const auto convert = [&]<class T>(T) {
-    T value = argument ? number.to<T>() : cast_number<T>(number);
-    if (source.negate) value = static_cast<T>(-value);
+    T value = argument || source.item ? number.to<T>() : cast_number<T>(number);
     if (argument && source.constant != 0)
       value = static_cast<T>(value + static_cast<T>(source.constant));
     if constexpr (std::is_same_v<T, c10::Half> || std::is_same_v<T, c10::BFloat16>)

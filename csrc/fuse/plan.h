@@ -28,6 +28,7 @@ struct ParameterSource {
   bool negate = false;
   bool inverse = false;  ///< 1 / number
   bool no_nan = false;   ///< the op treats NaN specially: not for a program
+  bool item = false;     ///< of a tensor: taken by the op as item() gives it
 };
 
 struct TensorSource {

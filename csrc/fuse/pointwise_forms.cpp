@@ -130,7 +130,7 @@ Operand where(Registers& r) {
 Operand masked_fill(Registers& r) {
   const c10::ScalarType dtype = r.args().dtype_at(0);
   if (!r.args().is_single(2)) throw Unfit();
-  const RegisterId value = r.as(2, dtype), self = r.as(0, dtype);
+  const RegisterId value = r.item(2, dtype), self = r.as(0, dtype);
   return select(r, 1, value, self, dtype);
 }
 

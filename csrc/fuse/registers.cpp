@@ -114,6 +114,9 @@ RegisterId Registers::load(int16_t value, int operand) {
   Loaded entry{value, tensor, builder_.load(tensor)};
   plan_.tensors.push_back({static_cast<uint16_t>(value), false});
   if (is_narrow(args_.look_of(value).dtype())) entry.reg = builder_.cast(entry.reg, Type::f32);
+  // (A view of other bytes as bool may hold any: what is not 0 is true.)
+  if (tensor.type == Type::b8 && args_.node().device.is_cpu())
+    entry.reg = builder_.cast(entry.reg, Type::b8);
   loaded_.push_back(entry);
   return entry.reg;
 }
@@ -127,6 +130,19 @@ RegisterId Registers::as(size_t arg, c10::ScalarType dtype, bool exact) {
   if (value == kNone || (args_.look_of(value).numel() == 1 && group_.numel != 1))
     return single(index, wanted);
   return convert({load(value, index), args_.look_of(value).dtype()}, wanted);
+}
+
+RegisterId Registers::item(size_t arg, c10::ScalarType dtype) {
+  const int index = args_.tensor_at(arg);
+  if (index < 0) return number(arg, dtype);
+  const int16_t value = args_.value_of(index);
+  if (value != kNone && group_.numel == 1) {  // (read where it lies, and cast)
+    if (args_.look_of(value).dtype() != dtype) throw Unfit();
+    return as(arg, dtype);
+  }
+  const RegisterId made = single(index, dtype);
+  plan_.parameters.back().item = true;
+  return made;
 }
 
 // ---- steps

@@ -35,6 +35,8 @@ class Registers {
   /// The argument in `dtype`. `exact`: a single number that torch takes in float32 where the
   /// tensors are of a narrow dtype.
   RegisterId as(size_t arg, c10::ScalarType dtype, bool exact = false);
+  /// The number, or the item() of a tensor of one element, which may not fit.
+  RegisterId item(size_t arg, c10::ScalarType dtype);
   RegisterId constant(double value, c10::ScalarType as);
   RegisterId number(size_t arg, c10::ScalarType as, bool negate = false, bool no_nan = false,
                     double plus = 0);

@@ -249,7 +249,7 @@ bool Recorder::may_run_at_once(const Call& call, const Plan& plan) const {
 
 bool Recorder::run_at_once(const Call& call, const Plan& plan, AtOnce& done) {
   if (!may_run_at_once(call, plan)) return false;
-  const int64_t begin = run::trace_time();
+  done.begin = run::trace_time();
   done.values = make_values(call, plan);
   try {
     const run::WarningsOfCall warnings(done.warned);
@@ -266,8 +266,8 @@ bool Recorder::run_at_once(const Call& call, const Plan& plan, AtOnce& done) {
   read_habit.records(/*brief=*/true, is_fusable(call, plan));
   counters_.at_once.fetch_add(1, std::memory_order_relaxed);
   counters_.without_node.fetch_add(1, std::memory_order_relaxed);
-  if (begin != 0) [[unlikely]]
-    done.number = trace_at_once(call, begin);
+  if (done.begin != 0) [[unlikely]]
+    done.number = trace_at_once(call, done.begin);
   return true;
 }
 
@@ -310,6 +310,12 @@ void Recorder::fail_at_once(run::Node& node, AtOnce& done) {
     number_locked(node);
   }
   counters_.at_once.fetch_add(1, std::memory_order_relaxed);
+  if (done.begin != 0) [[unlikely]]
+    run::trace({.kind = run::TraceEvent::Kind::run,
+                .op = &node.info,
+                .number = node.number,
+                .begin = done.begin,
+                .failed = true});
   run::keep_warnings(std::move(done.warned), run::op_of(node));
   const engine::FailurePtr failure = node.fail(done.thrown);
   engine::Engine::fail_unpushed(node, failure);

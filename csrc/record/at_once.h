@@ -13,6 +13,7 @@ struct AtOnce {
   std::exception_ptr thrown;                  ///< its kernel threw: to be recorded as a failure
   std::vector<c10::Warning> warned;           ///< its kernel warned
   uint64_t number = 0;                        ///< of the call in a trace; 0: nobody traces
+  int64_t begin = 0;                          ///< when it began to run, if somebody traces
 };
 
 /// Gives the stack of the call to those who want it: the gradient, a trace, warnings. `result`: the

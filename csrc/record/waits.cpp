@@ -164,6 +164,21 @@ void Recorder::wait_for_plain_writes() {
   waits.report();
 }
 
+void Recorder::finish_plain_reads() {
+  if (run::InCustomKernel::active()) return;
+  WaitScope waits("what reads plain tensors is done at the end of the block");
+  {
+    const run::NoGil released;
+    const Gate::Inside inside;
+    flush();
+  }
+  for (const run::StorageVarRef& var : run::plain_storages().used()) {
+    if (waits.wanted()) waits.begin("");
+    finish_accesses(*var);
+  }
+  waits.report();
+}
+
 void Recorder::forget_failures(std::vector<Ref<engine::Var>> plain) {
   const engine::Owing owing;
   auto fresh = make_ref<FreshVersion>();

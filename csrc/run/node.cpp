@@ -71,12 +71,16 @@ bool sends(const Node& node) {
                                          [](const TensorArg& arg) { return arg.written; });
 }
 
-/// What failed is what was to be written to plain tensors in a lazy() block.
+/// What failed is what was to be written to plain tensors in a lazy() block, or to views of them.
 std::vector<Ref<engine::Var>> plain_vars_written(const Node& node) {
   std::vector<Ref<engine::Var>> vars;
-  if (node.writes_plain && node.block != 0)
-    for (const TensorArg& arg : node.tensors)
-      if (arg.written && arg.plain) vars.push_back(arg.value->var_ref());
+  if (node.block == 0) return vars;
+  for (const TensorArg& arg : node.tensors) {
+    if (!arg.written || !arg.value) continue;
+    StorageVar& var = arg.value->var();
+    if (arg.plain || var.used_as_plain.load(std::memory_order_relaxed))
+      vars.push_back(arg.value->var_ref());
+  }
   return vars;
 }
 
@@ -146,6 +150,12 @@ static void synchronize(const c10::Stream& stream) {
 std::unique_lock<std::mutex> Node::wait_for_cores() const {
   if (discover || queue != engine::QueueId::cpu || largest_bytes() < kWideBytes) return {};
   return take_all_cores();
+}
+
+void Node::share_resizability() const {
+  for (const TensorArg& arg : tensors)
+    if (discover && arg.written && arg.value) plain_storages().share_resizability(arg.value->var());
+  for (const Rewrite& rewrite : rewrites) plain_storages().share_resizability(rewrite.after->var());
 }
 
 void Node::follow_resizes() const {
@@ -239,6 +249,7 @@ void Node::begin() {
   keep_overwritten_failures();
   check_plain_reads();
   if (run_own_kernels(*this)) return check_plain_reads();
+  share_resizability();
   torch::jit::Stack stack = real_arguments(*this);
   if (host_copy) return begin_copy(std::move(stack));
   if (info.looks_at_grad) require_grad(stack);
@@ -247,7 +258,12 @@ void Node::begin() {
     if (keeps_modes) modes.emplace(kept_modes(this));
     std::optional<InCustomKernel> custom;
     if (!info.aten) custom.emplace();
-    call_kernel(stack);
+    try {
+      call_kernel(stack);
+    } catch (...) {
+      follow_resizes();  // a kernel may throw once it has resized its result
+      throw;
+    }
     if (custom && !discover) to_plain_results(stack);
   }
   if (!collective) return end(std::move(stack));
@@ -417,8 +433,9 @@ void Node::finish(const engine::FailurePtr& failure) noexcept {
   using Holder = FailureLog::Holder;
   // (The tensor on the device was given to others when the copy was launched.)
   const bool given = in_flight && host_copy.direction == HostCopy::Direction::to_device;
-  if (writes_plain)
-    failure_log().add_of_block(root, block, plain_vars_written(*this));
+  std::vector<Ref<engine::Var>> plain = plain_vars_written(*this);
+  if (writes_plain || !plain.empty())
+    failure_log().add_of_block(root, block, std::move(plain));
   else
     failure_log().add(root, given || nobody_holds(*this) ? Holder::log : Holder::tensor);
 }

@@ -140,6 +140,7 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   void call_kernel_here(torch::jit::Stack& stack) const;
   bool call_in_parts(torch::jit::Stack& stack) const;
   void call_and_measure(torch::jit::Stack& stack, int cores) const;
+  void share_resizability() const;
   void follow_resizes() const;
   void keep_overwritten_failures() const;
   uint64_t largest_bytes() const;

@@ -207,6 +207,15 @@ void PlainStorages::release(StorageVar& var) {
   if (var.guarded_ && !var.awaited()) alive = lift(var);
 }
 
+void PlainStorages::share_resizability(StorageVar& var) {
+  if (!var.exposed()) return;
+  Face alive;
+  std::lock_guard lock(mutex_);
+  alive = var.user_face_ref_->lock();
+  if (alive && !alive->resizable() && var.engine_face())
+    var.engine_face().unsafeGetStorageImpl()->set_resizable(false);
+}
+
 void PlainStorages::follow_resize(StorageVar& var, bool through_user_face) {
   if (!var.exposed()) return;
   at::DataPtr old;  // it may hold the last reference to somebody's memory
@@ -238,17 +247,30 @@ void PlainStorages::release_complete() {
     if (!var->awaited()) alive.push_back(lift(*var));
 }
 
-std::vector<StorageVarRef> PlainStorages::guarded() {
+std::vector<StorageVarRef> PlainStorages::retain_all(const std::vector<StorageVar*>& all,
+                                                     std::vector<Face>& faces) {
   std::vector<StorageVarRef> vars;
-  std::vector<Face> faces;
-  std::lock_guard lock(mutex_);
-  const std::vector<StorageVar*> all(guarded_.begin(), guarded_.end());
   for (StorageVar* var : all) {
     Face alive;
     if (StorageVarRef kept = retain(*var, alive)) vars.push_back(std::move(kept));
     if (alive) faces.push_back(std::move(alive));
   }
   return vars;
+}
+
+std::vector<StorageVarRef> PlainStorages::guarded() {
+  std::vector<Face> faces;
+  std::lock_guard lock(mutex_);
+  return retain_all({guarded_.begin(), guarded_.end()}, faces);
+}
+
+std::vector<StorageVarRef> PlainStorages::used() {
+  std::vector<Face> faces;
+  std::lock_guard lock(mutex_);
+  std::vector<StorageVar*> all;
+  for (const auto& [face, var] : vars_)
+    if (!var->idle()) all.push_back(var);
+  return retain_all(all, faces);
 }
 
 void PlainStorages::sweep_left(LeftEntries& over) {

@@ -42,6 +42,9 @@ class PlainStorages {
   bool guard(StorageVar& var);
   /// Lifts the guard if no recorded write is pending any more.
   void release(StorageVar& var);
+  /// Before an op that may resize the storage: memory that the other face has given away (to a
+  /// numpy array, say) cannot grow.
+  void share_resizability(StorageVar& var);
   /// After an op that may have resized the storage through one face, and before it completes: the
   /// other face follows to the new memory.
   void follow_resize(StorageVar& var, bool through_user_face);
@@ -52,6 +55,9 @@ class PlainStorages {
   void release_complete();
   /// The vars that are guarded now.
   std::vector<StorageVarRef> guarded();
+  /// The vars that ops of the engine read or write now, or wait for. (What is recorded and not on
+  /// its way there does not count.)
+  std::vector<StorageVarRef> used();
   /// Vars of plain memory that other streams than the default one may still be writing, by ops
   /// whose vars are gone.
   std::vector<StorageVarRef> written_elsewhere();
@@ -84,6 +90,9 @@ class PlainStorages {
   /// Null if the var is dying: its writes are complete, and whoever has asked will not wait for its
   /// destructor, so its guard is lifted here, as lift() does it.
   StorageVarRef retain(StorageVar& var, Face& alive);
+  /// As retain() of each; the faces are to be let go of after the lock.
+  std::vector<StorageVarRef> retain_all(const std::vector<StorageVar*>& all,
+                                        std::vector<Face>& faces);
   /// Whether anybody but the engine, and `alive`, holds the user face.
   static bool is_held_by_others(const StorageVar& var, const Face& alive);
   /// Entries that nobody needs any more, for the caller to let go of after the lock.

@@ -101,6 +101,7 @@ void PlainValues::keep(const at::Tensor& plain, const ValueRef& value) {
 ValueRef PlainValues::value_of(const at::Tensor& plain) {
   if (ValueRef known = find(plain)) return known;
   ValueRef value = new_value_of(plain);
+  value->var().used_as_plain.store(true, std::memory_order_relaxed);
   if (may_be_kept(plain) && !value->var().failure()) keep(plain, value);
   return value;
 }

@@ -44,7 +44,10 @@ class Gil {
 
 /// `module.name`, imported; null with a Python error set if there is none (at exit). GIL.
 inline PyRef imported(const char* module, const char* name) {
-  PyRef found(PyImport_ImportModule(module));
+  // (An import asks the builtins of the frame that runs, which may have none: namedtuple's.)
+  const PyRef key(PyUnicode_FromString(module));
+  PyRef found(key ? PyImport_GetModule(key.get()) : nullptr);
+  if (!found && !PyErr_Occurred()) found = PyRef(PyImport_ImportModule(module));
   return found ? PyRef(PyObject_GetAttrString(found.get(), name)) : PyRef();
 }
 

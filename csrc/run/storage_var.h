@@ -91,6 +91,9 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
   // ---- plain tensors sharing the memory; see plain_storage.h for the table of them
   bool exposed() const { return exposed_.load(std::memory_order_acquire); }
   void note_plain_tensor(const at::Tensor& tensor);
+  /// A plain tensor over it was an argument in a lazy() block: what is written there, perhaps
+  /// through a view, the program wants to find in that tensor.
+  std::atomic<bool> used_as_plain{false};
   void note_version(std::shared_ptr<TrackedVersion> tracked);
   /// Changes made to the plain tensors other than through recorded writes, up to a constant. Taken
   /// when a read is recorded; a larger number when it runs means that eager code has interfered.

@@ -79,6 +79,7 @@ class Channel:
     ) -> None:
         # A SimpleQueue, since its `put` may interrupt itself: finalizers run anywhere.
         self.made: SimpleQueue[Outcome | Nudge] = SimpleQueue()
+        self._returned: list[Item | Failure] = []  # taken by who was interrupted; the next is last
         self.ended = False  # the source has; items may wait
         self.finished = False  # somebody took the end
         self.state = state
@@ -141,30 +142,39 @@ class Channel:
     # ---- the taker's side
 
     def take(self, wake: Callable[[], None]) -> Outcome | Nudge:
-        """Waits for the next outcome, without the GIL; Ctrl-C interrupts that and loses nothing.
+        """Waits for the next outcome, without the GIL; Ctrl-C interrupts that.
 
         Args:
             wake: tells the maker that there is something new to look at.
         """
         self._ask(1)
-        answered = False
+        outcome = None
         try:
             wake()
-            outcome = self.made.get()
-            answered = isinstance(outcome, Item | Failure)
-        finally:
-            if not answered:
-                self._ask(-1)
-        if isinstance(outcome, End):
-            self.finished = True
-            self.made.put(outcome)
-        wake()
+            outcome = self._returned.pop() if self._returned else self.made.get()
+            if isinstance(outcome, End):
+                self.finished = True
+                self.made.put(outcome)
+            wake()
+        except BaseException:
+            self.take_back(outcome)
+            raise
+        if not isinstance(outcome, Item | Failure):
+            self._ask(-1)
         return outcome
+
+    def take_back(self, outcome: Outcome | Nudge | None) -> None:
+        """Who took it was interrupted: it is the next one again, and was not asked for."""
+        self._ask(-1)
+        if isinstance(outcome, Item | Failure):
+            self._returned.append(outcome)
+        elif outcome is not None:
+            self.made.put(outcome)
 
     def make_and_take(self) -> Outcome | Nudge:
         """For takers that make what they take, one after the other; as `take`."""
         with self._turn:  # until it is taken: the maker of the end must not find an item of another
-            if self.made.empty():
+            if self.made.empty() and not self._returned:
                 self.make()
             return self.take(_nobody)
 
@@ -176,6 +186,7 @@ class Channel:
         """Forgets the source and items not taken. Threads that wait find the end."""
         self.ended = True
         self._source = iter(())
+        self._returned.clear()
         try:
             while True:
                 self.made.get_nowait()

@@ -65,8 +65,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     @errors.boundary
     def __iter__(self) -> Pass[T]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if self.persistent_workers:
-            self._finish_last()
+        before = self._finish_last() if self.persistent_workers else None
         running = self._running_shared()
         if self._kept is not None and running is None:
             self._kept.look()
@@ -83,6 +82,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         new = self._pass(channel, after)
         if self.persistent_workers:
             self._last = weakref.ref(new), channel
+            if before is not None:
+                before.successor = new
         return new
 
     def _channel(self, source: Any, state: Callable[[], Any] = no_state) -> Channel:
@@ -105,7 +106,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         )  # fmt: skip
 
     def _depth(self) -> int:
-        return vars(self)["prefetch"]
+        return checked_depth("DataLoader: prefetch", vars(self)["prefetch"])  # (it may be set)
 
     def _running_shared(self) -> Pass[T] | None:
         """The pass that takes what the one asked for would take."""
@@ -122,17 +123,24 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self._last = weakref.ref(new), self._kept.channel
         return new
 
-    def _finish_last(self) -> None:
-        """Ends the pass before: torch has one iterator for all, which starts anew if it can."""
+    def _finish_last(self) -> Pass[T] | None:
+        """Ends the pass before: torch has one iterator for all, which starts anew if it can.
+
+        Returns that pass, if somebody still has it, and has not closed it.
+        """
+        last = None
         if self._last is not None:
             last, channel = self._last[0](), self._last[1]
-            if last is not None:
+            if last is not None and last.closed:
+                last = None
+            elif last is not None:
                 last.close()
             if channel.runner is not None:
                 channel.runner.stop(patient=True)
         if isinstance(self._iterator, WorkerIterator) and self._iterator.has_dead_workers():
             self._iterator._shutdown_workers()
             self._iterator = None
+        return last
 
     def _workers_of(self, source: Any) -> Sequence[Any]:
         """The processes that end with the pass."""

@@ -103,6 +103,7 @@ class Pass(Generic[T]):
         self._unit = unit
         self._stack = _C.capture_stack()
         self.closed = False
+        self.successor: Pass[T] | None = None  # what `next` takes from once this one is closed
         self.life = Life(channel, depth, after)
         self._end = weakref.finalize(self, self.life.end)
         self._end.atexit = False  # runner.py has a hook of its own
@@ -127,18 +128,28 @@ class Pass(Generic[T]):
                 "in a forked child, expected a new iter() there"
             )
         while not self.closed:
-            outcome = self._take()
+            before, outcome = self.life.taken, None
+            try:
+                outcome = self._take()
+                if isinstance(outcome, Item):
+                    self.life.taken = outcome.state
+                    return outcome.value
+            except BaseException:  # an interrupt, at any point
+                if outcome is not None:
+                    self.life.taken = before
+                    self.life.channel.take_back(outcome)
+                raise
             if isinstance(outcome, Nudge):  # or for an earlier pass over the same one-shot source
                 if self.closed:
                     self.life.channel.made.put(outcome)  # others may wait too
                 continue
             self.life.taken = outcome.state
-            if isinstance(outcome, Item):
-                return outcome.value
             if isinstance(outcome, Failure):
                 errors.raise_all([self._error_of(outcome)])
             self._end()
             break
+        if self.successor is not None:
+            return next(self.successor)
         raise StopIteration
 
     def _take(self) -> Any:

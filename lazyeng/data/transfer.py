@@ -29,7 +29,7 @@ def convert_to(device: torch.device | str | int | None, depth: int) -> Callable[
     if device is None:
         return lambda batch: map_tensors(batch, wrap)  # modules in a batch stay as they are
     wanted = _indexed(torch.device(device))
-    if wanted.type == "cpu":
+    if wanted.type in ("cpu", "meta"):  # (no device copies from pinned memory)
         return lambda batch: map_tensors(batch, lambda tensor: wrap(tensor).to(wanted))
     # One batch in use, those that wait, and the one being made.
     return Transfer(wanted, Staging(generations=depth + 2, allocate=_pinned)).convert

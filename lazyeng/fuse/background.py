@@ -21,6 +21,7 @@ from lazyeng.fuse.chosen.table import choose
 from lazyeng.fuse.compiler import (
     Compiled,
     CompileError,
+    NoAnswerError,
     Request,
     compile_kernels,
     end_compiler,
@@ -33,14 +34,16 @@ from lazyeng.fuse.kernels import Argument
 from lazyeng.fuse.launches import Launch, launches_of, number_of, partial_bytes
 from lazyeng.fuse.source import source_of
 
+_KEPT = 256  # kernels in memory, some 20 KB each; the disk has them all
+
 
 class CompileWarning(UserWarning):
     """A kernel cannot be compiled; torch's own run, with the same results."""
 
 
 class KernelMaker:
-    """Looks on disk, compiles what is not there, and remembers what came out. (What two threads
-    look for at once, both compile.)"""
+    """Looks on disk, compiles what is not there, and remembers what came out last. (What two
+    threads look for at once, both compile.)"""
 
     def __init__(
         self,
@@ -49,21 +52,29 @@ class KernelMaker:
     ) -> None:
         self._cache = cache or DiskCache()
         self._compile = compile
-        self._known: dict[str, Compiled | CompileError] = {}
+        self._known: dict[str, Compiled | CompileError] = {}  # what was asked for last at the end
+        self._lock = threading.Lock()
 
     def make(self, request: Request) -> Compiled:
         """The kernel.
 
         Raises:
-            CompileError: it cannot be compiled; it is not tried again.
+            CompileError: it cannot be compiled; it is not tried again at once.
         """
         key = request.key()
-        if key not in self._known:
+        with self._lock:
+            known = self._known.pop(key, None)
+        if known is None:
             try:
-                self._known[key] = self._find(key, request)
+                known = self._find(key, request)
+            except NoAnswerError:
+                raise
             except CompileError as error:
-                self._known[key] = error
-        known = self._known[key]
+                known = error
+        with self._lock:
+            self._known[key] = known
+            if len(self._known) > _KEPT:
+                del self._known[next(iter(self._known))]
         if isinstance(known, CompileError):
             raise known
         return known

@@ -12,15 +12,19 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
 
-from lazyeng.fuse.compiler_process import CompilerProcess, ProcessError
+from lazyeng.fuse.compiler_process import CompilerProcess, ProcessError, compiler_settings
 from lazyeng.fuse.launches import Launch
 from lazyeng.fuse.source import Source
 
-FORMAT = 3  # of what is kept; another number is another key
+FORMAT = 4  # of what is kept; another number is another key
 
 
 class CompileError(Exception):
     """The compiler refused a source, crashed, or is not there; the message says what it said."""
+
+
+class NoAnswerError(CompileError):
+    """The compiler's process did not start, or was ended: another time it may answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,10 @@ class Request:
     arch: int
     num_warps: int
     options: dict[str, bool | int] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=compiler_settings)
 
     def key(self) -> str:
-        """Of all that decides the cubin, also the version of Triton."""
+        """Of all that decides the cubin, also the version of Triton and what is set for it."""
         content = [FORMAT, triton_version(), asdict(self)]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -106,12 +111,12 @@ def answers(requests: Iterable[Request]) -> list[dict[str, Any]]:
     """What the worker says to each request.
 
     Raises:
-        CompileError: it did not answer one.
+        NoAnswerError: it did not answer one.
     """
     try:
         return [_own.process.answer(asdict(request)) for request in requests]
     except ProcessError as error:
-        raise CompileError(str(error)) from error
+        raise NoAnswerError(str(error)) from error
 
 
 def end_compiler() -> None:

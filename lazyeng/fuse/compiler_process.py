@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,24 @@ SECONDS = 120  # for a request; most take half of one, the first some more
 IDLE = 60  # seconds without a request after which the process is ended
 
 
+# Environment variables that decide what Triton makes of a source, by how their names begin.
+_SETTINGS = (
+    "TRITON_", "DISABLE_LLVM_", "DISABLE_PTXAS_", "DISABLE_MMA_", "DISABLE_FAST_", "LLVM_", "MLIR_",
+    "NVPTX_", "PTXAS_", "ALLOW_LHS_", "USE_IR_LOC",
+)  # fmt: skip
+
+
+def is_setting(name: str) -> bool:
+    """Whether the environment variable is one that Triton's compiler looks at."""
+    return name.startswith(_SETTINGS)
+
+
+def compiler_settings() -> dict[str, str]:
+    """Those that are set, but for what a compiler process decides by itself."""
+    own = ("TRITON_CACHE_DIR", "TRITON_INTERPRET", "TRITON_DISABLE_LINE_INFO")
+    return {n: value for n, value in os.environ.items() if is_setting(n) and n not in own}
+
+
 class ProcessError(Exception):
     """The process did not start, or ended, or did not answer; the message says which."""
 
@@ -30,6 +49,7 @@ class CompilerProcess:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: IO[bytes] | None = None
+        self._folder = ""  # where it writes
         self._owner = 0  # the process that started it
         self._lock = threading.Lock()
         self._idle: threading.Timer | None = None
@@ -71,6 +91,7 @@ class CompilerProcess:
         else:
             process.kill()
             process.wait()
+            shutil.rmtree(self._folder, ignore_errors=True)
         for pipe in (process.stdin, process.stdout, self._stderr):
             if pipe:
                 with contextlib.suppress(OSError):
@@ -91,13 +112,16 @@ class CompilerProcess:
         if self._process and (self._owner != os.getpid() or self._process.poll() is not None):
             self._end()
         if self._process is None:
-            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (_end() closes it)
             try:
+                self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (_end() closes it)
+                self._folder = tempfile.mkdtemp(prefix="lazyeng-triton-")  # 0700
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", str(WORKER)],
+                    [sys.executable, "-P", str(WORKER), self._folder],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
+                    env={n: value for n, value in os.environ.items() if not is_setting(n)},
                 )  # fmt: skip
             except OSError as error:
+                shutil.rmtree(self._folder, ignore_errors=True)
                 raise ProcessError(f"the compiler did not run: {error}") from error
             self._owner = os.getpid()
         return self._process
@@ -105,9 +129,11 @@ class CompilerProcess:
     def _read_line(self, file: int) -> bytes | None:
         until = time.monotonic() + SECONDS
         line = b""
+        answers = select.poll()  # (select() knows no descriptors above 1,023)
+        answers.register(file, select.POLLIN)
         while not line.endswith(b"\n"):
             left = until - time.monotonic()
-            if left <= 0 or not select.select([file], [], [], left)[0]:
+            if left <= 0 or not answers.poll(left * 1000):
                 raise ProcessError(f"the compiler did not answer within {SECONDS} seconds")
             part = os.read(file, 1 << 20)
             if not part:

@@ -314,7 +314,8 @@ def shift_right(a, b):  # (past the last place only the sign is left)
 @triton.jit
 def power(base, exponent):  # (of integers; a negative exponent leaves what is left of 1 / power)
     result, square = tl.full((), 1, base.dtype), base
-    for bit in tl.static_range(base.dtype.primitive_bitwidth):
+    bits: tl.constexpr = base.dtype.primitive_bitwidth
+    for bit in tl.static_range(bits):
         result = tl.where(((exponent >> bit) & 1) != 0, result * square, result).to(base.dtype)
         square = (square * square).to(base.dtype)
     sign = tl.where((exponent & 1) != 0, base, base * base)

@@ -12,25 +12,28 @@ import base64
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
 from typing import Any
+
+OUTSIDE = dict(os.environ)  # without settings of Triton's
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # (Ctrl-C is for the program)
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Triton prints is no result
-    with tempfile.TemporaryDirectory(prefix="lazyeng-triton-") as folder:  # 0700
-        os.environ["TRITON_CACHE_DIR"] = os.path.join(folder, "cache")
-        os.environ.pop("TRITON_INTERPRET", None)
-        # Lines of a file that is gone make two thirds of a cubin, and a fifth of the time.
-        os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
-        for line in sys.stdin:  # (it ends with the program)
+    folder = sys.argv[1]  # the program removes it, unless that ends before this
+    tempfile.tempdir = folder  # (of Triton's own files, too)
+    try:
+        for line in sys.stdin:
             json.dump(answer(json.loads(line), folder), results)
             results.write("\n")
             results.flush()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def answer(request: dict[str, Any], folder: str) -> dict[str, Any]:
@@ -41,6 +44,7 @@ def answer(request: dict[str, Any], folder: str) -> dict[str, Any]:
 
 
 def compile_kernel(request: dict[str, Any], folder: str) -> dict[str, Any]:
+    set_environment(request["environment"], folder)
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -64,6 +68,16 @@ def compile_kernel(request: dict[str, Any], folder: str) -> dict[str, Any]:
         "cubin": base64.b64encode(asm["cubin"]).decode(),
         "ptx": asm["ptx"],
     }
+
+
+def set_environment(settings: dict[str, str], folder: str) -> None:
+    """Triton's settings are those of the request, and none of the request before."""
+    os.environ.clear()
+    os.environ.update(OUTSIDE)
+    os.environ.update(settings)
+    os.environ["TRITON_CACHE_DIR"] = os.path.join(folder, "cache")
+    # Lines of a file that is gone make two thirds of a cubin, and a fifth of the time.
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
 
 
 def constant(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from lazyeng.fuse.description import Fold, Parameter, Program, Step
@@ -258,4 +259,4 @@ def _literal(number: float, type: str) -> str:
     """The number as Triton reads it."""
     if type not in FLOATS:
         return str(int(number))
-    return f'float("{number}")' if number in (float("inf"), float("-inf")) else repr(number)
+    return repr(number) if math.isfinite(number) else f'float("{number}")'

@@ -8,8 +8,9 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 import torch
 
+from lazyeng.fuse import background
 from lazyeng.fuse.background import CompileWarning, KernelMaker, Service
-from lazyeng.fuse.compiler import Compiled, CompileError, Request
+from lazyeng.fuse.compiler import Compiled, CompileError, NoAnswerError, Request
 from lazyeng.fuse.disk_cache import DiskCache
 
 pytestmark = [pytest.mark.plain_process, pytest.mark.limit(60)]
@@ -43,6 +44,31 @@ def test_it_is_compiled_once(cache):
     maker = KernelMaker(cache, compiler)
     assert maker.make(request()) == maker.make(request()) == Compiled("kernel", 0, 4, b"cubin")
     assert compiler.asked == ["kernel"]
+
+
+def test_what_got_no_answer_is_asked_for_again(cache):
+    """A compiler that was ended, for want of memory say, may do it another time."""
+    compiler = Compiler(NoAnswerError("it did not answer"))
+    maker = KernelMaker(cache, compiler)
+    with pytest.raises(NoAnswerError):
+        maker.make(request())
+    compiler.fails = None
+    assert maker.make(request()).name == "kernel"
+    compiler.fails = CompileError("refused")
+    for _ in range(2):
+        with pytest.raises(CompileError):
+            maker.make(request("another"))
+    assert compiler.asked == ["kernel", "kernel", "another"]
+
+
+def test_memory_holds_the_last_few(cache, monkeypatch):
+    monkeypatch.setattr(background, "_KEPT", 3)
+    compiler = Compiler()
+    maker = KernelMaker(cache, compiler)
+    for name in "abcabcde":
+        maker.make(request(name))
+    assert [kernel.name for kernel in maker._known.values()] == ["c", "d", "e"]
+    assert maker.make(request("a")).name == "a" and compiler.asked == [*"abcde"]  # from the disk
 
 
 def test_the_next_process_finds_it_on_disk(cache):

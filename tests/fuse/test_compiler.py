@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -116,6 +117,15 @@ def test_each_dtype_and_fold_compiles(tmp_path):
     compile_all(requests, tmp_path)
 
 
+def test_powers_of_integers_and_nans_compile(tmp_path):
+    integers = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    plans = plans_of(
+        lambda *xs: [(x * 1) ** 3 for x in xs], *(torch.ones(99).to(d) for d in integers)
+    )
+    plans += plans_of(lambda x: (x * 2).nan_to_num(nan=float("nan")) + 1, torch.ones(99))
+    compile_all(list(requests_of(plans, (90,))), tmp_path)
+
+
 def test_arithmetic_rounds_as_in_eager(tmp_path):
     """No product is merged into a sum, and float32 is divided with correct rounding."""
     plans = plans_of(lambda x, y: (x * y + 1) / y, torch.ones(9, 9), torch.ones(9, 9))
@@ -172,6 +182,43 @@ def test_a_process_that_is_gone_is_replaced(process):
     process._process.kill()
     process._process.wait()
     assert process.answer(request)["name"] == "group_kernel"
+
+
+def test_nothing_is_left_on_disk(process, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiler_process.tempfile, "tempdir", str(tmp_path))
+    for end in (process.end, lambda: process._process.kill()):
+        assert process.answer(asdict(a_request()))["name"] == "group_kernel"
+        assert len(list(tmp_path.iterdir())) == 1
+        end()
+        process.end()
+        assert not list(tmp_path.iterdir())
+
+
+def test_many_open_files(process):
+    """Descriptors above 1,023, which select() does not take."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1500:
+        pytest.skip("the system allows too few open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1500), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert process.answer(asdict(a_request()))["name"] == "group_kernel"
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_settings_of_triton_are_part_of_the_key(process, monkeypatch):
+    """And are those of the request, also in a process that runs already."""
+    usual = a_request()
+    sizes = [len(process.answer(asdict(usual))["cubin"])]
+    monkeypatch.setenv("DISABLE_PTXAS_OPT", "1")
+    unoptimised = a_request()
+    sizes += [len(process.answer(asdict(r))["cubin"]) for r in (unoptimised, usual)]
+    assert unoptimised.key() != usual.key() and sizes[0] == sizes[2] != sizes[1]
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")  # that is the process's own
+    assert a_request().key() == unoptimised.key()
 
 
 def test_a_child_of_a_fork_has_a_process_of_its_own(process):
