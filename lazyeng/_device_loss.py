@@ -37,7 +37,8 @@ class DeviceLoss:
         if len(self.candidates) == 1:
             return [f"{lost}: {advice} ({self._others()} had been launched)"]
         return [
-            f"{lost}: {advice}. One of these operations failed there (LAZYENG_MODE=sync tells):",
+            f"{lost}: {advice}. One of these operations failed there "
+            '(use lazy("sync") for lazy(), and LAZYENG_MODE=sync outside of blocks, to see which):',
             *self._listed(),
         ]
 
