@@ -35,7 +35,11 @@ class PendingOp:
 
 @dataclass(frozen=True)
 class Graph:
-    """A picture of the pending operators, in the order of recording. It does not change later."""
+    """A picture of the pending operators, in the order of recording. It does not change later.
+
+    ``ops``: the operators; ``len()``: how many they are; ``str()``: one line for each, "nothing is
+    pending" if there is none.
+    """
 
     ops: tuple[PendingOp, ...]
 
@@ -48,7 +52,7 @@ class Graph:
         return "\n".join(_text(op) for op in self.ops)
 
     def print(self) -> None:
-        """Prints one line per operator."""
+        """Prints `str()` of it."""
         print(self)
 
     def to_dot(self) -> str:

@@ -44,7 +44,7 @@ class Wait:
 
 
 class SyncWarning(UserWarning):
-    """The program waited; ``wait`` has the details."""
+    """The program waited; ``wait`` has the details. A subclass of ``UserWarning``."""
 
     def __init__(self, wait: Wait) -> None:
         super().__init__(wait)
@@ -52,7 +52,10 @@ class SyncWarning(UserWarning):
 
 
 class SyncError(RuntimeError):
-    """The program waited where it must not; ``wait`` has the details."""
+    """The program waited where it must not; ``wait`` has the details.
+
+    A subclass of ``RuntimeError``.
+    """
 
     def __init__(self, wait: Wait) -> None:
         super().__init__(wait)
