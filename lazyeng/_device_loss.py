@@ -38,7 +38,8 @@ class DeviceLoss:
             return [f"{lost}: {advice} ({self._others()} had been launched)"]
         return [
             f"{lost}: {advice}. One of these operations failed there "
-            '(use lazy("sync") for lazy(), and LAZYENG_MODE=sync outside of blocks, to see which):',
+            '(to see which, run with lazy("sync") in place of lazy(), and with LAZYENG_MODE=sync '
+            "for tensors outside of blocks):",
             *self._listed(),
         ]
 

@@ -139,8 +139,9 @@ TRACEBACK = Variable(
 )  # fmt: skip
 FUSION = Variable(
     "LAZYENG_FUSION", _choice("auto", "exact", "on", "off"), lambda: "auto",
-    "what runs in groups: `exact`, what then gives eager's bits; `on`, also the rest, within the "
-    "tolerance of `assert_close`; `auto`, `exact` on the CPU and `on` on GPUs; `off`, nothing",
+    "what is fused (runs in groups): `exact`: what gives eager's bits then; `on`: also the rest, "
+    "within the tolerance of `assert_close`; `auto`: `exact` on the CPU, `on` on GPUs; `off`: "
+    "nothing",
     "`auto`",
 )  # fmt: skip
 MAX_PENDING_OPS = Variable(
