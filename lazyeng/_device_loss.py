@@ -37,7 +37,9 @@ class DeviceLoss:
         if len(self.candidates) == 1:
             return [f"{lost}: {advice} ({self._others()} had been launched)"]
         return [
-            f"{lost}: {advice}. One of these operations failed there (LAZYENG_MODE=sync tells):",
+            f"{lost}: {advice}. One of these operations failed there "
+            '(to see which, run with lazy("sync") in place of lazy(), and with LAZYENG_MODE=sync '
+            "for tensors outside of blocks):",
             *self._listed(),
         ]
 

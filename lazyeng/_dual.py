@@ -100,9 +100,9 @@ class _Original:
 class LazyError(Exception):
     """Base class that every deferred exception is an instance of, besides its own class.
 
-    Catch the class that the operator raises in eager PyTorch, or this one for everything that
-    failed later than it was called. The attributes give way to attributes of the same name that
-    the original exception has.
+    A subclass of ``Exception``. Catch the class that the operator raises in eager PyTorch, or this
+    one for everything that failed later than it was called. Where the original exception has an
+    attribute of the same name as one of these, it keeps its own.
     """
 
     op = _FromOrigin(lambda origin: origin.op, 'The operator that failed: "aten.mm".')

@@ -139,8 +139,9 @@ TRACEBACK = Variable(
 )  # fmt: skip
 FUSION = Variable(
     "LAZYENG_FUSION", _choice("auto", "exact", "on", "off"), lambda: "auto",
-    "what runs in groups: `exact`, what then gives eager's bits; `on`, also the rest, within the "
-    "tolerance of `assert_close`; `auto`, `exact` on the CPU and `on` on GPUs; `off`, nothing",
+    "what is fused (runs in groups): `exact`: what gives eager's bits then; `on`: also the rest, "
+    "within the tolerance of `assert_close`; `auto`: `exact` on the CPU, `on` on GPUs; `off`: "
+    "nothing",
     "`auto`",
 )  # fmt: skip
 MAX_PENDING_OPS = Variable(
@@ -160,7 +161,7 @@ MAX_POOL_BYTES = Variable(
 CUDA_GRAPHS = Variable(
     "LAZYENG_CUDA_GRAPHS", lambda text: _choice("on", "off")(text) == "on", lambda: False,
     "`on`: what a loop launches on a GPU in each step becomes a CUDA graph "
-    "(docs/gpu.md); `off` as long as no GPU has run that", "`off`",
+    "(docs/gpu.md: on the GPU that has run it, decoding was slower with it)", "`off`",
 )  # fmt: skip
 CACHE_DIR = Variable(
     "LAZYENG_CACHE_DIR", Path, _user_cache,

@@ -60,7 +60,10 @@ _SHOWN_PATH = 8
 
 
 class UnseenFailureWarning(UserWarning):
-    """An operation failed, and its result was never read and never synchronized."""
+    """An operation failed, and its result was never read and never synchronized.
+
+    A subclass of ``UserWarning``.
+    """
 
 
 # ---- for the C++ core

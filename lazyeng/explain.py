@@ -30,6 +30,12 @@ def explain(
 ) -> None:
     """Prints what failed, its inputs, the path to the read, and the source lines.
 
+    ``python -m lazyeng.explain FILE`` does so for a pickled exception (``-``: read from standard
+    input; unpickle only what you trust), or, if the name ends in ``.py``, runs that program with
+    the arguments that follow and explains the exception that ends it. ``--color``: ``auto`` (the
+    default), ``always`` or ``never``; it stands before FILE. The exit status is 1 if something was
+    explained.
+
     Args:
         error: the exception; by default the one being handled, or the last that an interactive
             interpreter showed.

@@ -20,15 +20,16 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
     """Records every operator called inside it, also those on plain tensors and modules.
 
     A context manager, re-entrant and per thread, and a decorator. Writes to plain tensors, such as
-    an optimizer step, are complete when the block exits; if one failed, the block raises its
-    failure there, also if a read has raised it before (of what nobody has told of, an exception
-    that is already on its way out gets a note). Lazy results may outlive the block. Entering never
-    waits; leaving waits for those writes, also at the end of an inner block.
+    an optimizer step, are complete when the block exits. If such a write failed, leaving the block
+    raises its failure, even if a read raised it before. If another exception is already leaving the
+    block, failures not yet reported are added to it as notes. Lazy results may outlive the block.
+    Entering never waits; leaving waits for those writes, also at the end of an inner block.
 
     Args:
-        mode: ``"async"``: the engine starts work as soon as it pays; ``"deferred"``: nothing runs
-            until a value is read or the program synchronizes; ``"sync"``: every operator runs at
-            the call and raises there.
+        mode: ``"async"``: the engine starts work as soon as it pays; ``"deferred"``: work starts
+            when a value is read, when the program synchronizes, or when as much is recorded as
+            ``LAZYENG_MAX_PENDING_OPS`` or ``LAZYENG_MAX_PENDING_BYTES`` allows; ``"sync"``: every
+            operator runs at the call and raises there. ``LAZYENG_MODE`` does not change it.
 
     Raises:
         ValueError: an unknown mode.

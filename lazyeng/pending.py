@@ -19,7 +19,7 @@ class PendingOp:
     ``label``: the operator and its number in the order of recording, "mm#7"; ``line``: the
     program's, "train.py:42"; ``inputs``, ``outputs``: "float32[2,3]@cpu"; ``group``: operators with
     the same number run as one, None: alone; ``pushed``: the engine has it already; ``reads``: the
-    labels of those that make what it reads; ``follows``: of those that it only must not overtake.
+    labels of the ops whose results it reads; ``follows``: of others that have to run before it.
     """
 
     label: str
@@ -35,7 +35,11 @@ class PendingOp:
 
 @dataclass(frozen=True)
 class Graph:
-    """A picture of the pending operators, in the order of recording. It does not change later."""
+    """A picture of the pending operators, in the order of recording. It does not change later.
+
+    ``ops``: the operators; ``len()``: how many they are; ``str()``: one line for each, "nothing is
+    pending" if there is none.
+    """
 
     ops: tuple[PendingOp, ...]
 
@@ -48,7 +52,7 @@ class Graph:
         return "\n".join(_text(op) for op in self.ops)
 
     def print(self) -> None:
-        """Prints one line per operator."""
+        """Prints `str()` of it."""
         print(self)
 
     def to_dot(self) -> str:
@@ -109,12 +113,12 @@ class Graph:
 def graph(*tensors: torch.Tensor) -> Graph:
     """The operators that are recorded and have not run yet, grouped as they would run now.
 
-    Asking runs nothing. Most is to be seen in ``lazy("deferred")``; in ``"async"`` mode the engine
-    is at work meanwhile, so what is shown may be done by the time it is looked at.
+    This runs nothing. Use it in ``lazy("deferred")``: in mode ``"async"`` the engine is at work
+    meanwhile, so what is shown may be done by the time you look at it.
 
     Args:
-        tensors: only what these need; none: everything that is recorded and not handed to the
-            engine, and what it waits for.
+        tensors: only what these need is shown; without any, everything that is recorded and not
+            handed to the engine, and what that waits for.
 
     Raises:
         TypeError: an argument is not a LazyTensor.

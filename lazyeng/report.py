@@ -177,8 +177,18 @@ def _rows(text: str) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status: 2 for a file that is no trace, or a page that
-    cannot be written."""
+    """``python -m lazyeng.report TRACE``: prints tables of a trace, and draws it as a page.
+
+    The tables: time per operator, per place where the program waited, and per thread. ``--top N``:
+    rows per table, 20 by default. ``--html FILE``: where the page goes, by default beside the
+    trace, with the ending ``.html``.
+
+    Args:
+        arguments: those of the command line; None: the program's own.
+
+    Returns:
+        The exit status: 2 for a file that is no trace, or a page that cannot be written.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m lazyeng.report",
         description="Sums up a trace written by lazyeng.profile: time per op, per place where the "

@@ -31,8 +31,8 @@ def engine_stats() -> dict[str, int]:
         ``graph_launches``: CUDA graphs launched;
         ``on_one_core``: ops run on one core although their kernels may take all;
         ``in_parts``: large ops run on threads that had nothing else to do, one that waits included;
-        ``crowded``: how often threads of large kernels stood in line for cores that other programs
-        keep busy, so that they do not spin for a while;
+        ``crowded``: how often other programs were found to keep the cores busy, so that threads of
+        large kernels sleep between kernels for a while, in place of spinning;
         ``plans``: calls unlike all before (in op, shapes, options), which take longer to record;
         ``syncs``: places where the program waited; ``fallbacks``: ops run at the call because they
         cannot be recorded;

@@ -44,7 +44,7 @@ class Wait:
 
 
 class SyncWarning(UserWarning):
-    """The program waited; ``wait`` has the details."""
+    """The program waited; ``wait`` has the details. A subclass of ``UserWarning``."""
 
     def __init__(self, wait: Wait) -> None:
         super().__init__(wait)
@@ -52,7 +52,10 @@ class SyncWarning(UserWarning):
 
 
 class SyncError(RuntimeError):
-    """The program waited where it must not; ``wait`` has the details."""
+    """The program waited where it must not; ``wait`` has the details.
+
+    A subclass of ``RuntimeError``.
+    """
 
     def __init__(self, wait: Wait) -> None:
         super().__init__(wait)
@@ -95,8 +98,8 @@ def sync_debug_mode() -> str:
 def allow_sync(reason: str) -> _Allowed:
     """A context manager, or decorator, in which the calling thread may wait: nothing is reported.
 
-    What it decorates may be a generator or coroutine function: then while that runs, and not where
-    it is suspended.
+    If it decorates a generator or coroutine function, waits are allowed while that runs, and not
+    while it is suspended.
 
     Args:
         reason: why this wait is intended; for readers of the code.

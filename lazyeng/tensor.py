@@ -56,8 +56,8 @@ class LazyTensor(torch.Tensor):
     Args:
         data: what `torch.as_tensor` takes; a strided tensor of any shape and dtype shares its
             memory with the result.
-        requires_grad: whether autograd records operations on the result, which is a parameter if
-            this is given; of what cannot be lazy, such as meta tensors, a plain one.
+        requires_grad: if given, the result is a parameter, and this says whether autograd records
+            operations on it. (Of data that cannot be lazy, such as meta tensors, a plain one.)
 
     Raises:
         TypeError: `data` cannot be lazy, and `requires_grad` is not given.
@@ -119,7 +119,7 @@ class LazyTensor(torch.Tensor):
 
     @errors.boundary
     def tolist(self) -> Any:
-        """The values as lists nested as deep as the shape, of no dims one number. Waits.
+        """The values as nested lists, as deep as there are dims; a number if there are none. Waits.
 
         Raises:
             LazyError: what the tensor depends on failed.

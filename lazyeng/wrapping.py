@@ -25,12 +25,12 @@ def wrap(obj: T) -> T:
     """Makes tensors, containers of tensors, and modules lazy, without copying values.
 
     Args:
-        obj: a strided tensor (any shape, dtype, device) gives a LazyTensor over the same storage; a
+        obj: a strided tensor (any shape, dtype, device) gives a LazyTensor over the same storage. A
             list, tuple, mapping, mutable sequence or dataclass, also nested, gives a copy of the
-            same structure, or itself if there is nothing to make lazy in it; an ``nn.Module`` gets
-            lazy parameters and buffers in place and is returned; anything else, and what is lazy
-            already, is returned as it is; so are sparse, quantized, nested and meta tensors, those
-            of a class of their own (parameters excepted) and parameters without a shape yet.
+            same structure, or itself if it holds nothing to make lazy. An ``nn.Module`` gets lazy
+            parameters and buffers in place and is returned. Everything else is returned as it is:
+            lazy tensors, sparse, quantized, nested and meta tensors, tensors of a class of their
+            own (parameters excepted), parameters without a shape yet, other objects.
 
     Returns:
         The same structure. Lazy tensors have the shape, strides, dtype and device of what they

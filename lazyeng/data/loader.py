@@ -32,6 +32,11 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     asks torch's iterator for them; the workers, if any, are torch's. What a batch raised is raised
     at its position, with its own type, and is a LazyError too.
 
+    `iter(loader)` gives an iterator that several threads may read. Its `close()`, the end of a
+    `with` statement on it, and dropping it end its thread and its workers (but persistent ones);
+    after that it gives no batch. `len()` of it is the number of batches of a whole pass (TypeError
+    if the sampler does not know it).
+
     Args:
         dataset, *args, **kwargs: as for torch's DataLoader.
         device: where the tensors are to be, copied by recorded ops; None: where they are.

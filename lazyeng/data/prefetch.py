@@ -38,8 +38,10 @@ class prefetch(Generic[T]):  # noqa: N801 (used like a function, as enumerate is
 
     Each `iter()` starts a new pass, with a thread of its own, if the source can start anew. A
     one-shot source (an iterator, or what gives out the same one each time) goes on where it was,
-    with the items that were made and not taken.
-    `next()` takes from a pass that belongs to this object.
+    with the items that were made and not taken. Passes can be closed as those of `DataLoader`.
+
+    `next()` takes from a pass of this object's own, and starts it at the first call. The end of a
+    `with` statement calls `close()`. `len()` is that of the source (TypeError if it has none).
 
     Args:
         iterable: any. Its code runs in the thread, one item at a time, with the grad mode,
