@@ -23,7 +23,9 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
     an optimizer step, are complete when the block exits. If such a write failed, leaving the block
     raises its failure, even if a read raised it before. If another exception is already leaving the
     block, failures not yet reported are added to it as notes. Lazy results may outlive the block.
-    Entering never waits; leaving waits for those writes, also at the end of an inner block.
+    Entering never waits; leaving waits for those writes, also at the end of an inner block. At the
+    end of the outermost one, mode ``"async"`` also waits for what reads memory of plain tensors,
+    which the program may change next.
 
     Args:
         mode: ``"async"``: the engine starts work as soon as it pays; ``"deferred"``: work starts
