@@ -1,0 +1,52 @@
+"""The types of the public API: values are what tests/typed/public_api.py tells a checker.
+
+That file and tests/typed/mistakes.py are checked by pyright in `make lint`, whose environment has
+it.
+"""
+
+import ast
+import inspect
+import re
+import runpy
+import types
+import typing
+from pathlib import Path
+
+import pytest
+import torch
+
+import lazyeng
+
+PUBLIC_API = Path(__file__).parent / "typed" / "public_api.py"
+
+
+def really_assert_type(value, expected):
+    if isinstance(expected, types.UnionType):
+        assert isinstance(value, expected)
+    elif expected is not typing.Any:
+        assert isinstance(value, typing.get_origin(expected) or expected)
+    return value
+
+
+@pytest.mark.parametrize("name", re.findall(r"^def (\w+)", PUBLIC_API.read_text(), re.M))
+def test_values_are_what_a_checker_is_told(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(typing, "assert_type", really_assert_type)
+    runpy.run_path(str(PUBLIC_API))[name]()
+
+
+def test_help_has_the_names_of_the_modes():
+    assert "Literal" in str(inspect.signature(lazyeng.lazy))
+    assert "Literal" in str(inspect.signature(lazyeng.set_sync_debug_mode))
+
+
+def test_checkers_see_the_arguments_that_torchs_loader_has():
+    source = ast.parse(inspect.getsource(inspect.getmodule(lazyeng.DataLoader)))
+    declared, _ = (
+        node.args for node in ast.walk(source)
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+    )  # fmt: skip
+    for signature in map(inspect.signature, (torch.utils.data.DataLoader, lazyeng.DataLoader)):
+        in_place = [p.name for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
+        assert ["self", *in_place] == [argument.arg for argument in declared.args]
+    assert [*signature.parameters] == [a.arg for a in (*declared.args[1:], *declared.kwonlyargs)]
