@@ -35,9 +35,15 @@ def test_values_are_what_a_checker_is_told(name, monkeypatch, tmp_path):
     runpy.run_path(str(PUBLIC_API))[name]()
 
 
+def test_declarations_for_checkers_change_nothing():
+    assert lazyeng.LazyTensor.__bases__ == (torch.Tensor,)
+    assert {"__init__", "__getitem__", "__matmul__"}.isdisjoint(vars(lazyeng.LazyTensor))
+
+
 def test_help_has_the_names_of_the_modes():
     assert "Literal" in str(inspect.signature(lazyeng.lazy))
     assert "Literal" in str(inspect.signature(lazyeng.set_sync_debug_mode))
+    assert str(inspect.signature(lazyeng.wrap)) == "(obj: 'T') -> 'T'"
 
 
 def test_checkers_see_the_arguments_that_torchs_loader_has():

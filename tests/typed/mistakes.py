@@ -25,6 +25,16 @@ def loaders(dataset: torch.utils.data.Dataset[int]):
     lazyeng.prefetch(3)  # pyright: ignore[reportArgumentType]
 
 
+def lazy_tensors(x: lazyeng.LazyTensor):
+    x.waits()  # pyright: ignore[reportAttributeAccessIssue]
+    x + "a"  # pyright: ignore[reportOperatorIssue, reportUnusedExpression]
+    x["a"]  # pyright: ignore[reportArgumentType]
+    lazyeng.LazyTensor()  # pyright: ignore[reportCallIssue]
+    lazyeng.LazyTensor([1.0], requires_grads=True)  # pyright: ignore[reportCallIssue]
+    lazyeng.unwrap(x).wait()  # pyright: ignore[reportAttributeAccessIssue]
+    x.numpy().wait()  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def lagged():
     lazyeng.Lagged(by="a")  # pyright: ignore[reportArgumentType]
     lazyeng.Lagged[torch.Tensor]().push(1.0)  # pyright: ignore[reportArgumentType]

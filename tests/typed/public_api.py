@@ -4,13 +4,78 @@
 # whether values are what `assert_type` says.
 from typing import Any, assert_type
 
+import numpy as np
 import torch
+from torch.types import Number
 from torch.utils.data import TensorDataset
 
 import lazyeng
+from lazyeng import LazyTensor
 
 plain = torch.ones(3)
 x = lazyeng.wrap(plain)
+
+
+def wrapped_and_unwrapped():
+    assert_type(x, LazyTensor)
+    assert_type(lazyeng.wrap(x), LazyTensor)
+    assert_type(lazyeng.unwrap(x), torch.Tensor)
+    assert_type(lazyeng.wrap([plain]), list[torch.Tensor])
+    assert_type(lazyeng.wrap({"x": plain}), dict[str, torch.Tensor])
+    assert_type(lazyeng.wrap(torch.nn.Linear(2, 1)), torch.nn.Linear)
+    assert_type(lazyeng.unwrap("text"), str)
+    assert_type(LazyTensor([1.0, 2.0]), LazyTensor)
+    assert_type(LazyTensor(plain, requires_grad=True), LazyTensor)
+
+
+def read():
+    assert_type(x.wait(), LazyTensor)
+    assert_type(x.is_ready(), bool)
+    assert_type(x[0].item(), Number)
+    assert_type(x.tolist(), list[Any])
+    assert_type(x.numpy(), np.ndarray)
+    assert_type(lazyeng.wrap(torch.relu(x)).is_ready(), bool)  # as docs/lazy.md says
+
+
+def operators():
+    bits = lazyeng.wrap(torch.arange(3))
+    for made in (
+        assert_type(x + 1, LazyTensor), assert_type(1 + x, LazyTensor),
+        assert_type(x - plain, LazyTensor), assert_type(2.0 - x, LazyTensor),
+        assert_type(x * 2, LazyTensor), assert_type(2 * x, LazyTensor),
+        assert_type(x / x, LazyTensor), assert_type(1 / x, LazyTensor),
+        assert_type(x // 2, LazyTensor), assert_type(2 // x, LazyTensor),
+        assert_type(x % 2, LazyTensor), assert_type(2 % x, LazyTensor),
+        assert_type(x**2, LazyTensor), assert_type(2**x, LazyTensor),
+        assert_type(x @ x, LazyTensor), assert_type(-x, LazyTensor), assert_type(+x, LazyTensor),
+        assert_type(abs(x), LazyTensor), assert_type(x > 0, LazyTensor),
+        assert_type(x == plain, LazyTensor), assert_type(x != 1, LazyTensor),
+        assert_type(x <= x, LazyTensor), assert_type(~bits, LazyTensor),
+        assert_type(bits & 1, LazyTensor), assert_type(1 | bits, LazyTensor),
+        assert_type(bits ^ bits, LazyTensor), assert_type(bits << 1, LazyTensor),
+        assert_type(bits >> 1, LazyTensor), assert_type(1 << bits, LazyTensor),
+        assert_type(x[0], LazyTensor), assert_type(x[x > 0], LazyTensor),
+        assert_type(x[None, ..., 1:], LazyTensor),
+    ):  # fmt: skip
+        made.wait()
+
+
+def operators_in_place():
+    y, bits = lazyeng.wrap(torch.ones(3)), lazyeng.wrap(torch.arange(3))
+    y += 1
+    y -= plain
+    y *= x
+    y /= 2
+    y //= 1
+    y %= 5
+    y **= 2
+    bits &= 3
+    bits |= 1
+    bits ^= 1
+    bits <<= 1
+    bits >>= 1
+    assert_type(y, LazyTensor)
+    assert_type(bits, LazyTensor)
 
 
 def blocks(mode: str = "sync"):
@@ -68,3 +133,12 @@ def what_happens():
     assert_type(lazyeng.engine_stats(), dict[str, int])
     assert_type(lazyeng.graph(x).to_html(), str)
     lazyeng.synchronize()
+
+
+def failures():
+    try:
+        lazyeng.wrap(plain)[torch.tensor([7])].wait()
+    except IndexError as error:
+        assert isinstance(error, lazyeng.LazyError)
+        assert_type(error.op, str)
+        assert_type(error.inputs, list[str])
