@@ -1,13 +1,15 @@
 """The types of the public API: values are what tests/typed/public_api.py tells a checker.
 
-That file and tests/typed/mistakes.py are checked by pyright in `make lint`, whose environment has
-it.
+That file and tests/typed/mistakes.py, and the programs of the documentation, are checked by pyright
+in `make lint`, whose environment has it.
 """
 
 import ast
 import inspect
 import re
 import runpy
+import subprocess
+import sys
 import types
 import typing
 from pathlib import Path
@@ -17,7 +19,8 @@ import torch
 
 import lazyeng
 
-PUBLIC_API = Path(__file__).parent / "typed" / "public_api.py"
+ROOT = Path(__file__).parents[1]
+PUBLIC_API = ROOT / "tests" / "typed" / "public_api.py"
 
 
 def really_assert_type(value, expected):
@@ -56,3 +59,16 @@ def test_checkers_see_the_arguments_that_torchs_loader_has():
         in_place = [p.name for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
         assert ["self", *in_place] == [argument.arg for argument in declared.args]
     assert [*signature.parameters] == [a.arg for a in (*declared.args[1:], *declared.kwonlyargs)]
+
+
+def test_programs_of_the_documentation_keep_their_lines(tmp_path):
+    subprocess.run(
+        [sys.executable, ROOT / "tools" / "documented_programs.py", tmp_path], check=True
+    )
+    for page in ("README.md", "docs/lazy.md"):
+        lines = (ROOT / page).read_text().split("\n")
+        program = (tmp_path / f"{re.sub(r'[/.]', '_', page)}.py").read_text().split("\n")
+        code = {number for number, line in enumerate(program[1:], 1) if line}
+        assert all(program[number] == lines[number] for number in code)
+        starts = {number for number, line in enumerate(lines, 1) if line == "```python"}
+        assert starts and starts <= code
