@@ -78,13 +78,11 @@ def operators_in_place():
     assert_type(bits, LazyTensor)
 
 
-def blocks(mode: str = "sync"):
+def blocks():
     with lazyeng.lazy() as block:
         assert_type(block, lazyeng.lazy)
     lazyeng.lazy("async")
     lazyeng.lazy(mode="deferred")
-    if mode == "sync":
-        lazyeng.lazy(mode)
 
     @lazyeng.lazy("deferred")
     def doubled(values: torch.Tensor, *, times: int = 2) -> torch.Tensor:
