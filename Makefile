@@ -53,6 +53,7 @@ bench: build $(VENV)/test.stamp
 lint: $(VENV)/test.stamp $(VENV)/lint.stamp
 	$(bin)/ruff format --check .
 	$(bin)/ruff check .
+	$(bin)/python tools/documented_programs.py build/documented
 	$(bin)/pyright --pythonpath $(bin)/python
 	$(bin)/clang-format --dry-run -Werror $(cpp_files)
 	$(bin)/python tools/check_imports.py

@@ -7,6 +7,7 @@ imports torch, is only imported if the option is given.
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    mode = str(item.config.getoption("--lazyeng-sync"))
+    mode: Any = item.config.getoption("--lazyeng-sync")  # one of the choices
     if mode == "off":
         return (yield)
     from lazyeng.sync_debug import set_sync_debug_mode, sync_debug_mode

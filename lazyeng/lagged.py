@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
-T = TypeVar("T")
+if TYPE_CHECKING:  # with a default, as `Lagged()` does not tell what will be pushed
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 
 class Lagged(Generic[T]):

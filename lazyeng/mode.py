@@ -6,7 +6,7 @@ import textwrap
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from lazyeng import _C, errors
 from lazyeng.config import MODES
@@ -41,7 +41,7 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
             ``ExceptionGroup``.
     """
 
-    def __init__(self, mode: str = "async") -> None:
+    def __init__(self, mode: Literal["async", "deferred", "sync"] = "async") -> None:
         if callable(mode):  # @lazyeng.lazy without parentheses
             raise TypeError("use @lazyeng.lazy() with parentheses to decorate a function")
         if not isinstance(mode, str):

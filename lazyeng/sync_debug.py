@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from lazyeng import _C
 from lazyeng.decorated import in_blocks
@@ -63,14 +63,14 @@ class SyncError(RuntimeError):
 
 
 class _Thread(threading.local):
-    mode = "off"
+    mode: Literal["off", "warn", "error"] = "off"
     allowed = 0  # allow_sync blocks around the caller
 
 
 _thread = _Thread()
 
 
-def set_sync_debug_mode(mode: str) -> None:
+def set_sync_debug_mode(mode: Literal["off", "warn", "error"]) -> None:
     """Sets what is reported where the calling thread really waits for the engine.
 
     Reading what is ready is no wait. The wait itself takes place in any case, and what it waited
@@ -90,7 +90,7 @@ def set_sync_debug_mode(mode: str) -> None:
     _tell_core()
 
 
-def sync_debug_mode() -> str:
+def sync_debug_mode() -> Literal["off", "warn", "error"]:
     """The calling thread's mode."""
     return _thread.mode
 

@@ -6,13 +6,20 @@ the places where a tensor leaves the lazy world, which wait, and raise what fail
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
+from torch.types import Number
 
 from lazyeng import _C, errors
+
+if TYPE_CHECKING:
+    from lazyeng._operators import LazyOperators as _Tensor  # what operators return, to a checker
+else:
+    _Tensor = torch.Tensor
 
 _plain_data: Any = torch.Tensor.data  # a descriptor, whatever its stub says
 _plain_deepcopy = torch.Tensor.__deepcopy__
@@ -41,7 +48,7 @@ def tell_of_array(array: Any) -> Any:
     return array
 
 
-class LazyTensor(torch.Tensor):
+class LazyTensor(_Tensor):
     """A tensor whose value is computed later, by the engine.
 
     ``device``, ``dtype``, ``shape`` and ``stride()`` are those of the real tensor and never wait.
@@ -65,15 +72,20 @@ class LazyTensor(torch.Tensor):
     """
 
     # Results are lazy without it.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
+
+    if TYPE_CHECKING:  # (or calls would be checked by torch's too)
+
+        def __init__(self, data: Any, requires_grad: bool | None = None) -> None: ...
 
     @staticmethod
-    def __new__(cls, data: Any, requires_grad: bool | None = None) -> Any:
+    def __new__(cls, data: Any, requires_grad: bool | None = None) -> LazyTensor:
         tensor = torch.as_tensor(data).detach()
         if requires_grad is None:
             return _C.wrap_tensor(tensor)
         lazy = _C.wrap_tensor(tensor) if wrappable(tensor) else tensor
-        return torch.nn.Parameter(lazy, requires_grad)
+        # (torch makes a parameter of the class that the tensor has.)
+        return torch.nn.Parameter(lazy, requires_grad)  # pyright: ignore[reportReturnType]
 
     # ---- waiting
 
@@ -108,7 +120,7 @@ class LazyTensor(torch.Tensor):
     # ---- reading values
 
     @errors.boundary
-    def item(self) -> Any:
+    def item(self) -> Number:
         """The value as a bool, int, float or complex, as the dtype has it. Waits.
 
         Raises:
@@ -118,7 +130,7 @@ class LazyTensor(torch.Tensor):
         return self._plain().item()
 
     @errors.boundary
-    def tolist(self) -> Any:
+    def tolist(self) -> list[Any]:
         """The values as nested lists, as deep as there are dims; a number if there are none. Waits.
 
         Raises:
@@ -127,7 +139,7 @@ class LazyTensor(torch.Tensor):
         return list_of(self._plain())
 
     @errors.boundary
-    def numpy(self, *, force: bool = False) -> Any:
+    def numpy(self, *, force: bool = False) -> np.ndarray:
         """An array of the same shape and dtype over the same memory. Waits.
 
         Args:
@@ -146,7 +158,7 @@ class LazyTensor(torch.Tensor):
         return array_of(self._plain())
 
     @errors.boundary
-    def __array__(self, dtype: Any = None) -> Any:
+    def __array__(self, dtype: Any = None) -> np.ndarray:
         plain = self._plain_with_grad_flag()
         return plain.__array__() if dtype is None else plain.__array__(dtype)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 from torch.nn.utils.prune import BasePruningMethod
@@ -21,6 +21,10 @@ from lazyeng.tensor import LazyTensor, wrappable
 T = TypeVar("T")
 
 
+@overload
+def wrap(obj: torch.Tensor) -> LazyTensor: ...
+@overload
+def wrap(obj: T) -> T: ...
 def wrap(obj: T) -> T:
     """Makes tensors, containers of tensors, and modules lazy, without copying values.
 
@@ -44,8 +48,12 @@ def wrap(obj: T) -> T:
     return _mapped(obj, _wrap_tensor) if made is None else made
 
 
+@overload
+def unwrap(obj: LazyTensor) -> torch.Tensor: ...
+@overload
+def unwrap(obj: T) -> T: ...
 @errors.boundary
-def unwrap(obj: T) -> T:
+def unwrap(obj: T) -> T:  # pyright: ignore[reportInconsistentOverload]
     """The inverse of `wrap`: waits, and returns plain tensors over the same memory.
 
     Args:

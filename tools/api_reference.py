@@ -76,7 +76,7 @@ def entry(name: str) -> Iterator[str]:
             if not member.startswith("_") and is_documented_member(member, value):
                 yield f"#### {obj.__name__}.{member}\n"
                 if member in READ_IN_C:
-                    yield f"```\n{member}() -> Any\n```\n"
+                    yield f"```\n{member}() -> Number\n```\n"
                 elif isinstance(value, types.FunctionType):
                     yield f"```\n{signature(member, value)}\n```\n"
                 yield markdown(documentation(f"{name}.{member}", value))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.utils.data
@@ -20,6 +20,9 @@ from lazyeng.data.shared import Kept, held_elsewhere
 from lazyeng.data.transfer import convert_to
 from lazyeng.data.workers import WorkerIterator
 from lazyeng.sync_debug import allow_sync
+
+if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
 
 T = TypeVar("T")
 
@@ -52,24 +55,55 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     device: torch.device | str | int | None
     prefetch: int
 
-    def __init__(
-        self,
-        dataset: torch.utils.data.Dataset[T],
-        *args: Any,
-        device: torch.device | str | int | None = None,
-        prefetch: int = 2,
-        **kwargs: Any,
-    ) -> None:
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            dataset: torch.utils.data.Dataset[T],
+            batch_size: int | None = 1,
+            shuffle: bool | None = None,
+            sampler: torch.utils.data.Sampler[Any] | Iterable[Any] | None = None,
+            batch_sampler: torch.utils.data.Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+            num_workers: int = 0,
+            collate_fn: Callable[[Any], Any] | None = None,
+            pin_memory: bool = False,
+            drop_last: bool = False,
+            timeout: float = 0,
+            worker_init_fn: Callable[[int], None] | None = None,
+            multiprocessing_context: BaseContext | str | None = None,
+            generator: torch.Generator | None = None,
+            *,
+            prefetch_factor: int | None = None,
+            persistent_workers: bool = False,
+            pin_memory_device: str = "",
+            in_order: bool = True,
+            device: torch.device | str | int | None = None,
+            prefetch: int = 2,
+        ) -> None: ...
+
+    else:
+
+        def __init__(
+            self,
+            dataset: torch.utils.data.Dataset[T],
+            *args: Any,
+            device: torch.device | str | int | None = None,
+            prefetch: int = 2,
+            **kwargs: Any,
+        ) -> None:
+            self._prepare(device, prefetch)
+            super().__init__(dataset, *args, **kwargs)
+
+    def _prepare(self, device: torch.device | str | int | None, prefetch: int) -> None:
         # Not set as attributes: a subclass may have properties of these names.
         vars(self).update(device=device, prefetch=checked_depth("DataLoader: prefetch", prefetch))
         convert_to(device, prefetch)  # raises what is wrong with the device
-        self._last: tuple[weakref.ref[Pass[T]], Channel] | None = None
+        self._last: tuple[weakref.ref[Pass[Any]], Channel] | None = None
         self._kept: Kept | None = None  # what was made of a source that cannot start anew
         self._shared = object()  # the same for all passes that take from it
-        super().__init__(dataset, *args, **kwargs)
 
     @errors.boundary
-    def __iter__(self) -> Pass[T]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __iter__(self) -> Pass[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         before = self._finish_last() if self.persistent_workers else None
         running = self._running_shared()
         if self._kept is not None and running is None:
@@ -104,7 +138,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         except Exception:  # a sampler need not know, and torch does not ask
             return None
 
-    def _pass(self, channel: Channel, after: Callable[[Life], None], **more: object) -> Pass[T]:
+    def _pass(self, channel: Channel, after: Callable[[Life], None], **more: object) -> Pass[Any]:
         return Pass(
             channel, self._depth(), sized=self._index_sampler, name="DataLoader", unit="batch",
             after=after, **more,
@@ -113,14 +147,14 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     def _depth(self) -> int:
         return checked_depth("DataLoader: prefetch", vars(self)["prefetch"])  # (it may be set)
 
-    def _running_shared(self) -> Pass[T] | None:
+    def _running_shared(self) -> Pass[Any] | None:
         """The pass that takes what the one asked for would take."""
         if self._kept is None or self._last is None:
             return None
         last = self._last[0]()
         return last if last is not None and last.goes_on(self._kept.channel) else None
 
-    def _shared_pass(self, source: Any, shared: Sequence[object]) -> Pass[T]:
+    def _shared_pass(self, source: Any, shared: Sequence[object]) -> Pass[Any]:
         """A pass over what is left of the dataset's or the sampler's only iterator."""
         if self._kept is None or not self._kept.goes_on(shared):
             self._kept = Kept(shared, self._channel(source))
