@@ -269,9 +269,10 @@ def test_generators_and_coroutines_are_traced_to_their_end(path, tmp_path):
 def test_an_interrupted_profile_is_written(path):
     """What hangs is what one profiles."""
     release = threading.Event()
-    slow = torch.library.custom_op("lazyeng_tests::hang", mutates_args=())(
-        lambda x: (release.wait(20), x.clone())[1], schema="(Tensor x) -> Tensor"
-    )
+    slow = torch.library.custom_op(
+        "lazyeng_tests::hang", lambda x: (release.wait(20), x.clone())[1],
+        mutates_args=(), schema="(Tensor x) -> Tensor",
+    )  # fmt: skip
     slow.register_fake(lambda x: torch.empty_like(x))
     old = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.5, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
@@ -297,8 +298,8 @@ def test_an_op_that_fails_at_the_call_has_run(path):
             (table[right] + 1).tolist()
         with lazyeng.profile(path), pytest.raises(IndexError):
             (table[wrong] + 1).tolist()
-    (run,) = events_of(path, cat="run", name="aten::index")
-    (record,) = events_of(path, cat="record", name="aten::index")
+    (run,) = events_of(path, cat="run", name="aten::index.Tensor")
+    (record,) = events_of(path, cat="record", name="aten::index.Tensor")
     assert run["args"]["failed"] and run["args"]["number"] == record["args"]["number"]
 
 

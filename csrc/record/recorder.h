@@ -57,7 +57,7 @@ class Recorder {
   void wait_for_all();
   /// Until every recorded write to a plain tensor is complete.
   void wait_for_plain_writes();
-  /// Until what reads or writes memory that plain tensors share, and is recorded, is complete.
+  /// Until everything recorded that reads or writes memory of plain tensors is complete.
   void finish_plain_reads();
   /// Ends the failures of plain tensors' vars, which somebody else may hold (a graph of autograd, a
   /// view): from here on they stand for the memory as it is. What was recorded before still fails.

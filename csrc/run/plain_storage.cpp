@@ -247,9 +247,11 @@ void PlainStorages::release_complete() {
     if (!var->awaited()) alive.push_back(lift(*var));
 }
 
-std::vector<StorageVarRef> PlainStorages::retain_all(const std::vector<StorageVar*>& all,
-                                                     std::vector<Face>& faces) {
+std::vector<StorageVarRef> PlainStorages::guarded() {
   std::vector<StorageVarRef> vars;
+  std::vector<Face> faces;
+  std::lock_guard lock(mutex_);
+  const std::vector<StorageVar*> all(guarded_.begin(), guarded_.end());
   for (StorageVar* var : all) {
     Face alive;
     if (StorageVarRef kept = retain(*var, alive)) vars.push_back(std::move(kept));
@@ -258,19 +260,15 @@ std::vector<StorageVarRef> PlainStorages::retain_all(const std::vector<StorageVa
   return vars;
 }
 
-std::vector<StorageVarRef> PlainStorages::guarded() {
-  std::vector<Face> faces;
+bool PlainStorages::in_use() {
+  std::vector<Face> faces;  // until after the lock
   std::lock_guard lock(mutex_);
-  return retain_all({guarded_.begin(), guarded_.end()}, faces);
-}
-
-std::vector<StorageVarRef> PlainStorages::used() {
-  std::vector<Face> faces;
-  std::lock_guard lock(mutex_);
-  std::vector<StorageVar*> all;
-  for (const auto& [face, var] : vars_)
-    if (!var->idle()) all.push_back(var);
-  return retain_all(all, faces);
+  return std::ranges::any_of(vars_, [&](const auto& entry) {
+    const StorageVar& var = *entry.second;
+    if (var.idle() || !var.user_face_ref_) return false;
+    faces.push_back(var.user_face_ref_->lock());
+    return faces.back() && is_held_by_others(var, faces.back());
+  });
 }
 
 void PlainStorages::sweep_left(LeftEntries& over) {

@@ -55,9 +55,9 @@ class PlainStorages {
   void release_complete();
   /// The vars that are guarded now.
   std::vector<StorageVarRef> guarded();
-  /// The vars that ops of the engine read or write now, or wait for. (What is recorded and not on
-  /// its way there does not count.)
-  std::vector<StorageVarRef> used();
+  /// Whether ops of the engine use memory of plain tensors that somebody holds, or wait for it.
+  /// (What is recorded and not on its way there does not count.) GIL.
+  bool in_use();
   /// Vars of plain memory that other streams than the default one may still be writing, by ops
   /// whose vars are gone.
   std::vector<StorageVarRef> written_elsewhere();
@@ -90,9 +90,6 @@ class PlainStorages {
   /// Null if the var is dying: its writes are complete, and whoever has asked will not wait for its
   /// destructor, so its guard is lifted here, as lift() does it.
   StorageVarRef retain(StorageVar& var, Face& alive);
-  /// As retain() of each; the faces are to be let go of after the lock.
-  std::vector<StorageVarRef> retain_all(const std::vector<StorageVar*>& all,
-                                        std::vector<Face>& faces);
   /// Whether anybody but the engine, and `alive`, holds the user face.
   static bool is_held_by_others(const StorageVar& var, const Face& alive);
   /// Entries that nobody needs any more, for the caller to let go of after the lock.
