@@ -249,7 +249,7 @@ def fused_ops() -> dict[str, bool]:
     """For tests: of each op that joins groups, by its name, whether it reduces a tensor. (A loss may, or may not.)"""
 
 def tried_ops() -> dict[str, tuple[str, str, str, str]]:
-    """By name the ops that are tried, and what was found for float32, float64, float16 and bfloat16: "untried", "wanted", "running", "same", "same if dense" or "other"."""
+    """By name the ops that are tried, and what was found for float32, float64, float16 and bfloat16: "untried", "wanted", "running", "same", "same if dense", "same if whole" or "other"."""
 
 def set_cuda_graphs(on: bool, /) -> None:
     """Whether loops on a GPU are launched as CUDA graphs."""

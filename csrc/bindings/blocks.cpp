@@ -32,8 +32,15 @@ PyObject* in_custom_kernel(PyObject*, PyObject*) {
   return PyBool_FromLong(run::InCustomKernel::active());
 }
 
+/// Who asks whether the program holds a plain tensor does not mean the table of plain values.
+void drop_plain_values_of_failures() {
+  if (run::FailureRoot::alive.load(std::memory_order_relaxed) != 0)
+    run::plain_values().drop_unused();
+}
+
 void leave(uint64_t block) {
   record::leave_block(block);
+  drop_plain_values_of_failures();
   if (auto plain = run::failure_log().leave_block(block); !plain.empty())
     current_recorder()->forget_failures(std::move(plain));
   if (!record::thread_mode().inside()) run::plain_values().drop_all();
@@ -110,13 +117,16 @@ PyObject* unreported(PyObject*, PyObject*) {
 
 /// Exceptions to raise.
 PyObject* failures_of_block(PyObject*, PyObject* block) {
-  return guarded(
-      [&] { return exceptions_of(run::failure_log().of_block(PyLong_AsUnsignedLongLong(block))); });
+  return guarded([&] {
+    drop_plain_values_of_failures();
+    return exceptions_of(run::failure_log().of_block(PyLong_AsUnsignedLongLong(block)));
+  });
 }
 
 /// Exceptions to read: those that nobody has told of, and that count as unreported afterwards, too.
 PyObject* look_at_failures_of_block(PyObject*, PyObject* block) {
   return guarded([&] {
+    drop_plain_values_of_failures();
     auto roots = run::failure_log().of_block(PyLong_AsUnsignedLongLong(block));
     std::erase_if(roots, [](const auto& root) { return root->reported.load(); });
     PyObject* const exceptions = exceptions_of(roots);

@@ -43,7 +43,7 @@ bool is_row_major(const run::Geometry& look) {
 }
 
 /// The same elements, in the same order, perhaps in another shape.
-bool same_elements(const run::Value& a, const run::Value& b) {
+bool same_memory_in_order(const run::Value& a, const run::Value& b) {
   if (&a == &b) return true;
   const run::Geometry &x = a.geometry(), &y = b.geometry();
   return a.var_ref() == b.var_ref() && x.numel() == y.numel() && x.dtype() == y.dtype() &&
@@ -74,7 +74,7 @@ bool begins_pair(const run::Node& node) {
 
 bool are_pair(const run::Node& first, const run::Node& second) {
   if (second.tensors.empty() || !second.tensors[0].value ||
-      !same_elements(*second.tensors[0].value, *first.outputs[0]))
+      !same_memory_in_order(*second.tensors[0].value, *first.outputs[0]))
     return false;
   if (!is_plain(second) || second.device != first.device || second.stream_id != first.stream_id ||
       second.settings != first.settings)

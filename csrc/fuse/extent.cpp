@@ -125,6 +125,7 @@ Extent slabs_of(const run::Node& node, const run::Geometry& elements) {
   if ((dtype != c10::kFloat && dtype != c10::kDouble) || tensor_look(node, 0)->dtype() != dtype)
     return {};
   const auto n = static_cast<int64_t>(elements.sizes().size());
+  if (n == 0) return {};
   const int64_t named = node.args[1].toInt(), dim = named < 0 ? named + n : named;
   int64_t inner = 1;
   for (int64_t d = n - 1; d >= 0; --d) {

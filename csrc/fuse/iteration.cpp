@@ -2,7 +2,6 @@
 #include "csrc/fuse/iteration.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace lazyeng::fuse {
 namespace {

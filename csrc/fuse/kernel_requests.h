@@ -1,7 +1,7 @@
-// csrc/fuse/kernel_requests.h: what engine threads want compiled, and the thread that compiles.
+// csrc/fuse/kernel_requests.h: what engine threads want compiled, and the threads that compile.
 //
-// Engine threads ask and go on. One thread of the program (lazyeng/fuse/background.py) takes the
-// requests, newest first, as what was planned last is most often what runs next, and answers each.
+// Engine threads ask and go on. A few threads of the program (lazyeng/fuse/background.py) take the
+// requests, newest first, as what was planned last is most often what runs next, and answer each.
 // Any thread may call any function; none of them waits but next().
 #pragma once
 

@@ -34,6 +34,9 @@ class Worker {
   /// `elements`: that it will be given.
   Worker(const Program& program, const Bindings& bindings, char* scratch, int64_t elements)
       : program_(program), bindings_(bindings), place_(program.registers.size()) {
+    size_t most = 0;
+    for (const Step& step : program.steps) most = std::max(most, step.links.size());
+    links_.reserve(most + 2);  // (no memory is asked for once it runs)
     for (const PickedSum& sum : program.picked_sums)
       picked_.emplace_back(program.registers[sum.rows].type, elements / program.row,
                            sum.weights.has_value());

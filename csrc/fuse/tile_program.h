@@ -253,7 +253,7 @@ inline constexpr size_t kSplatBytes = kLanes * 8;
 /// have nothing else to do (run/parts.h).
 enum class Cores : uint8_t { one, team, parts };
 
-/// Runs the program. Throws only std::bad_alloc, before anything is written. False: of a maximum or
+/// Runs the program. Throws only std::bad_alloc. False: of a maximum or
 /// minimum that is zero, torch may have found one with another sign; or a kernel has refused
 /// operands (KernelArgs::refused).
 bool run_program(const Program& program, const Bindings& bindings, Cores cores);

@@ -172,6 +172,7 @@ void Recorder::finish_plain_reads() {
     const Gate::Inside inside;
     flush();
   }
+  run::plain_values().drop_unused();  // (which the program no longer has)
   if (run::plain_storages().in_use()) {
     // (All that was pushed before: a wait for these vars alone would be a write to each, which
     // other threads would take for the program's.)

@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "csrc/engine/reserve.h"
+#include "csrc/run/plain_storage.h"
 #include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
 
@@ -95,6 +96,11 @@ std::vector<std::shared_ptr<FailureRoot>> in_order_of_creation(
   return roots;
 }
 
+/// Whether somebody holds a plain tensor over the memory. GIL; no locks.
+bool is_seen(const Ref<engine::Var>& var) {
+  return plain_storages().is_held(static_cast<StorageVar&>(*var));
+}
+
 // Some thousand bytes each.
 constexpr size_t kMostForgotten = 10'000;
 
@@ -151,6 +157,11 @@ void FailureLog::add_of_block(const std::shared_ptr<FailureRoot>& root, uint64_t
   add({.root = root, .kept = root, .of_block = true, .block = block, .plain = std::move(plain)});
 }
 
+void FailureLog::add_shared(const std::shared_ptr<FailureRoot>& root, uint64_t block,
+                            std::vector<Ref<engine::Var>> shared) {
+  add({.root = root, .of_block = true, .block = block, .plain = std::move(shared), .shared = true});
+}
+
 void FailureLog::add(Item item) {
   std::vector<Item> over;  // dropped after the lock: a root's destructor may take the GIL
   std::vector<Ref<engine::Var>> not_held;
@@ -186,18 +197,32 @@ std::vector<std::shared_ptr<FailureRoot>> FailureLog::unreported() {
     items.swap(items_);
     for (Item& item : items)  // (a failure of a block is reported once, and stays until its end)
       if (!item.plain.empty())
-        items_.push_back({item.root, item.kept, item.of_block, item.block, std::move(item.plain)});
+        items_.push_back(
+            {item.root, item.kept, item.of_block, item.block, std::move(item.plain), item.shared});
   }
-  for (Item& item : items)
+  for (Item& item : items) {
+    if (item.shared) continue;  // (it is there once more, for its lazy tensor)
     if (auto root = item.root.lock(); root && !root->reported) result.push_back(std::move(root));
+  }
   return in_order_of_creation(std::move(result));
 }
 
 std::vector<std::shared_ptr<FailureRoot>> FailureLog::of_block(uint64_t block) {
   std::vector<std::shared_ptr<FailureRoot>> result;
-  std::lock_guard lock(mutex_);
-  for (const Item& item : items_)
-    if (item.of_block && item.block == block) result.push_back(item.kept);
+  std::vector<std::pair<std::shared_ptr<FailureRoot>, std::vector<Ref<engine::Var>>>> shared;
+  {
+    std::lock_guard lock(mutex_);
+    for (const Item& item : items_) {
+      if (!item.of_block || item.block != block) continue;
+      if (item.shared)
+        shared.emplace_back(item.root.lock(), item.plain);
+      else
+        result.push_back(item.kept);
+    }
+  }
+  for (auto& [root, vars] : shared)
+    if (root && std::ranges::any_of(vars, is_seen) && std::ranges::count(result, root) == 0)
+      result.push_back(std::move(root));
   return in_order_of_creation(std::move(result));
 }
 
@@ -207,14 +232,20 @@ void FailureLog::enter_block(uint64_t block) {
 }
 
 std::vector<Ref<engine::Var>> FailureLog::leave_block(uint64_t block) {
-  std::vector<Ref<engine::Var>> left, forgotten;
-  std::lock_guard lock(mutex_);
-  std::erase(open_blocks_, block);
-  for (Item& item : items_) {
-    if (item.plain.empty() || item.block != block) continue;
-    std::move(item.plain.begin(), item.plain.end(), std::back_inserter(left));
-    item.plain.clear();
+  std::vector<Ref<engine::Var>> left, shared, forgotten;
+  {
+    std::lock_guard lock(mutex_);
+    std::erase(open_blocks_, block);
+    for (Item& item : items_) {
+      if (item.plain.empty() || item.block != block) continue;
+      std::move(item.plain.begin(), item.plain.end(),
+                std::back_inserter(item.shared ? shared : left));
+      item.plain.clear();
+    }
   }
+  // (What lazy tensors alone have stays failed.)
+  std::ranges::copy_if(shared, std::back_inserter(left), is_seen);
+  std::lock_guard lock(mutex_);
   for (const Ref<engine::Var>& var : left)
     if (!is_held_locked(*var)) forgotten.push_back(var);
   return forgotten;

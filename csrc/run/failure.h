@@ -98,14 +98,19 @@ class FailureLog {
   /// weakly, and a new one would show the memory as it was before the write.
   void add_of_block(const std::shared_ptr<FailureRoot>& root, uint64_t block,
                     std::vector<Ref<engine::Var>> plain);
+  /// The same of an op that wrote through lazy tensors, as which plain tensors were used in the
+  /// block, perhaps through views: the lazy ones tell of the failure (see add()), and so does the
+  /// block if somebody holds a plain one at its end.
+  void add_shared(const std::shared_ptr<FailureRoot>& root, uint64_t block,
+                  std::vector<Ref<engine::Var>> shared);
   /// Those that are unreported now.
   std::vector<std::shared_ptr<FailureRoot>> unreported();
   /// Those of one open lazy() block that failed to write a plain tensor, whoever has told of them:
-  /// that the memory is old is told by the block.
+  /// that the memory is old is told by the block. GIL.
   std::vector<std::shared_ptr<FailureRoot>> of_block(uint64_t block);
   void enter_block(uint64_t block);
   /// Returns the vars of plain tensors that ops of the block, and of no other that is still open,
-  /// should have written: they have failed no longer.
+  /// should have written: they have failed no longer. GIL.
   std::vector<Ref<engine::Var>> leave_block(uint64_t block);
   /// Of all threads.
   std::vector<uint64_t> open_blocks();
@@ -117,6 +122,7 @@ class FailureLog {
     bool of_block = false;
     uint64_t block = 0;  ///< whose write failed; the root may be of another
     std::vector<Ref<engine::Var>> plain = {};
+    bool shared = false;  ///< by lazy tensors: they may be all that is left of it
 
     bool is_over() const {
       return plain.empty() && (kept ? kept->reported.load() : root.expired());

@@ -71,16 +71,24 @@ bool sends(const Node& node) {
                                          [](const TensorArg& arg) { return arg.written; });
 }
 
-/// What failed is what was to be written to plain tensors in a lazy() block, or to views of them.
+/// What failed is what was to be written to plain tensors in a lazy() block.
 std::vector<Ref<engine::Var>> plain_vars_written(const Node& node) {
   std::vector<Ref<engine::Var>> vars;
-  if (node.block == 0) return vars;
-  for (const TensorArg& arg : node.tensors) {
-    if (!arg.written || !arg.value) continue;
-    StorageVar& var = arg.value->var();
-    if (arg.plain || var.used_as_plain.load(std::memory_order_relaxed))
-      vars.push_back(arg.value->var_ref());
-  }
+  if (node.writes_plain && node.block != 0)
+    for (const TensorArg& arg : node.tensors)
+      if (arg.written && arg.plain) vars.push_back(arg.value->var_ref());
+  return vars;
+}
+
+/// Of lazy tensors that it was to write in a block, those of memory that the program has used as
+/// plain tensors there: views of these, for one.
+std::vector<Ref<engine::Var>> vars_used_as_plain(const Node& node) {
+  std::vector<Ref<engine::Var>> vars;
+  if (node.block != 0)
+    for (const TensorArg& arg : node.tensors)
+      if (arg.written && arg.value &&
+          arg.value->var().used_as_plain.load(std::memory_order_relaxed))
+        vars.push_back(arg.value->var_ref());
   return vars;
 }
 
@@ -433,11 +441,10 @@ void Node::finish(const engine::FailurePtr& failure) noexcept {
   using Holder = FailureLog::Holder;
   // (The tensor on the device was given to others when the copy was launched.)
   const bool given = in_flight && host_copy.direction == HostCopy::Direction::to_device;
-  std::vector<Ref<engine::Var>> plain = plain_vars_written(*this);
-  if (writes_plain || !plain.empty())
-    failure_log().add_of_block(root, block, std::move(plain));
-  else
-    failure_log().add(root, given || nobody_holds(*this) ? Holder::log : Holder::tensor);
+  if (writes_plain) return failure_log().add_of_block(root, block, plain_vars_written(*this));
+  if (std::vector<Ref<engine::Var>> shared = vars_used_as_plain(*this); !shared.empty())
+    failure_log().add_shared(root, block, std::move(shared));
+  failure_log().add(root, given || nobody_holds(*this) ? Holder::log : Holder::tensor);
 }
 
 }  // namespace lazyeng::run

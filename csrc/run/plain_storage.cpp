@@ -2,6 +2,7 @@
 #include "csrc/run/plain_storage.h"
 
 #include <Python.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/COW.h>
 
 #include <algorithm>
@@ -63,6 +64,14 @@ c10::Storage second_face(const c10::Storage& owner) {
   // (Shared memory says that it is resizable, and has no allocator to do it.)
   return c10::Storage(c10::Storage::use_byte_size_t(), impl->nbytes(), alias_of(owner),
                       impl->allocator(), impl->resizable() && impl->allocator());
+}
+
+/// Host memory that is not torch's own: of a numpy array, which is copied at the call, or pinned,
+/// of which eager copies to a device do not wait either.
+bool is_given(const c10::StorageImpl& impl) {
+  const c10::Allocator* const allocator = impl.allocator();
+  return impl.device().is_cpu() && allocator != c10::GetCPUAllocator() &&
+         allocator != c10::GetDefaultCPUAllocator();  // (of tensors made before lazyeng came)
 }
 
 const void* address(const c10::Storage& storage) {
@@ -260,6 +269,14 @@ std::vector<StorageVarRef> PlainStorages::guarded() {
   return vars;
 }
 
+bool PlainStorages::is_held(StorageVar& var) {
+  if (!var.exposed()) return false;
+  Face alive;
+  std::lock_guard lock(mutex_);
+  alive = var.user_face_ref_->lock();
+  return alive && is_held_by_others(var, alive);
+}
+
 bool PlainStorages::in_use() {
   std::vector<Face> faces;  // until after the lock
   std::lock_guard lock(mutex_);
@@ -267,7 +284,7 @@ bool PlainStorages::in_use() {
     const StorageVar& var = *entry.second;
     if (var.idle() || !var.user_face_ref_) return false;
     faces.push_back(var.user_face_ref_->lock());
-    return faces.back() && is_held_by_others(var, faces.back());
+    return faces.back() && !is_given(*faces.back()) && is_held_by_others(var, faces.back());
   });
 }
 

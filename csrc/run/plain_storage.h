@@ -55,6 +55,8 @@ class PlainStorages {
   void release_complete();
   /// The vars that are guarded now.
   std::vector<StorageVarRef> guarded();
+  /// Whether anybody but the engine holds the plain memory. GIL.
+  bool is_held(StorageVar& var);
   /// Whether ops of the engine use memory of plain tensors that somebody holds, or wait for it.
   /// (What is recorded and not on its way there does not count.) GIL.
   bool in_use();
