@@ -305,7 +305,8 @@ def test_an_op_that_fails_at_the_call_has_run(path):
 
 def test_threads_that_have_ended_have_their_names(path):
     def evaluate():
-        (wrap(torch.rand(300, 300)) @ torch.rand(300, 300)).sum().item()
+        for _ in range(20):  # (it waits in one of them at least)
+            (wrap(torch.rand(300, 300)) @ torch.rand(300, 300)).sum().item()
 
     with lazyeng.profile(path):
         thread = threading.Thread(target=evaluate, name="evaluator")
