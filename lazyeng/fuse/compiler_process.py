@@ -49,7 +49,7 @@ class CompilerProcess:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: IO[bytes] | None = None
-        self._folder = ""  # where it writes
+        self._folder = ""  # where it writes; after a fork that is the parent's
         self._owner = 0  # the process that started it
         self._lock = threading.Lock()
         self._idle: threading.Timer | None = None
@@ -84,6 +84,7 @@ class CompilerProcess:
 
     def _end(self) -> None:
         process, self._process = self._process, None
+        folder, self._folder = self._folder, ""
         if process is None:
             return
         if self._owner != os.getpid():
@@ -91,7 +92,7 @@ class CompilerProcess:
         else:
             process.kill()
             process.wait()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
         for pipe in (process.stdin, process.stdout, self._stderr):
             if pipe:
                 with contextlib.suppress(OSError):
