@@ -84,3 +84,31 @@ def test_what_kernels_call_is_cast(name, large, mode):
                     continue
                 assert a.dtype == b.dtype
                 assert torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+@torch.library.custom_op("lazyeng_autocast::product", mutates_args=())
+def custom_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x @ y
+
+
+@custom_product.register_fake
+def _(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x @ y
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
+def test_a_custom_op_whose_kernel_is_cast(mode):
+    """Its fake kernel is not: autocast leaves tensors without memory alone."""
+    x = torch.ones(8, 8)
+
+    def program() -> tuple[torch.dtype, float]:
+        before = custom_product(x, x).dtype
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            result = custom_product(x, x)
+        assert custom_product(x, x).dtype == before == torch.float32
+        return result.dtype, result.sum().item()
+
+    expected = program()
+    with lazyeng.lazy(mode):
+        for _ in range(3):
+            assert program() == expected

@@ -1091,3 +1091,27 @@ def test_states_of_generators_wait_for_draws(call):
         with contextlib.suppress(RuntimeError):  # (one of a CPU has no offset, as in eager)
             call(generator)
         assert x.is_ready()
+
+
+# --- blocks that end while another is left aside
+
+
+class Suspended:
+    """A generator in a block, in a cycle: the collector ends it at any moment."""
+
+    def __init__(self, mode):
+        self.me, self.steps = self, self.run(mode)
+        next(self.steps)
+
+    def run(self, mode):
+        with lazy(mode):
+            yield torch.ones(2) * 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_block_that_ends_while_apply_is_outside_of_blocks(mode):
+    Suspended(mode)
+    with lazy(mode):
+        torch.arange(3.0).apply_(lambda x: gc.collect() and x + 1)
+    assert _C.thread_mode()[1] == 0
+    assert type(torch.ones(3) * 2) is torch.Tensor

@@ -314,3 +314,19 @@ def test_lists_that_lie_alike():
     for wrong in ([x], [x, y, y], (x, y), [x, 1]):
         with pytest.raises(TypeError, match="expected lists of tensors that are equally long"):
             _C.lie_alike([x, y], wrong)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_lists_of_many_tensors_some_of_which_share_memory(wrapped, mode):
+    def program(made: Callable[[torch.Tensor], torch.Tensor]) -> list[list[float]]:
+        base = made(torch.arange(60.0))
+        tensors = [made(torch.ones(3)) for _ in range(20)] + [*base.split(3)] + [base[3:6]]
+        others = [t.detach() for t in tensors[1:]] + [tensors[0]]
+        torch._foreach_add_(tensors, others)
+        torch._foreach_mul_(tensors, 2)
+        torch._foreach_add_(tensors, tensors)
+        return [lazyeng.unwrap(t).tolist() for t in (*tensors, base)]
+
+    expected = program(lambda t: t)
+    with lazy(mode):
+        assert program(wrap if wrapped else lambda t: t) == expected

@@ -87,7 +87,7 @@ at::Tensor complete_tensor(const at::Tensor& tensor) {
     const run::ValueRef& value = lazy->value();
     // (On a device what is launched may not be there.)
     if (lazy->resized_outside() || !value->geometry().device().is_cpu() || value->var().awaited() ||
-        value->var().failure())
+        value->var().failure() || run::plain_storages().has_moved(value->var()))
       return {};
     return value->real();
   }

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "csrc/record/lazy_tensor.h"
+#include "csrc/record/recorder.h"
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/plain_storage.h"
@@ -33,6 +34,7 @@ class Reader {
     run::TensorArg& arg = call_.tensors.emplace_back();
     run::GeometryRef& look = call_.looks.emplace_back();
     arg.written = written;
+    arg.silent = info.silent;
     arg.overwritten = info.overwritten;
     if (!tensor.defined()) {
       // nothing to look up
@@ -40,6 +42,7 @@ class Reader {
       if (lazy->resized_outside()) [[unlikely]]
         follow_resize(tensor);
       arg.value = lazy->value();
+      current_recorder()->follow_moves(arg.value->var());
       arg.another_object = is_written_through_another(call_, *lazy);
       look = arg.value->geometry_ref();
     } else if (!recordable(tensor)) {
@@ -168,7 +171,23 @@ bool share_memory(const Call& call, size_t i, size_t j) {
   return call.info.offset_matters || run::may_overlap(a->geometry(), b->geometry());
 }
 
-bool is_written_through_another(const Call& call, const LazyImpl& lazy) {
+/// Optimizers write lists of thousands.
+static bool is_written_through_another_of_many(Call& call, const LazyImpl& lazy) {
+  if (!call.writers) call.writers = std::make_unique<Writers>();
+  auto& [by_value, seen] = *call.writers;
+  for (; seen < call.written.size(); ++seen) {
+    const LazyImpl* const written = lazy_impl(call.written[seen]);
+    if (!written) continue;
+    const auto [at, fresh] = by_value.try_emplace(written->value().get(), written);
+    if (!fresh && at->second != written) at->second = nullptr;
+  }
+  const auto found = by_value.find(lazy.value().get());
+  return found != by_value.end() && found->second != &lazy;
+}
+
+bool is_written_through_another(Call& call, const LazyImpl& lazy) {
+  constexpr size_t kFew = 8;
+  if (call.written.size() > kFew) return is_written_through_another_of_many(call, lazy);
   return std::ranges::any_of(call.written, [&](const at::Tensor& tensor) {
     const LazyImpl* written = lazy_impl(tensor);
     return written && written != &lazy && written->value() == lazy.value();

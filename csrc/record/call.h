@@ -3,12 +3,21 @@
 
 #include <ATen/core/stack.h>
 
+#include <memory>
+#include <unordered_map>
+
 #include "csrc/run/node.h"
 #include "csrc/run/trace.h"
 
 namespace lazyeng::record {
 
 class LazyImpl;
+
+/// The lazy tensors that a call writes, by their values; null: several of one value.
+struct Writers {
+  std::unordered_map<const run::Value*, const LazyImpl*> by_value;
+  size_t seen = 0;  ///< so many of the written tensors
+};
 
 struct Call {
   explicit Call(const run::OpInfo& info) : info(info) {}
@@ -20,6 +29,7 @@ struct Call {
   c10::SmallVector<run::TensorArg, 4> tensors;
   c10::SmallVector<run::GeometryRef, 4> looks;  ///< of each tensor; null: undefined or not strided
   c10::SmallVector<at::Tensor, 2> written;      ///< the written tensors, in order of arguments
+  std::unique_ptr<Writers> writers;             ///< if there are many
   bool run_now = false;       ///< an argument cannot be recorded (sparse, quantized, symbolic)
   bool writes_plain = false;  ///< a written argument is a plain tensor
   bool to_lazyeng = false;    ///< the device that it names is "lazyeng"
@@ -35,7 +45,7 @@ bool recordable(const at::Tensor& tensor);
 inline bool keeps_inputs(const run::OpInfo& info) { return info.writes || info.metadata_only; }
 
 /// What the call has written so far: of the same value, but another tensor object.
-bool is_written_through_another(const Call& call, const LazyImpl& lazy);
+bool is_written_through_another(Call& call, const LazyImpl& lazy);
 
 /// Tells the trace that the call is recorded; null: without a node.
 void trace_record(const Call& call, const run::Node* node) noexcept;

@@ -21,6 +21,7 @@
 #include "csrc/record/offset_views.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/subscripts.h"
+#include "csrc/run/plain_storage.h"
 #include "csrc/run/plain_values.h"
 #include "csrc/run/python_error.h"
 
@@ -166,7 +167,8 @@ class Binder {
   bool tensor(const run::ArgInfo& info, const at::Tensor& tensor) {
     LazyImpl* lazy = lazy_impl(tensor);
     if (!lazy || lazy->resized_outside() || !ordinary_keys(*lazy) ||
-        !without_grad(tensor, op_.view || info.write))
+        !without_grad(tensor, op_.view || info.write) ||
+        run::plain_storages().has_moved(lazy->value()->var()))
       return false;
     run::TensorArg& arg = call_.tensors.emplace_back();
     arg.value = lazy->value();

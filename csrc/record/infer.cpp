@@ -139,9 +139,11 @@ bool has_layout_of_kernel(const Call& call) {
          });
 }
 
-/// Its kernel casts by rules that meta functions do not have.
+/// Its kernel casts by rules that meta functions do not have, nor those of custom ops: autocast
+/// leaves tensors without memory alone.
 bool casts_in_kernel(const Call& call) {
-  return call.info.calls_cast_ops && !run::CallerModes::of_this_thread().autocast.empty();
+  return (call.info.calls_cast_ops || !call.info.torchs) &&
+         !run::CallerModes::of_this_thread().autocast.empty();
 }
 
 PlanRef infer_any(const Call& call) {

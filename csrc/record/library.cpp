@@ -20,6 +20,7 @@
 #include "csrc/record/meta_answers.h"
 #include "csrc/record/recurrent.h"
 #include "csrc/record/tensor_lists.h"
+#include "csrc/record/whole_products.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::record {
@@ -257,6 +258,7 @@ size_t register_kernels() {
   register_factories();
   register_opaque_composites();
   register_recurrent_layers();
+  register_whole_products();
   register_collectives();
   registered().new_ops.names = std::move(others);
   adopt_ops_with_kernels();

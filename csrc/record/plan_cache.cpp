@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <unordered_map>
 
 #include "csrc/record/infer.h"
 #include "csrc/record/number_range.h"
@@ -114,16 +115,41 @@ bool add_value(const c10::IValue& value, PlanKey& key) {
   return true;
 }
 
-/// Which written argument shares memory with which other argument: decides overlap errors.
+void add_pair(const Call& call, size_t i, size_t j, PlanKey& key) {
+  const run::Geometry &a = *call.looks[i], &b = *call.looks[j];
+  key.push_back(i << 32 | j);
+  key.push_back(static_cast<uint64_t>(a.offset() - b.offset()));
+  if (a.dtype() != b.dtype()) key.push_back(static_cast<uint64_t>(b.offset()));
+}
+
+/// The places of its tensors, those of each storage one after the other.
+std::vector<std::vector<size_t>> by_storage(const Call& call) {
+  std::unordered_map<const run::StorageVar*, size_t> known;
+  std::vector<std::vector<size_t>> groups;
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    if (!call.tensors[i].value) continue;
+    const auto [at, fresh] = known.try_emplace(&call.tensors[i].value->var(), groups.size());
+    if (fresh) groups.emplace_back();
+    groups[at->second].push_back(i);
+  }
+  return groups;
+}
+
+/// Which written argument shares memory with which other argument: decides overlap errors. (Lists
+/// of an optimizer have thousands of tensors, each in a storage of its own.)
 void add_sharing(const Call& call, PlanKey& key) {
-  for (size_t i = 0; i < call.tensors.size(); ++i)
-    for (size_t j = 0; j < i; ++j) {
-      if (!share_memory(call, i, j)) continue;
-      const run::Geometry &a = *call.looks[i], &b = *call.looks[j];
-      key.push_back(i << 32 | j);
-      key.push_back(static_cast<uint64_t>(a.offset() - b.offset()));
-      if (a.dtype() != b.dtype()) key.push_back(static_cast<uint64_t>(b.offset()));
-    }
+  constexpr size_t kFew = 16;
+  const auto add = [&](size_t i, size_t j) {
+    if (share_memory(call, i, j)) add_pair(call, i, j, key);
+  };
+  if (call.tensors.size() <= kFew) {
+    for (size_t i = 0; i < call.tensors.size(); ++i)
+      for (size_t j = 0; j < i; ++j) add(i, j);
+    return;
+  }
+  for (const std::vector<size_t>& group : by_storage(call))
+    for (size_t i = 0; i < group.size(); ++i)
+      for (size_t j = 0; j < i; ++j) add(group[i], group[j]);
 }
 
 /// What is no tensor.
@@ -150,7 +176,7 @@ uint64_t autocast_of_this_thread() {
 /// What decides results beside the arguments.
 uint64_t settings_of_calls(const run::OpInfo& info) {
   const bool grad_mode = info.asks_grad_mode && c10::GradMode::is_enabled();
-  const uint64_t autocast = info.calls_cast_ops ? autocast_of_this_thread() : 0;
+  const uint64_t autocast = info.calls_cast_ops || !info.torchs ? autocast_of_this_thread() : 0;
   return autocast << 9 | static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 1 |
          static_cast<uint64_t>(grad_mode);
 }

@@ -20,6 +20,7 @@
 #include "csrc/record/recorder.h"
 #include "csrc/record/slots.h"
 #include "csrc/record/sync_debug.h"
+#include "csrc/run/plain_storage.h"
 #include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
 
@@ -63,10 +64,10 @@ std::optional<Number> load(const void* from, c10::ScalarType dtype) {
 /// Of a value that is there.
 std::optional<Number> number_in(const run::Value& value) {
   const run::Geometry& look = value.geometry();
-  const run::StorageVar& var = value.var();
+  run::StorageVar& var = value.var();
   const c10::ScalarType dtype = look.dtype();
   if (look.numel() != 1 || !look.device().is_cpu() || look.data().conj || look.data().neg ||
-      var.failure() || !var.engine_face())
+      var.failure() || !var.engine_face() || run::plain_storages().has_moved(var))
     return std::nullopt;
   const auto* memory = static_cast<const char*>(var.engine_face().data());
   if (!memory) return std::nullopt;

@@ -185,11 +185,13 @@ void note_values_read(const Call& call) {
 }
 
 /// A storage is no operand of the node, and set_() looks where it lies.
-void complete_storages(const Call& call, Recorder& recorder) {
+std::vector<run::StorageVarRef> storages_of(const Call& call) {
+  std::vector<run::StorageVarRef> vars;
   for (const c10::IValue& arg : call.args)
     if (arg.isStorage())
-      if (const run::StorageVarRef var = run::plain_storages().find(arg.toStorage()))
-        recorder.wait_for(*var);
+      if (run::StorageVarRef var = run::plain_storages().find(arg.toStorage()))
+        vars.push_back(std::move(var));
+  return vars;
 }
 
 /// Ctrl-C has come while this thread itself ran the op: what is raised at the call is not what the
@@ -444,7 +446,8 @@ void Recorder::run_in_order(run::Node& node, Before before) {
 void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack* results) {
   if (thread_mode().mode != Mode::sync) counters_.fallbacks.fetch_add(1, std::memory_order_relaxed);
   note_values_read(call);
-  complete_storages(call, *this);
+  const std::vector<run::StorageVarRef> storages = storages_of(call);  // set_ may let them grow
+  for (const run::StorageVarRef& var : storages) finish_accesses(*var);
   const bool had_failed = let_go_of_failed(call);
   Ref<run::Node> node = build_node(call, true);
   bool noted = false;
@@ -472,7 +475,9 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
       throw;
     }
   }
+  for (const run::StorageVarRef& var : storages) follow_moves(*var);
   for (run::StorageVar* var : node->written_vars) run::plain_storages().release(*var);
+  if ((node->found.thrown || node->found.poisoned) && call.info.writes) run::take_back_own_writes();
   if (node->found.thrown) {
     if (!had_failed) update_written(call, *node);
     std::rethrow_exception(node->found.thrown);

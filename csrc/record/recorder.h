@@ -51,6 +51,8 @@ class Recorder {
   void wait_for(run::StorageVar& var);
   /// The same, then throws what failed, as the Python exception.
   void wait_and_check(const run::Value& value);
+  /// Before its memory is used: where plain tensors have moved it, the engine follows.
+  void follow_moves(run::StorageVar& var);
   /// Until the device has done what was launched on it; throws if it failed. The CPU: at once.
   void wait_for_device(c10::Device device);
   /// Until everything recorded is complete, and devices have done it.

@@ -25,7 +25,9 @@ void include_lazy_key(bool include) {
   c10::impl::_force_tls_local_dispatch_key_set(keys);
 }
 
-thread_local std::vector<OpenBlock> open_blocks;  // of the calling thread, outermost first
+// Of the calling thread, outermost first; and those that an OutsideBlock has set aside.
+thread_local std::vector<OpenBlock> open_blocks;
+thread_local std::vector<std::vector<OpenBlock>*> set_aside;
 
 constexpr const char* kCarried = "lazyeng.block";
 
@@ -75,7 +77,9 @@ uint64_t enter_block(Mode mode) {
 }
 
 void leave_block(uint64_t block) {
-  std::erase_if(open_blocks, [&](const OpenBlock& open) { return open.number == block; });
+  const auto is_it = [&](const OpenBlock& open) { return open.number == block; };
+  std::erase_if(open_blocks, is_it);
+  for (std::vector<OpenBlock>* blocks : set_aside) std::erase_if(*blocks, is_it);
   be_in_innermost();
 }
 
@@ -84,15 +88,19 @@ bool is_open_here(uint64_t block) {
                      [&](const OpenBlock& open) { return open.number == block; });
 }
 
-OutsideBlock::OutsideBlock() {
-  if (open_blocks.empty()) return;
+OutsideBlock::OutsideBlock() : active_(!open_blocks.empty()) {
+  if (!active_) return;
+  set_aside.push_back(&blocks_);
   blocks_.swap(open_blocks);
   be_in_innermost();
 }
 
+// What was entered meanwhile, and is open still, lies within those that were there before.
 OutsideBlock::~OutsideBlock() {
-  if (blocks_.empty()) return;
-  blocks_.swap(open_blocks);
+  if (!active_) return;
+  std::erase(set_aside, &blocks_);
+  blocks_.insert(blocks_.end(), open_blocks.begin(), open_blocks.end());
+  open_blocks.swap(blocks_);
   be_in_innermost();
 }
 

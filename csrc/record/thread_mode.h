@@ -62,6 +62,7 @@ class OutsideBlock {
   OutsideBlock& operator=(const OutsideBlock&) = delete;
 
  private:
+  const bool active_;
   std::vector<OpenBlock> blocks_;
 };
 

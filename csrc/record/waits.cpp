@@ -115,8 +115,16 @@ void Recorder::complete(run::StorageVar& var) {
   waits.report();
 }
 
+void Recorder::follow_moves(run::StorageVar& var) {
+  if (!run::plain_storages().has_moved(var)) return;
+  // (Reads that have not run fail, as the tensor was changed. A kernel may be one of them.)
+  if (!run::InCustomKernel::active()) finish_accesses(var);
+  if (var.idle()) run::plain_storages().follow_resize(var, /*through_user_face=*/true);
+}
+
 void Recorder::wait_and_check(const run::Value& value) {
   wait_for(value.var());
+  follow_moves(value.var());
   if (engine::FailurePtr failure = value.var().failure()) run::throw_python_error(failure);
 }
 

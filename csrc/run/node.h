@@ -28,6 +28,7 @@ struct TensorArg {
   ValueRef value;
   at::Tensor raw;
   bool written = false;
+  bool silent = false;       ///< as ArgInfo::silent
   bool overwritten = false;  ///< as ArgInfo::overwritten
   bool plain = false;        ///< the call had a plain tensor here
   /// The call writes the value through another tensor object. (Kernels that refuse inputs which

@@ -27,6 +27,7 @@ bool begins_with_one_of(const std::array<string_view, N>& begins, const std::str
 
 /// An op that slices.h takes apart. (Not what is given the number of images.)
 bool makes_slices(Work work, const c10::FunctionSchema& schema) {
+  if (contains(kWholeProducts, schema.name())) return false;
   return work == Work::product || work == Work::convolution ||
          (work == Work::windows && !schema.argumentIndexWithName("input_size"));
 }
@@ -37,7 +38,7 @@ std::optional<c10::OperatorHandle> find_out_form(const std::string& base) {
 }
 
 Work work_of(const c10::OperatorHandle& op, const std::string& base) {
-  if (contains(kProducts, base)) return Work::product;
+  if (contains(kProducts, base) || contains(kWholeProducts, base)) return Work::product;
   if (contains(kRows, base)) return Work::rows;
   if (contains(kConvolutions, base)) return Work::convolution;
   if (contains(kWindows, base)) return Work::windows;
@@ -160,8 +161,9 @@ void OpInfo::read_arguments() {
   for (const c10::Argument& argument : handle.schema().arguments()) {
     ArgInfo info{kind_of(argument), written(argument)};
     const string_view argument_name = argument.name();
-    info.write |= contains(kUpdatesStatistics, base) &&
+    info.silent = !info.write && contains(kUpdatesStatistics, base) &&
                   (argument_name == "running_mean" || argument_name == "running_var");
+    info.write |= info.silent;
     info.write |= is_written_by_backend(base, args.size());
     info.overwritten =
         info.write && (argument.is_out() || contains(kOverwriting, base) ||

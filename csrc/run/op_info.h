@@ -33,6 +33,7 @@ struct ArgInfo {
   bool write = false;  ///< annotated as written: Tensor(a!)
   /// Every element is replaced unseen: an `out=` argument, or self of copy_, zero_, normal_ ...
   bool overwritten = false;
+  bool silent = false;   ///< written, but not annotated: torch does not count it as a change
   bool is_data = false;  ///< a number, which decides no plan as long as the op's dtypes can hold it
 };
 

@@ -172,6 +172,9 @@ inline constexpr std::array<std::string_view, 2> kCrossesDevices = {"aten::_to_c
 inline constexpr std::array<std::string_view, 4> kProducts = {"aten::mm", "aten::addmm",
                                                               "aten::bmm", "aten::baddbmm"};
 
+/// Made of views and one of these.
+inline constexpr std::array<std::string_view, 2> kWholeProducts = {"aten::linear", "aten::matmul"};
+
 inline constexpr std::array<std::string_view, 3> kConvolutions = {
     "aten::convolution", "aten::convolution_backward", "aten::mkldnn_convolution"};
 

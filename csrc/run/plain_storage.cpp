@@ -82,6 +82,26 @@ bool differ(const c10::Storage& a, const c10::Storage& b) {
   return address(a) != address(b) || a.nbytes() != b.nbytes();
 }
 
+/// Whose memory an alias points to; null for memory of the storage's own.
+const c10::Storage* owner_of(const c10::Storage& storage) {
+  const at::DataPtr& data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  return data.cast_context<c10::Storage>(&drop_storage);
+}
+
+/// The follower becomes an alias of the storage that has moved. What it held: it may be the last
+/// reference to somebody's memory.
+at::DataPtr move_to(StorageVar& var, const c10::Storage& follower, const c10::Storage& moved) {
+  // (An alias that was moved has memory of its own by now. If not, its owner has moved.)
+  if (const c10::Storage* const owner = owner_of(moved); owner && owner->is_alias_of(follower))
+    return move_to(var, moved, follower);
+  c10::StorageImpl* impl = follower.unsafeGetStorageImpl();
+  at::DataPtr old = std::move(impl->_mutable_data_ptr_no_checks());
+  impl->set_data_ptr_noswap(alias_of(moved));
+  impl->set_nbytes(moved.nbytes());
+  var.set_nbytes(moved.nbytes());
+  return old;
+}
+
 }  // namespace
 
 StorageVarRef PlainStorages::var_of(const at::Tensor& plain) {
@@ -97,13 +117,19 @@ StorageVarRef PlainStorages::var_of(const c10::Storage& user) {
   if (c10::impl::cow::is_cow_data_ptr(impl->_mutable_data_ptr_no_checks())) impl->mutable_data();
   StorageVarRef var;
   StorageVarRef moved;  // dropped after the lock, which its destructor takes
+  at::DataPtr old;
   std::lock_guard lock(mutex_);
   auto found = vars_.find(impl);
   if (found != vars_.end() && found->second->try_retain())
     var = StorageVarRef::adopt(found->second);
-  // A resized plain storage has moved away from the var's memory: it is another storage now. (Not
-  // while a recorded write is pending: it may be the one that resizes, one face after the other.)
-  if (var && !var->awaited() && differ(var->engine_face(), user)) std::swap(var, moved);
+  // (Not while a recorded write is pending: it may be the one that resizes, one face after the
+  // other. While reads of the memory that it has left may run, it is another storage.)
+  if (var && !var->awaited() && differ(var->engine_face(), user)) {
+    if (var->idle())
+      old = move_to(*var, /*follower=*/var->engine_face(), user);
+    else
+      std::swap(var, moved);
+  }
   if (!var) {
     var = make_ref<StorageVar>(second_face(user), user.nbytes());
     attach(*var, user);
@@ -235,11 +261,19 @@ void PlainStorages::follow_resize(StorageVar& var, bool through_user_face) {
   const c10::Storage user(alive);
   const c10::Storage& moved = through_user_face ? user : var.engine_face();
   const c10::Storage& follower = through_user_face ? var.engine_face() : user;
-  if (!differ(moved, follower)) return;
-  c10::StorageImpl* impl = follower.unsafeGetStorageImpl();
-  old = std::move(impl->_mutable_data_ptr_no_checks());
-  impl->set_data_ptr_noswap(alias_of(moved));
-  impl->set_nbytes(moved.nbytes());
+  if (differ(moved, follower)) old = move_to(var, follower, moved);
+}
+
+bool PlainStorages::has_moved(StorageVar& var) {
+  if (!var.exposed() || var.awaited()) return false;
+  Face alive;
+  std::lock_guard lock(mutex_);
+  // (An alias keeps the storage that it points to.)
+  if (!var.engine_face()) return false;
+  if (const c10::Storage* const owner = owner_of(var.engine_face()))
+    return differ(var.engine_face(), *owner);
+  alive = var.user_face_ref_->lock();
+  return alive && differ(var.engine_face(), c10::Storage(alive));
 }
 
 void PlainStorages::lift_for_writer(StorageVar& var) {

@@ -49,6 +49,10 @@ class PlainStorages {
   /// other face follows to the new memory.
   void follow_resize(StorageVar& var, bool through_user_face);
 
+  /// Whether plain tensors have moved the memory by a call that nobody recorded (resize_, or an
+  /// `out=` that grows).
+  bool has_moved(StorageVar& var);
+
   /// Lifts the guard for the op that holds the write.
   void lift_for_writer(StorageVar& var);
   /// Lifts every guard that can be lifted.

@@ -150,7 +150,7 @@ int64_t StorageVar::foreign_writes_when_recorded() const {
 int64_t StorageVar::foreign_writes_when_run() const {
   const std::lock_guard<engine::SpinLock> lock(versions_mutex_);
   int64_t sum = earlier_foreign_writes_;
-  for (const SeenVersion& seen : versions_) sum += foreign_writes(*seen.tracked) - seen.base;
+  for (const SeenVersion& seen : versions_) sum += most_foreign_writes(*seen.tracked) - seen.base;
   return sum;
 }
 
@@ -161,6 +161,13 @@ void note_own_writes(c10::ArrayRef<at::Tensor> written) {
     if (!tensor.defined() || was_announced(tensor)) continue;
     if (auto tracked = count_own_write(tensor)) not_bumped.push_back(std::move(tracked));
   }
+}
+
+void take_back_own_writes() {
+  std::lock_guard lock(table().mutex);
+  for (const std::shared_ptr<TrackedVersion>& tracked : not_bumped)
+    tracked->own_writes.fetch_sub(1, std::memory_order_seq_cst);
+  not_bumped.clear();
 }
 
 void announce_own_write(const at::Tensor& tensor) {

@@ -46,10 +46,11 @@ const Libraries& libraries() {
 }
 
 /// Nothing if the tensors are not those of a product.
-std::optional<double> flops_of_product(const std::vector<GeometryRef>& tensors, size_t num_args) {
+std::optional<double> flops_of_product(const OpInfo& info, const std::vector<GeometryRef>& tensors,
+                                       size_t num_args) {
   if (num_args < 2 || !tensors.back()) return std::nullopt;
-  // (add)mm, (b)addbmm: the two factors are the last arguments.
-  const GeometryRef& left = tensors[num_args - 2];
+  // (add)mm, (b)addbmm: the two factors are the last arguments; of linear a bias follows.
+  const GeometryRef& left = tensors[info.short_name == "linear" ? 0 : num_args - 2];
   if (!left || left->sizes().empty()) return std::nullopt;
   return 2.0 * static_cast<double>(left->sizes().back()) *
          static_cast<double>(tensors.back()->numel());
@@ -91,6 +92,8 @@ double bytes(const std::vector<GeometryRef>& tensors) {
 
 }  // namespace
 
+double microseconds_of_flops(double flops) { return flops / kFlopsPerMicrosecond; }
+
 void leave_out_table(const OpInfo& info, std::vector<GeometryRef>& tensors) {
   if (info.takes_some_of_first && !tensors.empty()) tensors[0] = nullptr;
 }
@@ -109,10 +112,10 @@ double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRe
     case Work::windows:
       return elements(tensors) / kElementsOfWindowsPerMicrosecond;
     case Work::product:
-      return flops_of_product(tensors, num_args).value_or(kUnknown) / kFlopsPerMicrosecond;
+      return microseconds_of_flops(flops_of_product(info, tensors, num_args).value_or(kUnknown));
     case Work::convolution:
-      return flops_of_convolution(info, tensors, num_args).value_or(kUnknown) /
-             kFlopsPerMicrosecond;
+      return microseconds_of_flops(
+          flops_of_convolution(info, tensors, num_args).value_or(kUnknown));
     case Work::other:
       break;
   }

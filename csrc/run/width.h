@@ -41,6 +41,9 @@ bool takes_all_cores(double microseconds);
 /// than what the op goes over.
 void leave_out_table(const OpInfo& info, std::vector<GeometryRef>& tensors);
 
+/// Of so many floating point operations of products, by the same table.
+double microseconds_of_flops(double flops);
+
 /// Of an op with these tensors: the arguments (null: none, or left out), then the results.
 /// Microseconds on one core, by a table for float32 on a core of about 3 GHz with AVX2; infinite
 /// for ops that are not among those above.
