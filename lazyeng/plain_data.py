@@ -35,8 +35,10 @@ def _get_data(tensor: torch.Tensor) -> torch.Tensor:
 
 @errors.boundary
 def _set_data(tensor: torch.Tensor, value: Any) -> None:
-    lazy = isinstance(value, torch.Tensor) and _C.is_lazy(value)
-    _original.__set__(tensor, _C.plain(value) if lazy else value)
+    # (A lazy tensor's own setter calls torch's, which looks up this one while a function mode is on.)
+    if isinstance(value, torch.Tensor) and _C.is_lazy(value) and not _C.is_lazy(tensor):
+        value = _C.plain(value)
+    _original.__set__(tensor, value)
 
 
 def _of_plain_ones(compatible: Callable[..., bool]) -> Callable[..., bool]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import torch
 
 from lazyeng import (
     _C,
     backward,
+    comparing,
     compiled,
     custom_ops,
     device,
@@ -52,6 +54,7 @@ def start(config: Config) -> None:
     _C.announce_kernel_requests()
     _C.set_internal_prefixes(_internal_directories())
     device.register()
+    _be_found_in_torch()
     torch.serialization.add_safe_globals([LazyTensor, _rebuild])
     plain_reads.install()
     plain_data.install()
@@ -72,7 +75,19 @@ def start(config: Config) -> None:
     settings.install()
     tracers.install()
     jiterator.install()
+    comparing.install()
     _C.start_engine()
+
+
+def _be_found_in_torch() -> None:
+    """Libraries that do not import torch know its tensors by their module's name, ``torch``.
+
+    (wandb, tensorboardX, opt_einsum and others.) The device's module has such a name, and pickle
+    finds the class there.
+    """
+    if module := sys.modules.get(f"torch.{device.NAME}"):
+        setattr(module, LazyTensor.__name__, LazyTensor)
+        LazyTensor.__module__ = module.__name__
 
 
 def look_again() -> None:

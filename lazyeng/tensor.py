@@ -79,7 +79,10 @@ class LazyTensor(_Tensor):
         def __init__(self, data: Any, requires_grad: bool | None = None) -> None: ...
 
     @staticmethod
-    def __new__(cls, data: Any, requires_grad: bool | None = None) -> LazyTensor:
+    def __new__(
+        cls, data: Any, requires_grad: bool | None = None, *, _is_param: bool = True
+    ) -> LazyTensor:
+        # (`_is_param` marks parameters in their `__dict__`, which some libraries pass on.)
         tensor = torch.as_tensor(data).detach()
         if requires_grad is None:
             return _C.wrap_tensor(tensor)

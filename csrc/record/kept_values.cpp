@@ -89,8 +89,20 @@ void keep_values(run::Node& node) {
   }
 }
 
+/// Files that are mapped, and memory of several processes: the program may read what it has written
+/// by other ways than this tensor, and nobody would see that it does.
+static bool writes_what_others_see(const run::Node& node) {
+  return node.device.is_cpu() &&
+         std::any_of(node.tensors.begin(), node.tensors.end(), [](const run::TensorArg& arg) {
+           return arg.written && is_exposed(arg) &&
+                  run::writers_of(arg.value->var().engine_face()) == run::Writers::shares;
+         });
+}
+
 bool runs_at_call(const run::Node& node) {
-  if (node.plain_reads.empty() || node.collective) return false;  // (they read later in eager too)
+  if (node.collective) return false;  // (they read later in eager too)
+  if (node.info.writes && writes_what_others_see(node)) return true;
+  if (node.plain_reads.empty()) return false;
   // A checkpoint that was mapped and is copied, for one: the program may write that file anew
   // afterwards, and to read what was cut off ends the process.
   const bool copies = node.info.torch_name == "aten.copy_";
