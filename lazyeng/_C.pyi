@@ -337,6 +337,12 @@ def microseconds_on_one_core(
 def kernel_settings_changed() -> None:
     """Which kernels torch chooses may be others from now on."""
 
+def set_warn_always(always: bool, /) -> None:
+    """torch.set_warn_always, whatever warnings lazyeng ignores at the moment."""
+
+def warns_always() -> bool:
+    """What the program has set so."""
+
 def set_trials_bounded(bounded: bool, /) -> None:
     """For tests: whether trials of widths and parts stop once they have taken their time."""
 

@@ -19,6 +19,7 @@
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/buffers.h"
 #include "csrc/run/cpu_allocator.h"
+#include "csrc/run/ignored_warnings.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/parts.h"
 #include "csrc/run/python_ref.h"
@@ -165,6 +166,13 @@ PyObject* kernel_settings_changed(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
+PyObject* set_warn_always(PyObject*, PyObject* on) {
+  run::set_warn_always(on == Py_True);
+  Py_RETURN_NONE;
+}
+
+PyObject* warns_always(PyObject*, PyObject*) { return PyBool_FromLong(run::warns_always()); }
+
 PyObject* set_trials_bounded(PyObject*, PyObject* arg) {
   const int on = PyObject_IsTrue(arg);
   if (on < 0) return nullptr;
@@ -295,6 +303,8 @@ PyMethodDef engine_methods[] = {
     {"stats", stats, METH_NOARGS, nullptr},
     {"microseconds_on_one_core", microseconds_on_one_core, METH_VARARGS, nullptr},
     {"kernel_settings_changed", kernel_settings_changed, METH_NOARGS, nullptr},
+    {"set_warn_always", set_warn_always, METH_O, nullptr},
+    {"warns_always", warns_always, METH_NOARGS, nullptr},
     {"set_trials_bounded", set_trials_bounded, METH_O, nullptr},
     {"set_always_in_parts", set_always_in_parts, METH_O, nullptr},
     {"stop_engine", stop_engine, METH_NOARGS, nullptr},
