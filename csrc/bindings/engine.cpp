@@ -236,6 +236,18 @@ PyObject* adopt_ops_with_kernels(PyObject*, PyObject*) {
   });
 }
 
+/// set_replaced(name, overload, replaced); False: there is no such op.
+PyObject* set_replaced(PyObject*, PyObject* args) {
+  const char *name = nullptr, *overload = nullptr;
+  int replaced = 0;
+  if (!PyArg_ParseTuple(args, "ssp", &name, &overload, &replaced)) return nullptr;
+  return guarded([&] {
+    const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
+    if (op) record::set_replaced(*op, replaced != 0);
+    return PyBool_FromLong(op.has_value());
+  });
+}
+
 PyObject* arm_first_use(PyObject*, PyObject*) {
   record::arm_first_use();
   Py_RETURN_NONE;
@@ -313,6 +325,7 @@ PyMethodDef engine_methods[] = {
     {"after_fork_in_parent", after_fork_in_parent, METH_NOARGS, nullptr},
     {"after_fork_in_child", after_fork_in_child, METH_NOARGS, nullptr},
     {"adopt_ops_with_kernels", adopt_ops_with_kernels, METH_NOARGS, nullptr},
+    {"set_replaced", set_replaced, METH_VARARGS, nullptr},
     {"arm_first_use", arm_first_use, METH_NOARGS, nullptr},
     {"install_buffer_pool", install_buffer_pool, METH_O, nullptr},
     {"empty_buffer_pool", empty_buffer_pool, METH_NOARGS, nullptr},
