@@ -56,6 +56,9 @@ def arm_first_use() -> None:
 def adopt_ops_with_kernels() -> None:
     """Gives ops registered since the last call a kernel that records them as one op."""
 
+def set_replaced(name: str, overload: str, replaced: bool, /) -> bool:
+    """An aten op has a kernel of the program in place of torch's, or has one no longer: it is treated as a custom op. False: there is no such op."""
+
 # ---- tensors
 
 def wrap_bare(obj: object, /) -> LazyTensor | None:
@@ -336,6 +339,12 @@ def microseconds_on_one_core(
 
 def kernel_settings_changed() -> None:
     """Which kernels torch chooses may be others from now on."""
+
+def set_warn_always(always: bool, /) -> None:
+    """torch.set_warn_always, whatever warnings lazyeng ignores at the moment."""
+
+def warns_always() -> bool:
+    """What the program has set so."""
 
 def set_trials_bounded(bounded: bool, /) -> None:
     """For tests: whether trials of widths and parts stop once they have taken their time."""

@@ -158,6 +158,16 @@ def check_copies_have_threads() -> None:
     assert {"lazyeng-dev-5", "lazyeng-dev-6", "lazyeng-dev-7"} <= names, names
 
 
+_libraries: list[torch.library.Library] = []
+
+
+def put_in_place_of_torchs(name: str, kernel: Any) -> None:
+    """As an extension in C++ does: lazyeng is not told, and runs it as torch's own."""
+    _libraries.append(torch.library.Library("aten", "IMPL"))
+    impl: Any = torch.library.Library.impl
+    impl.__wrapped__(_libraries[-1], name, kernel, "CUDA")
+
+
 def check_launches_wait_for_the_thread_that_launches() -> None:
     """What is recorded while that is busy stays together, and nobody else is woken for it."""
     launching, go_on = threading.Event(), threading.Event()
@@ -167,8 +177,7 @@ def check_launches_wait_for_the_thread_that_launches() -> None:
         assert go_on.wait(20)
         return x + 1
 
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("digamma", digamma, "CUDA")
+    put_in_place_of_torchs("digamma", digamma)
     x = lazyeng.wrap(torch.ones(4, 4, device="cuda"))
     with lazyeng.lazy():
         busy = x.digamma()
@@ -861,13 +870,13 @@ def check_steps_of_a_loop_are_groups_of_their_own() -> None:
 
 def check_a_full_window_is_grouped_by_a_free_worker() -> None:
     """While the thread that launches is busy: by neither that one nor the one that records."""
-    library, go = torch.library.Library("aten", "IMPL"), threading.Event()
+    go = threading.Event()
 
     def digamma(x: torch.Tensor) -> torch.Tensor:
         assert go.wait(30)
         return x + 1
 
-    library.impl("digamma", digamma, "CUDA")
+    put_in_place_of_torchs("digamma", digamma)
     x = torch.eye(4, device="cuda")
     go.set()
     with lazyeng.lazy():

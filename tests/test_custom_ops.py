@@ -3,14 +3,18 @@
 import contextlib
 import os
 import signal
+import textwrap
 import threading
 import time
 import uuid
+import warnings
 
 import pytest
 import torch
 
 from lazyeng import LazyError, LazyTensor, lazy, synchronize, unwrap, wrap
+
+from .fresh import run
 
 
 def fresh(name):
@@ -408,6 +412,146 @@ def test_a_kernel_that_returns_a_failed_tensor(lazy_mode):
         y = look(torch.ones(1))
     with pytest.raises(IndexError, match="out of bounds"):
         y.tolist()
+
+
+# --- kernels that the program puts in place of torch's own
+
+
+@contextlib.contextmanager
+def in_place_of_torchs(name, kernel, key="CPU"):
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that there is a kernel
+        library.impl(name, kernel, key)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def product_and_more(a, b):
+    """In a group, by a C slot, in place and over a list."""
+    c = a * b + b
+    c.mul_(b)
+    c = torch._foreach_mul([c, a], [b, b])[0]
+    return c[0].item()
+
+
+def test_a_kernel_in_place_of_torchs_runs_instead_of_it(mode):
+    a, b = torch.full((4096,), 3.0), torch.full((4096,), 5.0)
+
+    def results():
+        with lazy(mode):
+            return [product_and_more(a, b), product_and_more(wrap(a), wrap(b))]
+
+    torchs = product_and_more(a, b)
+    assert results() == [torchs] * 2
+    with in_place_of_torchs("mul.Tensor", torch.add):
+        replaced = product_and_more(a, b)
+        assert replaced != torchs
+        for _ in range(3):
+            assert results() == [replaced] * 2
+    for _ in range(3):
+        assert results() == [torchs] * 2
+
+
+def test_a_kernel_in_place_of_torchs_is_called_as_often_as_in_eager(mode):
+    """With the program's numbers alone: no trial, no stand-in, no part."""
+    calls = []
+
+    def mm(a, b):
+        calls.append((tuple(a.shape), a.unique().tolist(), threading.get_ident()))
+        return torch.from_numpy(a.numpy() @ b.numpy())
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with in_place_of_torchs("mm", mm), lazy(mode):
+            x = torch.full((64, 64), 5.0)
+            results = [x @ x for _ in range(8)]
+            assert [y.sum().item() for y in results] == [64.0**3 * 25] * 8
+    finally:
+        torch.set_num_threads(before)
+    assert [call[:2] for call in calls] == [((64, 64), [5.0])] * 8
+    # (A first call may run at once, to tell what it returns.)
+    assert len({call[2] for call in calls} - {threading.get_ident()}) <= 1
+
+
+def test_what_is_recorded_runs_before_a_kernel_is_put_in_place_of_torchs():
+    x = wrap(torch.full((4096,), 3.0))
+    with lazy("deferred"):
+        before = x * x + 1
+        with in_place_of_torchs("mul.Tensor", torch.add):
+            replaced = x * x + 1
+        after = x * x + 1
+    assert [y[0].item() for y in (before, replaced, after)] == [10.0, 7.0, 10.0]
+
+
+def test_a_kernel_in_place_of_torchs_ends_with_its_library():
+    x = wrap(torch.full((64,), 3.0))
+    library = torch.library.Library("aten", "IMPL", "CPU")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl("mul.Tensor", torch.add)
+    with lazy("deferred"):
+        replaced = x * x + 1
+        del library
+        after = x * x + 1
+    assert [y[0].item() for y in (replaced, after)] == [7.0, 10.0]
+
+
+def test_a_kernel_for_an_op_that_torch_decomposes(mode):
+    x = torch.ones(3, 3)
+
+    def results():
+        with lazy(mode):
+            return [unwrap(torch.matmul(y, y))[0, 0].item() for y in (x, wrap(x))]
+
+    assert results() == [3.0] * 2
+    with in_place_of_torchs("matmul", lambda a, b: a + b + 10):
+        assert torch.matmul(x, x)[0, 0].item() == 12.0
+        assert results() == [12.0] * 2
+    assert results() == [3.0] * 2
+
+
+def test_a_kernel_in_place_of_torchs_may_return_another_dtype(mode):
+    """torch's meta function is not about it."""
+    x = wrap(torch.full((64,), 3.0))
+    with in_place_of_torchs("mul.Tensor", lambda a, b: torch.add(a, b).double()):
+        for length in (64, 32, 16, 8):
+            with lazy(mode):
+                y = x[:length] * x[:length]
+                assert y.dtype == torch.float64
+            assert y.tolist() == [6.0] * length
+
+
+def test_a_kernel_over_lists_in_place_of_torchs(mode):
+    x = torch.ones(3)
+
+    def result():
+        with lazy(mode):
+            return [y.tolist() for y in torch._foreach_add([wrap(x), wrap(x)], 1.0)]
+
+    assert result() == [[2.0] * 3] * 2
+    with in_place_of_torchs("_foreach_add.Scalar", lambda xs, n: [x - n for x in xs]):
+        assert result() == [[0.0] * 3] * 2
+    assert result() == [[2.0] * 3] * 2
+
+
+def test_a_kernel_that_is_there_before_lazyeng():
+    script = """
+    import torch
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("mul.Tensor", torch.add, "CPU")
+    import lazyeng
+    x = torch.full((64,), 3.0)
+    for _ in range(3):
+        with lazyeng.lazy():
+            y = x * x + 1
+        assert y[0].item() == 7
+    """
+    done = run(textwrap.dedent(script), timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 # --- defined anew, under the same name, as notebooks do

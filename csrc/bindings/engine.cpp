@@ -19,6 +19,7 @@
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/buffers.h"
 #include "csrc/run/cpu_allocator.h"
+#include "csrc/run/ignored_warnings.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/parts.h"
 #include "csrc/run/python_ref.h"
@@ -165,6 +166,13 @@ PyObject* kernel_settings_changed(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
+PyObject* set_warn_always(PyObject*, PyObject* on) {
+  run::set_warn_always(on == Py_True);
+  Py_RETURN_NONE;
+}
+
+PyObject* warns_always(PyObject*, PyObject*) { return PyBool_FromLong(run::warns_always()); }
+
 PyObject* set_trials_bounded(PyObject*, PyObject* arg) {
   const int on = PyObject_IsTrue(arg);
   if (on < 0) return nullptr;
@@ -225,6 +233,18 @@ PyObject* adopt_ops_with_kernels(PyObject*, PyObject*) {
   return guarded([&] {
     record::adopt_ops_with_kernels();
     Py_RETURN_NONE;
+  });
+}
+
+/// set_replaced(name, overload, replaced); False: there is no such op.
+PyObject* set_replaced(PyObject*, PyObject* args) {
+  const char *name = nullptr, *overload = nullptr;
+  int replaced = 0;
+  if (!PyArg_ParseTuple(args, "ssp", &name, &overload, &replaced)) return nullptr;
+  return guarded([&] {
+    const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
+    if (op) record::set_replaced(*op, replaced != 0);
+    return PyBool_FromLong(op.has_value());
   });
 }
 
@@ -295,6 +315,8 @@ PyMethodDef engine_methods[] = {
     {"stats", stats, METH_NOARGS, nullptr},
     {"microseconds_on_one_core", microseconds_on_one_core, METH_VARARGS, nullptr},
     {"kernel_settings_changed", kernel_settings_changed, METH_NOARGS, nullptr},
+    {"set_warn_always", set_warn_always, METH_O, nullptr},
+    {"warns_always", warns_always, METH_NOARGS, nullptr},
     {"set_trials_bounded", set_trials_bounded, METH_O, nullptr},
     {"set_always_in_parts", set_always_in_parts, METH_O, nullptr},
     {"stop_engine", stop_engine, METH_NOARGS, nullptr},
@@ -303,6 +325,7 @@ PyMethodDef engine_methods[] = {
     {"after_fork_in_parent", after_fork_in_parent, METH_NOARGS, nullptr},
     {"after_fork_in_child", after_fork_in_child, METH_NOARGS, nullptr},
     {"adopt_ops_with_kernels", adopt_ops_with_kernels, METH_NOARGS, nullptr},
+    {"set_replaced", set_replaced, METH_VARARGS, nullptr},
     {"arm_first_use", arm_first_use, METH_NOARGS, nullptr},
     {"install_buffer_pool", install_buffer_pool, METH_O, nullptr},
     {"empty_buffer_pool", empty_buffer_pool, METH_NOARGS, nullptr},

@@ -22,7 +22,7 @@ std::atomic<const Names*> chosen{nullptr};
 
 /// Null if no hand-written kernel may run it: their last bits are not torch's.
 const Names* names_for(const run::Node& node) {
-  if (node.device.is_cpu()) return nullptr;
+  if (node.device.is_cpu() || !node.info.aten) return nullptr;
   const Names* const names = chosen.load(std::memory_order_acquire);
   return names && runs_groups(node.device) && allows_inexact(node.device) ? names : nullptr;
 }

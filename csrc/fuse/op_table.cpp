@@ -274,7 +274,8 @@ bool is_unreduced(Form form, const run::Node& node) {
 const OpRule* rule_of(const run::OpInfo& info) {
   const void* known = info.fuse_rule.load(std::memory_order_acquire);
   if (!known) {
-    const auto found = rules().find(info.name);
+    // (An op whose kernel the program has replaced is not of aten: record/library.h.)
+    const auto found = info.aten ? rules().find(info.name) : rules().end();
     // (The rules themselves stand for "looked up, and not there".)
     known = found == rules().end() ? static_cast<const void*>(&rules()) : &found->second;
     info.fuse_rule.store(known, std::memory_order_release);

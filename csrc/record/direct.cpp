@@ -331,7 +331,9 @@ DirectOp direct_op(const char* name, const char* overload, bool numbers) {
 
 PyObject* record_directly(const DirectOp& op, PyObject* const* args, size_t count,
                           PyObject* names) {
-  if (!op.info || !ordinary_thread() || (op.view && replays_views())) return nullptr;
+  if (!op.info || op.info->outdated.load(std::memory_order_relaxed) || !ordinary_thread() ||
+      (op.view && replays_views()))
+    return nullptr;
   return directly([&]() -> PyObject* {
     Call call(*op.info);
     if (!Binder(op, call).bind(args, count, names)) return nullptr;

@@ -50,9 +50,18 @@ class RecordKernel final : public c10::OperatorKernel {
   std::atomic<const run::OpInfo*> info_{nullptr};
 };
 
+/// An op of aten with a kernel of the program's.
+struct Replaced {
+  std::unique_ptr<run::OpInfo> before;  // null: nobody had asked
+  /// Our kernel, if the op had none: a decomposition that now has a kernel runs whole.
+  std::unique_ptr<torch::Library> kernel;
+};
+
 /// What is known of ops, by the address of their schemas.
 struct Infos {
   std::mutex mutex;
+  std::unordered_map<const c10::FunctionSchema*, Replaced> replaced;
+  std::atomic<size_t> num_replaced{0};
   std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<run::OpInfo>> known;
   std::vector<std::unique_ptr<run::OpInfo>> outdated;  // what is recorded refers to them
 };
@@ -71,6 +80,21 @@ void forget(const c10::OperatorHandle& op) {
   found->second->outdated.store(true, std::memory_order_relaxed);
   infos().outdated.push_back(std::move(found->second));
   infos().known.erase(found);
+}
+
+/// What is known of an op of aten by its name and tags is about torch's kernels. (So is what its
+/// meta functions say: it stays one of torch's, of which these are believed after some runs.)
+void know_schema_alone(run::OpInfo& info) {
+  info.aten = false;
+  info.work = run::Work::other;
+  info.out_form.reset();
+  info.offset_view = run::OffsetView::none;
+  info.offset_matters |=
+      std::any_of(info.returns.begin(), info.returns.end(),
+                  [](const run::ReturnInfo& result) { return result.may_alias; });
+  info.pointwise = info.reduction = info.structured_meta = info.made_of_ops = info.cpp_meta = false;
+  info.fans_out = info.looks_once = info.takes_some_of_first = false;
+  for (run::ArgInfo& arg : info.args) arg.is_data = false;
 }
 
 bool handles_tensors(const c10::FunctionSchema& schema) {
@@ -235,7 +259,63 @@ const run::OpInfo& info_of(const c10::OperatorHandle& op) {
   // (Without the lock: the dispatcher tells of an op that is taken back with a lock of its own.)
   auto made = std::make_unique<run::OpInfo>(op);
   std::lock_guard lock(all.mutex);
+  if (all.replaced.contains(&op.schema())) know_schema_alone(*made);
   return *all.known.try_emplace(&op.schema(), std::move(made)).first->second;
+}
+
+namespace {
+
+/// As it is looked up from now on; null: looked at anew. Returns what was.
+std::unique_ptr<run::OpInfo> exchange_known(Infos& all, const c10::FunctionSchema* schema,
+                                            std::unique_ptr<run::OpInfo> now) {
+  std::unique_ptr<run::OpInfo> before;
+  if (const auto found = all.known.find(schema); found != all.known.end()) {
+    before = std::move(found->second);
+    before->outdated.store(true, std::memory_order_relaxed);
+    all.known.erase(found);
+  }
+  if (now) {
+    now->outdated.store(false, std::memory_order_relaxed);
+    all.known.emplace(schema, std::move(now));
+  }
+  return before;
+}
+
+std::unique_ptr<torch::Library> kernel_if_wanted(const c10::OperatorHandle& op) {
+  if (!wants_kernel(op)) return nullptr;
+  auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten",
+                                                  std::make_optional(c10::DispatchKey::PrivateUse1),
+                                                  __FILE__, __LINE__);
+  add_kernel(*library, op);
+  return library;
+}
+
+}  // namespace
+
+void set_replaced(const c10::OperatorHandle& op, bool replaced) {
+  Infos& all = infos();
+  const c10::FunctionSchema* const schema = &op.schema();
+  // (Registered and taken back without the lock.)
+  std::unique_ptr<torch::Library> kernel = replaced ? kernel_if_wanted(op) : nullptr;
+  std::lock_guard lock(all.mutex);
+  const auto found = all.replaced.find(schema);
+  if ((found != all.replaced.end()) == replaced) return;
+  if (replaced) {
+    all.replaced.emplace(schema, Replaced{exchange_known(all, schema, nullptr), std::move(kernel)});
+  } else {
+    kernel = std::move(found->second.kernel);
+    if (auto ours = exchange_known(all, schema, std::move(found->second.before)))
+      all.outdated.push_back(std::move(ours));
+    all.replaced.erase(found);
+  }
+  all.num_replaced.store(all.replaced.size(), std::memory_order_relaxed);
+}
+
+bool is_replaced(const c10::OperatorHandle& op) {
+  Infos& all = infos();
+  if (all.num_replaced.load(std::memory_order_relaxed) == 0) return false;
+  std::lock_guard lock(all.mutex);
+  return all.replaced.contains(&op.schema());
 }
 
 size_t register_kernels() {

@@ -19,6 +19,11 @@ void record_whole(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 /// "all_reduce", "add.out": as torch::Library wants it.
 std::string without_namespace(const c10::OperatorName& name);
 
+/// The program has put a kernel in place of torch's for an op of aten, or has taken it back: from
+/// now on the op is recorded as a custom op is, or again as torch's. What is recorded has run. GIL.
+void set_replaced(const c10::OperatorHandle& op, bool replaced);
+bool is_replaced(const c10::OperatorHandle& op);
+
 /// Gives ops that were registered since the last call a kernel of their own, so that they are
 /// recorded as one op even if they have a kernel for all backends. Cheap when there are none.
 void adopt_new_ops();

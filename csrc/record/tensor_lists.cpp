@@ -138,7 +138,8 @@ class ListKernel final : public c10::OperatorKernel {
     const size_t count = op.schema().arguments().size();
     const Gate::Inside inside;
     const c10::ArrayRef<c10::IValue> arguments = torch::jit::last(*stack, count);
-    if (!std::all_of(arguments.begin(), arguments.end(),
+    if (is_replaced(op) ||
+        !std::all_of(arguments.begin(), arguments.end(),
                      [](const c10::IValue& argument) { return is_on_cpu(argument); }))
       return current_recorder()->record(info_of(op), stack);
     const run::OpInfo* const one = op_of_one();
@@ -149,10 +150,12 @@ class ListKernel final : public c10::OperatorKernel {
   }
 
  private:
-  /// (Not at registration: its kernels may not be there yet.)
+  /// (Not at registration: its kernels may not be there yet.) Null too while the program has a
+  /// kernel of its own for it, or if it had one when this was asked first.
   const run::OpInfo* op_of_one() {
     std::call_once(looked_, [&] { one_ = record::op_of_one(handle_.schema()); });
-    return one_;
+    const bool known = one_ && one_->aten && !one_->outdated.load(std::memory_order_relaxed);
+    return known ? one_ : nullptr;
   }
 
   void record_each(const run::OpInfo& one, size_t count, torch::jit::Stack* stack) const;

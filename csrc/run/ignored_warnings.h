@@ -22,6 +22,11 @@ class IgnoredWarnings {
   c10::WarningUtils::WarningHandlerGuard guard_;
 };
 
+/// torch.set_warn_always and torch.is_warn_always_enabled, of the program: while some thread
+/// ignores warnings torch's own switch is on. Any thread.
+void set_warn_always(bool always);
+bool warns_always();
+
 /// While one lives, warnings on this thread that have this text go nowhere, all others where they
 /// went before: what a kernel says of the form in which we call it is not about the program.
 class IgnoredWarning {

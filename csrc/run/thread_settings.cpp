@@ -4,6 +4,9 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
+#include "csrc/run/openmp_team.h"
+#include "csrc/run/own_threads.h"
+
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 #endif
@@ -26,6 +29,20 @@ bool flushes_denormals() noexcept {
 #endif
 }
 
+/// (at::set_num_threads only where nothing else can: see own_threads.h.)
+void set_threads(int threads) {
+  if (!has_own_threads()) return at::set_num_threads(threads);
+  set_own_threads(threads);
+  set_own_mkl_threads(threads);
+}
+
+/// Helpers of OpenMP have the setting that the thread had when they were born, so it gets others.
+/// (To tell those that it has now is not enough: a kernel that takes fewer leaves some out.)
+void set_flush_denormal(bool on) {
+  at::globalContext().setFlushDenormal(on);
+  openmp_helpers().end_own_team();
+}
+
 }  // namespace
 
 ThreadSettings ThreadSettings::of_this_thread() {
@@ -35,8 +52,8 @@ ThreadSettings ThreadSettings::of_this_thread() {
 void ThreadSettings::apply() const {
   const ThreadSettings now = of_this_thread();
   if (now == *this) return;
-  if (now.num_threads != num_threads) at::set_num_threads(num_threads);
-  if (now.flush_denormal != flush_denormal) at::globalContext().setFlushDenormal(flush_denormal);
+  if (now.num_threads != num_threads) set_threads(num_threads);
+  if (now.flush_denormal != flush_denormal) set_flush_denormal(flush_denormal);
 }
 
 }  // namespace lazyeng::run

@@ -2,7 +2,6 @@
 #include "csrc/run/width.h"
 
 #include <ATen/core/Tensor.h>
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <limits>
@@ -10,6 +9,7 @@
 
 #include "csrc/run/as_engine_thread.h"
 #include "csrc/run/openmp_team.h"
+#include "csrc/run/own_threads.h"
 #include "csrc/run/parts.h"
 #include "csrc/run/spare_cores.h"
 #include "csrc/run/width_trial.h"
@@ -31,19 +31,6 @@ constexpr double kLookupsPerMicrosecond = 150;
 constexpr double kElementsOfWindowsPerMicrosecond = 250;
 
 std::atomic<uint64_t> on_one_core{0};
-
-/// Of the OpenMP library and the MKL that torch has loaded. What is missing, torch does not use.
-struct Libraries {
-  void (*omp_set)(int) = nullptr;
-  int (*mkl_set_local)(int) = nullptr;
-};
-
-const Libraries& libraries() {
-  static const Libraries found{
-      reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads")),
-      reinterpret_cast<int (*)(int)>(dlsym(RTLD_DEFAULT, "MKL_Set_Num_Threads_Local"))};
-  return found;
-}
 
 /// Nothing if the tensors are not those of a product.
 std::optional<double> flops_of_product(const OpInfo& info, const std::vector<GeometryRef>& tensors,
@@ -134,7 +121,7 @@ bool takes_all_cores(double microseconds) {
 bool Width::is_one(const OpInfo& info, const torch::jit::Stack& args, int threads) {
   // (What it took may have been a wait for helpers, or for a core: no more than the table says.)
   const double cost = std::min(microseconds_, microseconds());
-  if (threads == 1 || !libraries().omp_set || takes_all_cores(cost)) return false;
+  if (threads == 1 || !has_own_threads() || takes_all_cores(cost)) return false;
   if (in_vectors_ && numel_ % (kVectors * threads) != 0) return false;
   if (!copies_) {
     std::optional<bool> same = same_on_one_.of(threads);
@@ -178,13 +165,13 @@ double Width::took(double microseconds, int cores) {
 uint64_t ops_on_one_core() { return on_one_core.load(std::memory_order_relaxed); }
 
 OneCore::OneCore(int threads) : threads_(threads) {
-  if (libraries().omp_set) libraries().omp_set(1);
-  if (libraries().mkl_set_local) mkl_threads_ = libraries().mkl_set_local(1);
+  set_own_threads(1);
+  mkl_threads_ = set_own_mkl_threads(1);
 }
 
 OneCore::~OneCore() {
-  if (libraries().omp_set) libraries().omp_set(threads_);
-  if (libraries().mkl_set_local) libraries().mkl_set_local(mkl_threads_);
+  set_own_threads(threads_);
+  set_own_mkl_threads(mkl_threads_);
 }
 
 }  // namespace lazyeng::run
