@@ -16,7 +16,7 @@ from lazyeng import _C
 
 
 def install() -> None:
-    """Puts a method that makes such pairs plain in place of torch's. Once per process, at import."""
+    """Puts a method that makes such pairs plain in place of torch's. Once, at import."""
     original = TensorLikePair._process_inputs
 
     @functools.wraps(original)

@@ -35,7 +35,7 @@ def _get_data(tensor: torch.Tensor) -> torch.Tensor:
 
 @errors.boundary
 def _set_data(tensor: torch.Tensor, value: Any) -> None:
-    # (A lazy tensor's own setter calls torch's, which looks up this one while a function mode is on.)
+    # (A lazy tensor's own setter calls torch's, which finds this one while a function mode is on.)
     if isinstance(value, torch.Tensor) and _C.is_lazy(value) and not _C.is_lazy(tensor):
         value = _C.plain(value)
     _original.__set__(tensor, value)
