@@ -117,6 +117,8 @@ def signature(name: str, obj: Any) -> str:
     found = inspect.signature(function)
     parts: list[str] = []
     for p in found.parameters.values():
+        if p.kind is p.KEYWORD_ONLY and p.name.startswith("_"):
+            continue
         if p.kind is p.KEYWORD_ONLY and not any("*" in part for part in parts):
             parts.append("*")
         if p.name not in ("self", "cls"):
