@@ -86,14 +86,22 @@ struct Matmul {
 };
 
 template <class Product>
+bool is_whole(const torch::jit::Stack& stack) {
+  return nobody_watches_calls() && !torch::jit::tracer::isTracing() && Product::fits(stack);
+}
+
+void record_below_autograd(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  record_whole(op, stack);
+}
+
+template <class Product>
 void multiply(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  if (!nobody_watches_calls() || torch::jit::tracer::isTracing() || !Product::fits(*stack))
+  if (is_replaced(op)) return record_below_autograd(op, stack);  // torch takes it apart no more
+  if (!is_whole<Product>(*stack))
     return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
   const bool view = Product::returns_view(*stack);
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    record_whole(op, stack);
-  }
+  record_below_autograd(op, stack);
   if (!view) return;
   c10::IValue& result = stack->back();
   result = result.toTensor().view(result.toTensor().sizes());
