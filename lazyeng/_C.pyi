@@ -26,11 +26,17 @@ def start_engine() -> None:
 def stop_engine() -> None:
     """Pushes and runs everything recorded, then ends the threads."""
 
+def abandon_engine(patience: float, /) -> bool:
+    """Lets nothing run any more, and interrupts kernels written in Python; False if not all have ended in so many seconds."""
+
 def before_fork() -> None:
     """Runs everything recorded, ends the engine's threads, and keeps all other threads from recording."""
 
 def after_fork_in_parent() -> None:
-    """Starts the engine again and lets the other threads go on."""
+    """Starts the engine again and lets the other threads go on.
+
+    What a handler of a signal has raised since `before_fork` is raised when `os.fork` returns.
+    """
 
 def after_fork_in_child() -> bool:
     """Starts the engine; False if it cannot be, because the fork happened within an op or a wait."""

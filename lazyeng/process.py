@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import multiprocessing.util
 import os
+import signal
+import sys
 
 from lazyeng import _C, errors
 
@@ -44,8 +46,41 @@ def _in_child() -> None:
 
 
 def _at_exit() -> None:
-    _C.stop_engine()
-    _report()
+    try:
+        _C.stop_engine()
+    except BaseException as raised:  # by a handler of a signal: Ctrl-C
+        _report()
+        _abandon(raised)
+    else:
+        _report()
+
+
+def _abandon(raised: BaseException) -> None:
+    """Ends the engine without running what is pending."""
+    left = _C.stats()["pending_ops"]
+    print(
+        f"lazyeng: {type(raised).__name__} while the program waited, at its end, for what it has"
+        f" recorded: operators that have not run ({left}) are left",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
+    if not _C.abandon_engine(_PATIENCE):
+        _end_at_once()
+
+
+_PATIENCE = 2.0  # seconds that kernels have to notice the interrupt
+
+
+def _end_at_once() -> None:
+    """Ends the process as Ctrl-C ends one without Python.
+
+    A thread within a kernel would be ended by the interpreter once that is ending itself, which
+    takes C++ code of torch by surprise and aborts the process (so it does in eager, with threads
+    that are daemons).
+    """
+    if sys.stdout:
+        sys.stdout.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _complete() -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lazyeng import LazyError, LazyTensor, lazy, synchronize, unwrap, wrap
+from tests import fresh as processes
 
 from .fresh import run
 
@@ -379,6 +380,99 @@ def test_kernel_that_reads_what_was_recorded_before_it(lazy_mode):
             p.add_(reads(torch.ones(2)))
             p.tolist()
     assert p.tolist() == [60.0] * 2
+
+
+def test_kernel_that_reads_what_another_python_kernel_makes():
+    """Which waits for an operator meanwhile, so that it comes second."""
+    results = fresh_process("""
+        state = {}
+
+        @torch.library.custom_op("lazyeng_test::first", mutates_args=())
+        def first(x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+        @torch.library.custom_op("lazyeng_test::second", mutates_args=())
+        def second(x: torch.Tensor) -> torch.Tensor:
+            return x + state["mean"].item()
+
+        for op in first, second:
+            op.register_fake(torch.empty_like)
+        m = torch.eye(512)
+        with lazy("MODE"):
+            y = m
+            for _ in range(40):
+                y = y @ m
+            state["mean"] = first(y).mean()
+            print(second(torch.ones(3)).tolist())
+        """)
+    assert results == [str([2.001953125] * 3)] * 2
+
+
+def test_collected_objects_may_read_in_a_kernel():
+    """Their destructors run wherever Python allocates, and read what other kernels make."""
+    results = fresh_process("""
+        import gc
+
+        @torch.library.custom_op("lazyeng_test::collects", mutates_args=())
+        def collects(x: torch.Tensor) -> torch.Tensor:
+            gc.collect()
+            return x + 1
+
+        collects.register_fake(torch.empty_like)
+
+        class Meter:
+            def __del__(self):
+                seen.append(self.loss.item())
+
+        seen = []
+        collects(torch.ones(3))
+        gc.collect()
+        gc.disable()
+        m = torch.eye(512)
+        with lazy("MODE"):
+            y = m
+            for _ in range(40):
+                y = y @ m
+            collects(y[:2])
+            meter = Meter()
+            meter.me, meter.loss = meter, collects(y.sum())
+            del meter
+            print(collects(torch.ones(3)).sum().item(), seen)
+        """)
+    assert results == ["6.0 [513.0]"] * 2
+
+
+def test_kernel_that_waits_for_its_own_result():
+    results = fresh_process("""
+        state = {}
+
+        @torch.library.custom_op("lazyeng_test::circle", mutates_args=())
+        def circle(x: torch.Tensor) -> torch.Tensor:
+            while "y" not in state:
+                time.sleep(0.001)
+            return x + state["y"].sum()
+
+        circle.register_fake(torch.empty_like)
+        with lazy("MODE"):
+            state["y"] = circle(torch.ones(3)) * 2
+            try:
+                state["y"].tolist()
+            except RuntimeError as error:
+                print("needs the result of this very call" in str(error), "circle" in str(error))
+        """)
+    assert results == ["True True"] * 2
+
+
+def fresh_process(body):
+    """The last line that the program writes, in modes async and deferred: what hangs ends."""
+    prelude = "import time, torch, lazyeng\nfrom lazyeng import lazy\n"
+    lines = []
+    for mode in "async", "deferred":
+        script = prelude + textwrap.dedent(body).replace("MODE", mode)
+        done = processes.run(script, timeout=60)
+        assert done.returncode == 0, done.stderr[-3000:]
+        lines.append(done.stdout.splitlines()[-1])
+    return lines
 
 
 @pytest.mark.parametrize("how", ["tensor", "list"])

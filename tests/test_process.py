@@ -505,6 +505,146 @@ def test_fork_from_within_an_op():
     """, "[8.0, 8.0] [8.0, 8.0]")  # fmt: skip
 
 
+HOOKED = """
+import faulthandler, os, signal, sys
+faulthandler.enable()
+import torch
+x = None
+
+def hook():
+    if x is None: return
+    {what}
+    print({kind!r}, x.mean().item(), (x * 2).sum().item(), flush=True)
+
+def fork():
+    pid = os.fork()
+    if pid == 0: os._exit(3)
+    print("inner", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+forks = [fork]
+os.register_at_fork(**{{{kind!r}: hook}})  # before lazyeng does: it runs while the engine stands
+signal.signal(signal.SIGUSR1, lambda *_: print("handler", (x + x).sum().item(), flush=True))
+import lazyeng
+with lazyeng.lazy({mode!r}):
+    x = torch.ones(100, 100) @ torch.ones(100, 100)
+    before = (x - 99)
+    pid = os.fork()
+    if pid == 0:
+        print("child", before.sum().item(), (torch.ones(9, 9) @ torch.ones(9, 9)).sum().item())
+        sys.stdout.flush()
+        os._exit(0)
+    print("status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    print("parent", before.sum().item(), (torch.ones(9, 9) @ torch.ones(9, 9)).sum().item())
+"""
+
+
+def hooked(**words):
+    return finished(start(HOOKED.format(**words), TORCH_DEVICE_BACKEND_AUTOLOAD="0"))
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+@pytest.mark.parametrize("kind", ["before", "after_in_parent", "after_in_child"])
+def test_hooks_of_a_fork_read(kind, mode):
+    done = hooked(kind=kind, mode=mode, what="")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert sorted(done.stdout.splitlines()) == sorted([
+        f"{kind} 100.0 2000000.0", "child 10000.0 729.0", "parent 10000.0 729.0", "status 0",
+    ]), done.stderr[-3000:]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["before", "after_in_parent", "after_in_child"])
+def test_handlers_of_signals_read_within_a_fork(kind):
+    what = "signal.raise_signal(signal.SIGUSR1)"
+    done = hooked(kind=kind, mode="async", what=what)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "handler 2000000.0" in done.stdout and "parent 10000.0 729.0" in done.stdout
+    assert "child 10000.0 729.0" in done.stdout and "status 0" in done.stdout, done.stderr[-3000:]
+
+
+def test_a_hook_of_a_fork_forks():
+    done = hooked(kind="before", mode="async", what="forks and forks.pop()()")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "inner 3" in done.stdout and "child 10000.0 729.0" in done.stdout
+    assert "parent 10000.0 729.0" in done.stdout and "status 0" in done.stdout
+
+
+INTERRUPTED = """
+import signal, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)
+began, release = threading.Event(), threading.Event()
+@torch.library.custom_op("lazyeng_sigint::slow", mutates_args=())
+def slow(x: torch.Tensor) -> torch.Tensor:
+    began.set()
+    {kernel}
+    return x + 1
+slow.register_fake(lambda x: torch.empty_like(x))
+x = slow(wrap(torch.ones(1)))
+y = x * 2
+assert not x.is_ready() and began.wait(40)
+"""
+SAYS_WHEN_IT_ENDS = """
+import atexit
+atexit.register(lambda: print("waiting", flush=True))
+"""
+WAITS = "while not release.is_set(): time.sleep(0.01)"
+
+
+def interrupted(kernel, script):
+    """Ctrl-C half a second after the script says that it waits for the kernel."""
+    process = start(PRELUDE + INTERRUPTED.format(kernel=kernel) + textwrap.dedent(script))
+    assert process.stdout.readline() == "waiting\n", finished(process).stderr
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    return finished(process)
+
+
+def test_ctrl_c_while_a_fork_waits():
+    """It is raised in the parent, which goes on; its child has no engine, and says so."""
+    done = interrupted(WAITS, """
+        print("waiting", flush=True)
+        pid = None
+        try:
+            pid = os.fork()
+            if pid == 0:
+                try: (wrap(torch.ones(2)) + 1).item()
+                except RuntimeError as error: print(f"child {'has no engine' in str(error)}")
+                sys.stdout.flush()
+                os._exit(0)
+            said = "not interrupted"
+        except KeyboardInterrupt:
+            said = f"interrupted {x.is_ready()}"
+        os.wait()
+        print(said)
+        release.set()
+        print(y.item(), (wrap(torch.ones(3)) + 1).sum().item(), flush=True)
+        if os.fork() == 0:
+            print("child", (wrap(torch.ones(3)) + 1).sum().item(), flush=True)
+            os._exit(0)
+        os.wait()
+    """)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "child True", "interrupted False", "4.0 6.0", "child 6.0",
+    ], done.stderr  # fmt: skip
+    assert "ignored" not in done.stderr
+
+
+def test_ctrl_c_at_the_end_of_a_program():
+    """What is pending is left, with a word about it, and a kernel in Python is interrupted."""
+    done = interrupted(WAITS, SAYS_WHEN_IT_ENDS)
+    assert done.returncode == 0, done.stderr
+    assert "KeyboardInterrupt while the program waited, at its end" in done.stderr
+    assert "terminate" not in done.stderr and "Fatal" not in done.stderr, done.stderr
+
+
+def test_ctrl_c_at_the_end_of_a_program_whose_kernel_sleeps():
+    """It does not notice, so the process ends as if by Ctrl-C."""
+    done = interrupted("time.sleep(300)", SAYS_WHEN_IT_ENDS)
+    assert done.returncode == -signal.SIGINT, (done.returncode, done.stderr)
+    assert "KeyboardInterrupt while the program waited, at its end" in done.stderr
+    assert "terminate" not in done.stderr and "Fatal" not in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("mode", ["async", "deferred"])
 def test_exit_with_pending_work(mode):
     done = check(f"""

@@ -16,8 +16,10 @@
 #include "csrc/record/gate.h"
 #include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
+#include "csrc/record/signals.h"
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/buffers.h"
+#include "csrc/run/caller_modes.h"
 #include "csrc/run/cpu_allocator.h"
 #include "csrc/run/ignored_warnings.h"
 #include "csrc/run/openmp_team.h"
@@ -191,13 +193,32 @@ PyObject* stop_engine(PyObject*, PyObject*) {
   return guarded([&] {
     if (record::Recorder* recorder = current_recorder()) {
       record::record_in_sync_only();
-      const run::NoGil released;
-      const record::Gate::Inside inside;
-      recorder->stop_threads();
-      recorder->flush();
-      recorder->engine().stop();
+      std::exception_ptr raised;
+      {
+        const run::NoGil released;
+        const record::Gate::Inside inside;
+        recorder->stop_threads();
+        recorder->flush();
+        recorder->engine().stop([&] { return (raised = record::raised_by_signal()) != nullptr; });
+      }
+      if (raised) std::rethrow_exception(raised);
     }
     return Py_NewRef(Py_None);
+  });
+}
+
+PyObject* abandon_engine(PyObject*, PyObject* patience) {
+  const double seconds = PyFloat_AsDouble(patience);
+  if (PyErr_Occurred()) return nullptr;
+  return guarded([&] {
+    using std::chrono::steady_clock;
+    const auto until = steady_clock::now() + std::chrono::duration<double>(seconds);
+    run::InCustomKernel::interrupt_all();
+    const run::NoGil released;
+    const record::Gate::Inside inside;
+    const engine::WaitResult over =
+        current_recorder()->engine().abandon([&] { return steady_clock::now() > until; });
+    return Py_NewRef(over == engine::WaitResult::done ? Py_True : Py_False);
   });
 }
 
@@ -218,9 +239,22 @@ PyObject* before_fork(PyObject*, PyObject*) {
   });
 }
 
+/// In the main thread, once the function that it has called is back. (What is raised by a hook of a
+/// fork is only printed.)
+void raise_soon(std::exception_ptr raised) {
+  if (!raised) return;
+  const auto raise = [](void* held) {
+    const std::unique_ptr<std::exception_ptr> error(static_cast<std::exception_ptr*>(held));
+    run::translate_to_python(*error);
+    return -1;
+  };
+  auto held = std::make_unique<std::exception_ptr>(std::move(raised));
+  if (Py_AddPendingCall(raise, held.get()) == 0) held.release();
+}
+
 PyObject* after_fork_in_parent(PyObject*, PyObject*) {
   return guarded([&] {
-    record::after_fork_in_parent(*current_recorder());
+    raise_soon(record::after_fork_in_parent(*current_recorder()));
     return Py_NewRef(Py_None);
   });
 }
@@ -321,6 +355,7 @@ PyMethodDef engine_methods[] = {
     {"set_always_in_parts", set_always_in_parts, METH_O, nullptr},
     {"stop_engine", stop_engine, METH_NOARGS, nullptr},
     {"start_engine", start_engine, METH_NOARGS, nullptr},
+    {"abandon_engine", abandon_engine, METH_O, nullptr},
     {"before_fork", before_fork, METH_NOARGS, nullptr},
     {"after_fork_in_parent", after_fork_in_parent, METH_NOARGS, nullptr},
     {"after_fork_in_child", after_fork_in_child, METH_NOARGS, nullptr},

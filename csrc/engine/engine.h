@@ -2,7 +2,8 @@
 //
 // Thread safety: every function may be called from any thread. wait functions must not be called
 // from within an op on a queue that the waited-for op needs. Waits poll `Interrupt` so that the
-// caller can leave (Ctrl-C); leaving a wait changes nothing in the engine.
+// caller can leave (Ctrl-C); leaving a wait changes nothing in the engine. A wait from within an op
+// on QueueId::python is safe: others of that queue run meanwhile.
 #pragma once
 
 #include <atomic>
@@ -120,9 +121,15 @@ class Engine {
   /// pushes after it run only once start() is called again. Both are idempotent, neither may be
   /// called from within an op. Before fork() the parent calls stop(); then parent and child each
   /// call start() when they next need the engine, and run what was pushed in between. No other
-  /// thread may be within a call of the engine at the moment of the fork.
+  /// thread may be within a call of the engine at the moment of the fork. If stop() is interrupted
+  /// while it waits for ops, everything runs on.
   virtual void start() = 0;
-  virtual void stop() = 0;
+  virtual WaitResult stop(const Interrupt& interrupt = {}) = 0;
+  /// At the end of a process, for good: no op begins any more, except on threads that have pushed
+  /// it to run it themselves. Returns once those that run are over, or sooner if interrupted, which
+  /// is polled every few milliseconds.
+  virtual WaitResult abandon(const Interrupt& interrupt) = 0;
+  bool is_abandoned() const noexcept { return abandoned_.load(std::memory_order_relaxed); }
   /// At least 1. While running: threads finish the op at hand and are replaced. Not within an op.
   virtual void set_num_workers(unsigned n) = 0;
   virtual unsigned num_workers() const noexcept = 0;
@@ -154,6 +161,7 @@ class Engine {
   std::function<void()> long_idle_;
   std::function<void()> guest_begin_;
   std::function<void()> guest_end_;
+  std::atomic<bool> abandoned_{false};
 
   friend class GuestScope;
   /// The calling thread becomes a guest. False if it cannot, or is one already.

@@ -38,14 +38,20 @@ class NaiveEngine final : public TrackedEngine {
     dispatch(held);
   }
 
-  void stop() override {
+  WaitResult stop(const Interrupt& interrupt) override {
     {
       std::lock_guard lock(mutex_);
-      if (stopped_) return;
+      if (stopped_) return WaitResult::done;
     }
-    wait_for_all({});
+    if (wait_for_all(interrupt) == WaitResult::interrupted) return WaitResult::interrupted;
     std::lock_guard lock(mutex_);
     stopped_ = true;
+    return WaitResult::done;
+  }
+
+  WaitResult abandon(const Interrupt& interrupt) override {
+    abandoned_.store(true, std::memory_order_relaxed);
+    return wait_for_all(interrupt);
   }
 
   void set_num_workers(unsigned) override {}

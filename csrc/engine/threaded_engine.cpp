@@ -48,6 +48,30 @@ class Visit final : public Guest {
 };
 thread_local Visit visit;
 
+/// A worker of a pool that lends places, as a wait sees it: it runs nothing itself.
+class Lender final : public Guest {
+ public:
+  bool run_one() override { return false; }
+  bool has_one() const noexcept override { return false; }
+  void arrive() override {}
+  void leave() override {}
+  void* go_away() override { return nullptr; }
+  void come_back(void*) override {}
+  std::chrono::microseconds patience() const noexcept override { return EventCount::kSpin; }
+  bool sleeps(EventCount&) override {
+    pool_->lend_place();
+    return true;
+  }
+  void wakes(EventCount&) override { pool_->take_place_back(); }
+
+  void works_in(WorkerPool& pool) { pool_ = &pool; }
+  bool has_place() const noexcept { return pool_; }
+
+ private:
+  WorkerPool* pool_ = nullptr;
+};
+thread_local Lender lender;
+
 class ThreadedEngine final : public TrackedEngine {
  public:
   explicit ThreadedEngine(unsigned workers) : num_workers_(std::max(workers, 1u)) {
@@ -55,10 +79,11 @@ class ThreadedEngine final : public TrackedEngine {
   }
 
   ~ThreadedEngine() override {
-    stop();
+    if (is_abandoned()) return;
+    stop({});
     if (pushed_ == released_ops_) return;
     start();  // what was pushed after stop() must run: others may wait for it
-    stop();
+    stop({});
   }
 
   using TrackedEngine::push;
@@ -73,7 +98,8 @@ class ThreadedEngine final : public TrackedEngine {
   void run_in_parts(unsigned count, const Parts::Part& part) override;
   unsigned num_free() const noexcept override;
   void start() override;
-  void stop() override;
+  WaitResult stop(const Interrupt& interrupt) override;
+  WaitResult abandon(const Interrupt& interrupt) override;
   void set_num_workers(unsigned n) override;
   unsigned num_workers() const noexcept override { return num_workers_; }
 
@@ -82,6 +108,7 @@ class ThreadedEngine final : public TrackedEngine {
   bool begin_visit() override;
   void end_visit() override { visit.end(); }
   Guest* guest() noexcept override {
+    if (works_for == this) return lender.has_place() ? &lender : nullptr;
     return visit.engine() == this && !visit.runs_op() ? &visit : nullptr;
   }
 
@@ -97,6 +124,8 @@ class ThreadedEngine final : public TrackedEngine {
   unsigned threads_of(QueueId queue) const noexcept;
   WorkerPool& pool_of(QueueId queue);
   WorkerPool& make_pool(QueueId queue);
+  template <class F>
+  void for_each_pool(F f);
   Op* perform(Op* op, WorkerPool& pool);
   Op* keep_one(ReadyList& ready, WorkerPool& pool);
 
@@ -125,6 +154,12 @@ WorkerPool& ThreadedEngine::pool_of(QueueId queue) {
   return pool ? *pool : make_pool(queue);
 }
 
+template <class F>
+void ThreadedEngine::for_each_pool(F f) {
+  for (auto& slot : pools_)
+    if (WorkerPool* pool = slot.load(std::memory_order_acquire)) f(*pool);
+}
+
 WorkerPool& ThreadedEngine::make_pool(QueueId queue) {
   std::lock_guard lock(pools_mutex_);
   const unsigned slot = slot_of(queue);
@@ -135,6 +170,7 @@ WorkerPool& ThreadedEngine::make_pool(QueueId queue) {
       [this, queue] { return hungry_ && hungry_(queue); },
       [this](QueueId id, unsigned index) {
         works_for = this;
+        if (WorkerPool& pool = pool_of(id); pool.lends()) lender.works_in(pool);
         if (thread_init_) thread_init_(id, index);
       },
       [this] {
@@ -331,27 +367,47 @@ unsigned ThreadedEngine::num_free() const noexcept {
 void ThreadedEngine::start() {
   std::lock_guard lifecycle(lifecycle_);
   std::lock_guard lock(pools_mutex_);
-  if (running_) return;
+  if (running_ || is_abandoned()) return;
   running_ = true;
   for (auto& pool : owned_)
     if (pool) pool->start(/*now=*/pool->queue() == QueueId::cpu);
 }
 
-void ThreadedEngine::stop() {
+WaitResult ThreadedEngine::stop(const Interrupt& interrupt) {
   std::lock_guard lifecycle(lifecycle_);
-  if (!running_) return;
+  if (!running_) return WaitResult::done;
   // Rounds: what our own threads push while we wait is finished too. What other threads push does
   // not extend the stop, or it might never end.
   do {
     pushed_by_worker_.store(false);
-    wait_for_all({});
+    if (wait_for_all(interrupt) == WaitResult::interrupted) return WaitResult::interrupted;
   } while (pushed_by_worker_.load());
   {
     std::lock_guard lock(pools_mutex_);
     running_ = false;  // from now on new pools do not start
   }
-  for (auto& slot : pools_)
-    if (WorkerPool* pool = slot.load(std::memory_order_acquire)) pool->stop();
+  for_each_pool([](WorkerPool& pool) { pool.stop(); });
+  return WaitResult::done;
+}
+
+WaitResult ThreadedEngine::abandon(const Interrupt& interrupt) {
+  constexpr auto kLookEvery = std::chrono::milliseconds(5);
+  std::lock_guard lifecycle(lifecycle_);
+  abandoned_.store(true, std::memory_order_relaxed);
+  {
+    std::lock_guard lock(pools_mutex_);
+    running_ = false;
+  }
+  for_each_pool([](WorkerPool& pool) { pool.close(); });
+  for (;;) {
+    bool over = true;
+    for_each_pool([&](WorkerPool& pool) { over &= !pool.has_threads(); });
+    if (over) break;
+    if (interrupt && interrupt()) return WaitResult::interrupted;
+    std::this_thread::sleep_for(kLookEvery);
+  }
+  for_each_pool([](WorkerPool& pool) { pool.stop(); });
+  return WaitResult::done;
 }
 
 void ThreadedEngine::set_num_workers(unsigned n) {

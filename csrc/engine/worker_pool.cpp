@@ -18,6 +18,9 @@ constexpr auto kSpin = std::chrono::microseconds(15);
 /// Brief ops that a guest runs in less time than a worker takes to wake up.
 constexpr size_t kLeftToGuests = 4;
 
+/// Of a pool that lends places.
+constexpr unsigned kMostThreads = 256;
+
 void name_thread(QueueId queue, unsigned index) {
   std::string name = "lazyeng-";
   if (queue == QueueId::cpu)
@@ -47,6 +50,7 @@ void WorkerPool::enqueue(ReadyList ops) {
     while (!ops.empty()) ready_.push(ops.pop_front());
     ready_changed();
     if (open_.load(std::memory_order_relaxed) && (running_ == 0 || grows())) start_threads();
+    start_in_lent_place();
     woken = wake_for_work();
   }
   unpark(woken);
@@ -93,6 +97,35 @@ void WorkerPool::start_threads_for_ready() {
   }
 }
 
+// All that there are may wait for what is ready. (Without a thread for it, it waits.)
+void WorkerPool::start_in_lent_place() {
+  if (!lends() || !open_.load(std::memory_order_relaxed) || !may_take()) return;
+  if (running_ != lent_ || running_ >= kMostThreads) return;
+  try {
+    start_thread().on_its_way = true;
+    ++on_their_way_;
+  } catch (const std::system_error&) {
+  }
+}
+
+void WorkerPool::lend_place() {
+  Worker* woken;
+  {
+    std::lock_guard lock(mutex_);
+    --at_work_;
+    ++lent_;
+    start_in_lent_place();
+    woken = wake_for_work();
+  }
+  unpark(woken);
+}
+
+void WorkerPool::take_place_back() {
+  std::lock_guard lock(mutex_);
+  --lent_;
+  ++at_work_;
+}
+
 WorkerPool::Worker& WorkerPool::start_thread() {
   if (workers_.size() == running_) {
     workers_.push_back(std::make_unique<Worker>());
@@ -101,19 +134,23 @@ WorkerPool::Worker& WorkerPool::start_thread() {
   Worker& worker = *workers_[running_];
   worker.thread = std::thread([this, &worker] { work(worker); });
   ++running_;
+  ++alive_;
   return worker;
 }
 
-void WorkerPool::stop() {
+void WorkerPool::close() {
   std::vector<Worker*> woken;
-  unsigned running;
   {
     std::lock_guard lock(mutex_);
     open_.store(false, std::memory_order_relaxed);
     while (!idle_.empty()) woken.push_back(choose_idle(Signal::work));
-    running = running_;
   }
   for (Worker* worker : woken) unpark(worker);
+}
+
+void WorkerPool::stop() {
+  close();
+  const unsigned running = running_;  // (closed, it starts no more)
   for (unsigned i = 0; i < running; ++i) workers_[i]->thread.join();
   std::lock_guard lock(mutex_);
   running_ = 0;
@@ -124,6 +161,7 @@ void WorkerPool::work(Worker& self) {
   hooks_.thread_init(queue_, self.index);
   while (Op* op = next_op(self))
     while (op) op = hooks_.perform(op, *this);
+  alive_.fetch_sub(1, std::memory_order_release);
 }
 
 // Returns null when the pool has stopped.
@@ -145,9 +183,12 @@ bool WorkerPool::take(Worker& self, Op*& op) {
   {
     std::lock_guard lock(mutex_);
     if (std::exchange(self.on_its_way, false)) --on_their_way_;
+    if (std::exchange(self.at_work, false)) --at_work_;
     if (!open_.load(std::memory_order_relaxed)) return true;
-    if (ready_.empty()) return false;
+    if (!may_take()) return false;
     op = ready_.pop();
+    self.at_work = true;
+    ++at_work_;
     ready_changed();
     woken = wake_for_work();
   }
@@ -263,7 +304,7 @@ void WorkerPool::guest_wakes(EventCount& news) {
 
 bool WorkerPool::announce_idle(Worker& self) {
   std::lock_guard lock(mutex_);
-  if (!ready_.empty() || (parts_ && parts_->open()) || !open_.load(std::memory_order_relaxed))
+  if (may_take() || (parts_ && parts_->open()) || !open_.load(std::memory_order_relaxed))
     return false;  // P2
   self.signal.store(Signal::none, std::memory_order_relaxed);
   idle_.push_back(&self);
@@ -339,7 +380,7 @@ bool WorkerPool::left_to_guests() const noexcept {
 
 // Keeps P1. Returns a worker to unpark after the lock, or null.
 WorkerPool::Worker* WorkerPool::wake_for_work() {
-  if (ready_.empty() || idle_.empty() || on_their_way_ != 0 || left_to_guests()) return nullptr;
+  if (!may_take() || idle_.empty() || on_their_way_ != 0 || left_to_guests()) return nullptr;
   return choose_idle(Signal::work);
 }
 

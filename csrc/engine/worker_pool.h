@@ -21,6 +21,12 @@
 // idle or to sleep looks for parts under the same lock.) A woken thread that finds all parts taken
 // goes back to sleep.
 //
+// Places: a pool that lends them (that of QueueId::python) has at most threads_ workers at work,
+// but an op may wait, in its run, for one behind it. While it sleeps its worker lends its place, to
+// one that is started for that if none is idle. Afterwards more are at work for a moment; who is
+// done first finds no place and goes idle. In P1 and P2 ops are ready only while a place is free:
+// who gives one up looks for ops before it goes idle, or wakes a worker.
+//
 // Thread safety: any thread, but start, stop and set_threads only one at a time and never from a
 // worker. No lock is held while a hook runs.
 #pragma once
@@ -96,6 +102,12 @@ class WorkerPool {
   bool guest_sleeps(EventCount& news);
   void guest_wakes(EventCount& news);
 
+  /// Whether a worker's op may wait for others of this queue.
+  bool lends() const noexcept { return queue_ == QueueId::python; }
+  /// For a worker whose op is going to sleep, and has woken up.
+  void lend_place();
+  void take_place_back();
+
   bool has_idle_worker() const noexcept;
   /// Whether it has threads and none is idle.
   bool is_busy() const noexcept {
@@ -110,6 +122,10 @@ class WorkerPool {
   void start(bool now);
   /// Ends the threads after the op at hand. What is queued stays.
   void stop();
+  /// The same, without waiting for them.
+  void close();
+  /// Whether some have not ended.
+  bool has_threads() const noexcept { return alive_.load(std::memory_order_acquire) != 0; }
   /// Only while stopped.
   void set_threads(unsigned n) { threads_ = n; }
 
@@ -122,11 +138,14 @@ class WorkerPool {
     std::atomic<Signal> signal{Signal::none};
     std::binary_semaphore unparked{0};  // released once for each signal that replaced `parked`
     bool on_its_way = false;            // counted in on_their_way_; guarded by mutex_
+    bool at_work = false;               // counted in at_work_; the same
   };
 
   void start_threads();
   void start_threads_for_ready();
+  void start_in_lent_place();
   Worker& start_thread();
+  bool may_take() const noexcept { return !ready_.empty() && (!lends() || at_work_ < threads_); }
   /// Threads are started as ops come, so that none waits for another. (The ops may wait long.)
   bool grows() const noexcept { return queue_ == QueueId::waits; }
   void work(Worker& self);
@@ -158,6 +177,8 @@ class WorkerPool {
   std::vector<Worker*> idle_;
   Worker* spinner_ = nullptr;  // the idle worker that is not asleep
   unsigned on_their_way_ = 0;  // woken for work, not yet at the queue
+  unsigned at_work_ = 0;       // with an op, and not lending their places
+  unsigned lent_ = 0;
   unsigned guests_ = 0;
   std::vector<EventCount*> asleep_;  // of guests, each until it is woken for parts or by itself
   Ref<Parts> parts_;
@@ -167,6 +188,7 @@ class WorkerPool {
   // Written under mutex_, read anywhere.
   std::atomic<bool> open_{false};     // may run
   std::atomic<unsigned> running_{0};  // workers that have a thread
+  std::atomic<unsigned> alive_{0};    // of these, threads that have not ended
   std::atomic<uint64_t> first_{ReadyQueue::kNone};
   std::atomic<bool> offers_brief_{false};
   std::atomic<bool> offers_parts_{false};

@@ -21,6 +21,7 @@
 #include "csrc/fuse/kernel_requests.h"
 #include "csrc/record/forward_stacks.h"
 #include "csrc/record/gate.h"
+#include "csrc/record/signals.h"
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/buffers.h"
 #include "csrc/run/launch_log.h"
@@ -34,6 +35,16 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
+
+/// Written in the moment of the fork, and with the GIL.
+bool child_has_no_engine = false;
+
+/// Forks within hooks of the calling thread's fork, or within handlers that run there: the engine
+/// stands already.
+thread_local constinit unsigned inner_forks = 0;
+
+/// By a handler of a signal, of the calling thread's fork.
+thread_local std::exception_ptr raised_meanwhile;
 
 // In the order in which they nest: the table of plain storages makes vars.
 void hold_leaves() {
@@ -65,15 +76,35 @@ void in_child() {
   run::launches_after_fork_in_child();
   run::plain_storages().after_fork_in_child();
   forget_newest_in_child();
+  child_has_no_engine = Gate::is_closed_by_us();
+  inner_forks = 0;
   Gate::after_fork_in_child();
 }
 
-/// Whether everything recorded so far has run within `patience`.
-bool drain(Recorder& recorder, milliseconds patience) {
-  recorder.flush();
+/// With the gate closed. False if not everything recorded so far has run within `patience`.
+bool stop_engine(Recorder& recorder, milliseconds patience) {
   const auto until = steady_clock::now() + patience;
-  return recorder.engine().wait_for_all([&] { return steady_clock::now() > until; }) ==
-         engine::WaitResult::done;
+  const engine::Interrupt impatient = [&] { return steady_clock::now() > until; };
+  recorder.flush();
+  if (recorder.engine().wait_for_all(impatient) == engine::WaitResult::interrupted) return false;
+  recorder.stop_threads();
+  if (recorder.engine().stop(impatient) == engine::WaitResult::done) return true;
+  recorder.start_threads();
+  return false;
+}
+
+/// Waits, while others go on, for what is recorded. Returns what a handler of a signal raised.
+std::exception_ptr complete_most(Recorder& recorder) {
+  std::exception_ptr raised;
+  const Gate::Inside inside;  // another thread may be forking
+  recorder.flush();
+  recorder.engine().wait_for_all([&] { return (raised = raised_by_signal()) != nullptr; });
+  return raised;
+}
+
+void start_engine(Recorder& recorder) {
+  recorder.engine().start();
+  recorder.start_threads();
 }
 
 /// torch's thread pool (pthreadpool) does not survive a fork: the first at::set_num_threads in the
@@ -88,6 +119,31 @@ void leave_blocks_of_others(Recorder& recorder) {
     if (!is_open_here(block)) recorder.forget_failures(run::failure_log().leave_block(block));
 }
 
+// A kernel written in Python may wait for a lock of the program, held by a thread that stands
+// before the closed gate. So nobody is patient for ever: the gate opens for a moment, in which that
+// thread goes on, and closes again. Each time the patience is twice as long, so that what merely
+// takes long comes to an end as well.
+//
+// Handlers of signals run while the gate is open only: they may record, wait and fork.
+std::exception_ptr close_for_fork(Recorder& recorder) {
+  const run::NoGil released;
+  for (milliseconds patience(50);; patience *= 2) {
+    if (std::exception_ptr raised = complete_most(recorder)) return raised;
+    if (Gate::close(patience)) {
+      if (stop_engine(recorder, patience)) return nullptr;
+      Gate::open();
+    }
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
+void start_in_child(Recorder& recorder) {
+  if (!std::exchange(child_has_no_engine, false)) return;
+  renew_torch_thread_pool();
+  start_engine(recorder);
+  leave_blocks_of_others(recorder);
+}
+
 }  // namespace
 
 // Before other threads can call operators: torch asks once what the CPU can do, which takes a
@@ -99,43 +155,52 @@ void install_fork_handlers() {
   pthread_atfork(&hold_leaves, &let_go_of_leaves, &in_child);
 }
 
-// A kernel written in Python may wait for a lock of the program, held by a thread that stands
-// before the closed gate. So nobody is patient for ever: the gate opens for a moment, in which that
-// thread goes on, and closes again. Each time the patience is twice as long, so that what merely
-// takes long comes to an end as well.
+// Python cannot be kept from forking by a hook, and only prints what one raises. So if a handler
+// raises while we wait (Ctrl-C), the wait ends, the process forks as from within an op, with a
+// child whose gate is lost, and the parent gets the exception when os.fork() returns.
 void before_fork(Recorder& recorder) {
+  if (Gate::is_closed_by_us()) {
+    ++inner_forks;
+    return;
+  }
   if (Gate::is_inside() || Gate::is_lost()) return;
-  const run::NoGil released;
-  {
-    const Gate::Inside inside;  // another thread may be forking
-    recorder.flush();
-    recorder.engine().wait_for_all({});  // most of it, while others go on
-  }
-  for (milliseconds patience(50);; patience *= 2) {
-    if (Gate::close(patience)) {
-      if (drain(recorder, patience)) break;
-      Gate::open();
-    }
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  recorder.stop_threads();
-  recorder.engine().stop();
+  raised_meanwhile = close_for_fork(recorder);
 }
 
-void after_fork_in_parent(Recorder& recorder) {
-  if (!Gate::is_closed_by_us()) return;
-  recorder.engine().start();
-  recorder.start_threads();
-  Gate::open();
+std::exception_ptr after_fork_in_parent(Recorder& recorder) {
+  if (inner_forks != 0) {
+    --inner_forks;
+    return nullptr;
+  }
+  if (Gate::is_closed_by_us()) {
+    start_engine(recorder);
+    Gate::open();
+  }
+  return std::exchange(raised_meanwhile, nullptr);
 }
 
 bool after_fork_in_child(Recorder& recorder) {
+  raised_meanwhile = nullptr;
   if (Gate::is_lost()) return false;
-  renew_torch_thread_pool();
-  recorder.engine().start();
-  recorder.start_threads();
-  leave_blocks_of_others(recorder);
+  start_in_child(recorder);
   return true;
+}
+
+EngineWhileForking::EngineWhileForking(Recorder& recorder) {
+  if (child_has_no_engine) [[unlikely]] {
+    const run::Gil gil;
+    start_in_child(recorder);
+  }
+  if (!Gate::is_closed_by_us()) return;
+  start_engine(recorder);
+  Gate::open();
+  reopened_ = &recorder;
+}
+
+EngineWhileForking::~EngineWhileForking() {
+  if (!reopened_) return;
+  std::exception_ptr raised = close_for_fork(*reopened_);
+  if (!raised_meanwhile) raised_meanwhile = std::move(raised);
 }
 
 }  // namespace lazyeng::record

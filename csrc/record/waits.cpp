@@ -1,9 +1,14 @@
 // csrc/record/waits.cpp: waiting for what was recorded.
+#include <algorithm>
+
 #include "csrc/engine/reserve.h"
+#include "csrc/record/fork.h"
 #include "csrc/record/gate.h"
 #include "csrc/record/generators.h"
+#include "csrc/record/graph.h"
 #include "csrc/record/read_habit.h"
 #include "csrc/record/recorder.h"
+#include "csrc/record/signals.h"
 #include "csrc/record/sync_debug.h"
 #include "csrc/run/caller_modes.h"
 #include "csrc/run/kernel_warnings.h"
@@ -20,26 +25,43 @@
 namespace lazyeng::record {
 namespace {
 
-/// What a signal handler raised (Ctrl-C); only the main thread ever sees one.
-std::exception_ptr raised_by_signal() {
-  run::Gil gil;
-  if (PyErr_CheckSignals() == 0) return nullptr;
-  try {
-    run::throw_current_python_error();
-  } catch (...) {
-    return std::current_exception();
-  }
-}
-
 /// A version of vars that has not failed, in the memory as it is.
 struct FreshVersion final : engine::Op {
   engine::FailurePtr run() noexcept override { return nullptr; }
 };
 
+/// A kernel of a custom op that waits for what can only come after its own op would wait for ever.
+/// (Not found if another kernel, which waits too, stands between the two.)
+class KernelWait {
+ public:
+  explicit KernelWait(run::StorageVar& var) : var_(var) {}
+
+  /// Polled; looks once, as most waits are over sooner.
+  bool waits_for_itself() {
+    constexpr int kLookAt = 10;  // that is, after 0.2 s
+    if (!node_ || ++polls_ != kLookAt) return false;
+    const Graph needed = make_graph({}, {run::StorageVarRef(&var_)});
+    itself_ = std::any_of(needed.begin(), needed.end(),
+                          [&](const GraphNode& each) { return each.node.get() == node_; });
+    return itself_;
+  }
+  void check() const {
+    TORCH_CHECK(!itself_, "[", node_->info.torch_name,
+                "] the kernel waits for a result that needs the result of this very call: it reads "
+                "a tensor that is no argument of it, and that was computed after it was called");
+  }
+
+ private:
+  run::StorageVar& var_;
+  const run::Node* const node_ = run::InCustomKernel::node();
+  int polls_ = 0;
+  bool itself_ = false;
+};
+
 /// What is polled during one wait: a wait long enough to be polled leaves the cores to the engine.
 class Polled {
  public:
-  Polled() {
+  explicit Polled(const engine::Engine& engine) : engine_(engine) {
     run::program_time().note_this_thread();
     run::spare_cores().program_waits(true, begin_);
   }
@@ -53,7 +75,7 @@ class Polled {
 
   bool operator()() {
     if (!std::exchange(long_, true)) run::openmp_helpers().program_waits(true);
-    raised_ = raised_by_signal();
+    raised_ = engine_.is_abandoned() ? never_runs() : raised_by_signal();
     return raised_ != nullptr;
   }
 
@@ -63,6 +85,14 @@ class Polled {
  private:
   static constexpr std::chrono::microseconds kMoment{100};
 
+  /// Of what a daemon thread or a destructor waits for when the program ends.
+  static std::exception_ptr never_runs() {
+    return std::make_exception_ptr(
+        std::runtime_error("lazyeng: the program was interrupted while it ended: what this waits "
+                           "for does not run any more"));
+  }
+
+  const engine::Engine& engine_;
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   bool long_ = false;
   std::exception_ptr raised_;
@@ -74,11 +104,12 @@ void Recorder::wait_until_done(
     const std::function<engine::WaitResult(const engine::Interrupt&)>& wait) {
   const engine::Owing owing;
   std::exception_ptr raised;
+  const EngineWhileForking engine(*this);
   {
     const run::NoGil released;
     const Gate::Inside inside;
     const engine::GuestScope guest(*engine_);
-    Polled polled;
+    Polled polled(*engine_);
     wait([&] { return polled(); });
     raised = polled.raised();
   }
@@ -100,10 +131,12 @@ void Recorder::wait_until_written(run::StorageVar& var, WaitScope& waits) {
   read_habit.reads();
   counters_.syncs.fetch_add(1, std::memory_order_relaxed);
   if (waits.wanted()) waits.begin(writer_name(var));
+  KernelWait kernel(var);
   wait_until_done([&](const engine::Interrupt& interrupt) {
     if (var.has_unpushed()) flush();
-    return engine_->wait_for_var(var, interrupt);
+    return engine_->wait_for_var(var, [&] { return kernel.waits_for_itself() || interrupt(); });
   });
+  kernel.check();
 }
 
 void Recorder::complete(run::StorageVar& var) {

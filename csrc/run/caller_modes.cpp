@@ -2,11 +2,15 @@
 #include "csrc/run/caller_modes.h"
 
 #include <ATen/autocast_mode.h>
+#include <Python.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 namespace lazyeng::run {
 namespace {
@@ -27,7 +31,18 @@ Kept& kept() {
   return *made;
 }
 
-thread_local constinit int kernels = 0;
+thread_local constinit const Node* custom_node = nullptr;
+
+/// That are within kernels of custom ops, by the number that Python knows them by; once for each.
+struct KernelThreads {
+  std::mutex mutex;
+  std::vector<unsigned long> threads;
+};
+
+KernelThreads& kernel_threads() {
+  static auto* const made = new KernelThreads;
+  return *made;
+}
 
 void set(const CallerModes& modes) {
   for (size_t i = 0; i < kKeys.size(); ++i) {
@@ -77,10 +92,24 @@ WithModes::~WithModes() {
   at::autocast::set_autocast_cache_enabled(caches_);
 }
 
-InCustomKernel::InCustomKernel() { ++kernels; }
+InCustomKernel::InCustomKernel(const Node& node) : outer_(std::exchange(custom_node, &node)) {
+  std::lock_guard lock(kernel_threads().mutex);
+  kernel_threads().threads.push_back(PyThread_get_thread_ident());
+}
 
-InCustomKernel::~InCustomKernel() { --kernels; }
+InCustomKernel::~InCustomKernel() {
+  custom_node = outer_;
+  std::vector<unsigned long>& threads = kernel_threads().threads;
+  std::lock_guard lock(kernel_threads().mutex);
+  threads.erase(std::find(threads.begin(), threads.end(), PyThread_get_thread_ident()));
+}
 
-bool InCustomKernel::active() { return kernels != 0; }
+void InCustomKernel::interrupt_all() {
+  std::lock_guard lock(kernel_threads().mutex);
+  for (const unsigned long thread : kernel_threads().threads)
+    PyThreadState_SetAsyncExc(thread, PyExc_KeyboardInterrupt);
+}
+
+const Node* InCustomKernel::node() { return custom_node; }
 
 }  // namespace lazyeng::run

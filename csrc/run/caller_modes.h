@@ -47,13 +47,21 @@ class WithModes {
 /// What kernels of custom ops run in.
 class InCustomKernel {
  public:
-  InCustomKernel();
+  explicit InCustomKernel(const Node& node);
   ~InCustomKernel();
   /// Whether the calling thread is within one. It must not wait for all that is recorded: the op is
   /// a part of that.
-  static bool active();
+  static bool active() { return node() != nullptr; }
+  /// Of the innermost one that the calling thread is within; null outside.
+  static const Node* node();
+  /// Raises KeyboardInterrupt in the Python code of all threads that are within one. (They notice
+  /// it between two instructions; not while they sleep or wait.) GIL.
+  static void interrupt_all();
   InCustomKernel(const InCustomKernel&) = delete;
   InCustomKernel& operator=(const InCustomKernel&) = delete;
+
+ private:
+  const Node* const outer_;
 };
 
 }  // namespace lazyeng::run

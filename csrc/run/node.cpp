@@ -267,7 +267,7 @@ void Node::begin() {
     std::optional<WithModes> modes;
     if (keeps_modes) modes.emplace(kept_modes(this));
     std::optional<InCustomKernel> custom;
-    if (!info.aten) custom.emplace();
+    if (!info.aten) custom.emplace(*this);
     try {
       call_kernel(stack);
     } catch (...) {

@@ -496,6 +496,99 @@ void long_idle_workers() {
   check(told <= rounds + 1, "at most once each time");
 }
 
+Ref<Op> python(Ref<Op> op) {
+  op->queue = QueueId::python;
+  return op;
+}
+
+void waiting_ops_lend_their_place() {
+  constexpr int kDeep = 20;
+  auto engine = started(1);
+  for (int round = 0; round < scaled(50); ++round) {
+    std::vector<Ref<IntVar>> vars;
+    for (int i = 0; i <= kDeep; ++i) vars.push_back(make_ref<IntVar>());
+    Gate begin;
+    // Each waits for the next, which stands behind it.
+    for (int i = 0; i < kDeep; ++i)
+      push(*engine, python(writes(op([&, i] {
+                                    begin.wait();
+                                    engine->wait_for_var(*vars[i + 1], {});
+                                    vars[i]->value = vars[i + 1]->value + 1;
+                                  }),
+                                  {vars[i]})));
+    push(*engine, python(writes(op([&] { vars[kDeep]->value = 1; }), {vars[kDeep]})));
+    begin.open();
+    if (round % 2 == 0) engine->wait_for_var(*vars[0], {});
+    if (round % 5 == 0) engine->stop();
+    engine->wait_for_all({});
+    same(vars[0]->value, kDeep + 1u, "value");
+    engine->start();
+  }
+}
+
+void one_at_a_time_if_none_waits() {
+  auto engine = started(2);
+  std::atomic<int> at_work{0}, most{0};
+  auto work = [&] {
+    const int now = ++at_work;
+    if (now > most) most = now;
+    sleep_ms(1);
+    --at_work;
+  };
+  auto gate = make_ref<IntVar>();
+  Gate begin;
+  push(*engine, writes(op([&] { begin.wait(); }), {gate}));
+  push(*engine, python(op([&] { engine->wait_for_var(*gate, {}); })));
+  begin.until_entered();
+  for (int i = 0; i < 10; ++i) push(*engine, python(op(work)));  // on a second thread
+  sleep_ms(30);
+  begin.open();
+  engine->wait_for_var(*gate, {});
+  engine->wait_for_all({});
+  for (int i = 0; i < 20; ++i) push(*engine, python(op(work)));  // there are two now
+  engine->wait_for_all({});
+  same(most.load(), 1, "ops of the queue at the same time");
+}
+
+void stop_is_interrupted() {
+  auto engine = started(1);
+  auto var = make_ref<IntVar>();
+  Gate begin;
+  push(*engine, writes(op([&] {
+                         begin.wait();
+                         ++var->value;
+                       }),
+                       {var}));
+  check(engine->stop([] { return true; }) == WaitResult::interrupted, "left");
+  begin.open();
+  push(*engine, writes(op([&] { ++var->value; }), {var}));
+  engine->wait_for_var(*var, {});
+  same(var->value, 2u, "it runs on");
+  check(engine->stop() == WaitResult::done, "stops");
+}
+
+void abandoned_ops_do_not_run() {
+  auto engine = started(2);
+  auto var = make_ref<IntVar>();
+  Gate begin;
+  push(*engine, python(writes(op([&] {
+                                begin.wait();
+                                ++var->value;
+                              }),
+                              {var})));
+  for (int i = 0; i < 10; ++i) push(*engine, writes(op([&] { ++var->value; }), {var}));
+  begin.until_entered();
+  check(engine->abandon([] { return true; }) == WaitResult::interrupted, "one still runs");
+  begin.open();
+  check(engine->abandon({}) == WaitResult::done, "it is over");
+  engine->start();
+  check(engine->is_abandoned(), "for good");
+  sleep_ms(10);
+  same(var->value, 1u, "ops that have run");
+  engine.reset();
+  same(var->value, 1u, "the same when the engine is gone");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -513,5 +606,9 @@ int main(int argc, char** argv) {
                     {"held ops are watched", held_ops_are_watched},
                     {"sleepy workers find their ops", sleepy_workers},
                     {"idle hints and nudges", idle_hints},
-                    {"workers that are idle for long", long_idle_workers}});
+                    {"workers that are idle for long", long_idle_workers},
+                    {"waiting ops lend their place", waiting_ops_lend_their_place},
+                    {"one at a time if none waits", one_at_a_time_if_none_waits},
+                    {"stop is interrupted", stop_is_interrupted},
+                    {"abandoned ops do not run", abandoned_ops_do_not_run}});
 }
