@@ -67,12 +67,23 @@ def test_matmul_is_eagers(way, dtype, scope):
         )
 
 
-def test_transposed_factors():
-    x, weight = torch.randn(3, 2, 4).transpose(0, 1), torch.randn(4, 6).t()
-    for way in WAYS:
-        assert_the_same(way, torch.no_grad()(F.linear), x, weight, torch.randn(6))
-        assert_the_same(way, torch.no_grad()(torch.matmul), x, weight.t())
-        assert_the_same(way, torch.no_grad()(torch.matmul), x, x.transpose(1, 2))
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_transposed_factors(way, requires_grad):
+    """torch looks at `requires_grad`, also under no_grad, to choose the kernel: one that rounds
+    otherwise."""
+    x = torch.randn(3, 5, 16).transpose(0, 1)
+    weight, bias = torch.randn(48, 16), torch.randn(48)
+    for factor in (x, x.contiguous(), x[0], x[:, None]):
+        for other in (weight, weight.t().contiguous().t()):
+            parameter = other.detach().requires_grad_(requires_grad)
+            assert_the_same(way, torch.no_grad()(F.linear), factor, parameter, bias)
+            assert_the_same(way, torch.no_grad()(F.linear), factor, parameter)
+            assert_the_same(way, torch.no_grad()(torch.matmul), factor, parameter.t())
+            assert_the_same(way, torch.no_grad()(torch.matmul), parameter, factor.mT)
+        left = factor.detach().requires_grad_(requires_grad)
+        assert_the_same(way, torch.no_grad()(torch.matmul), left, torch.randn(16, 3))
+        assert_the_same(way, torch.no_grad()(torch.matmul), left, torch.randn(5, 16, 3))
 
 
 def test_a_small_product_is_one_op_and_a_large_one_is_not():

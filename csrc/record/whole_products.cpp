@@ -37,6 +37,14 @@ bool are_alike(const at::Tensor& left, const at::Tensor& right) {
   return is_ordinary(left) && is_ordinary(right) && left.scalar_type() == right.scalar_type();
 }
 
+/// Matrices by a matrix or a vector: torch makes one matrix of them, and not a batch, if that needs
+/// no copy, or if the other factor requires grad (also where no gradient is asked for). What it is
+/// given where the op runs does not require grad.
+bool folds_where_it_runs(const at::Tensor& matrices, const at::Tensor& other) {
+  return matrices.dim() < 3 || other.dim() > 2 || !other.requires_grad() ||
+         matrices.is_contiguous();
+}
+
 /// For a product of so many multiplications.
 bool is_small(double products) {
   return run::microseconds_of_flops(2 * products) < run::kWorthFreeCores;
@@ -47,6 +55,7 @@ struct Linear {
     const at::Tensor& input = torch::jit::peek(stack, 0, 3).toTensor();
     const at::Tensor& weight = torch::jit::peek(stack, 1, 3).toTensor();
     if (!are_alike(input, weight) || input.dim() == 0 || weight.dim() != 2) return false;
+    if (!folds_where_it_runs(input, weight)) return false;
     if (const at::Tensor* const bias = bias_of(stack))
       if (!are_alike(input, *bias) || bias->dim() != 1) return false;
     return is_small(static_cast<double>(input.numel()) * static_cast<double>(weight.size(0)));
@@ -72,6 +81,8 @@ struct Matmul {
     if (!are_alike(left, right) || left.dim() == 0 || right.dim() == 0) return false;
     // Two matrices, a matrix by a vector, and two vectors are an op already.
     if (left.dim() <= 2 && right.dim() <= 2 && !(left.dim() == 1 && right.dim() == 2)) return false;
+    if (!folds_where_it_runs(left, right) || (right.dim() > 2 && left.requires_grad()))
+      return false;
     return is_small(std::max(products(left, right, 1), products(right, left, 2)));
   }
 
