@@ -86,17 +86,17 @@ c10::Device device_of(const Call& call) {
 namespace {
 
 /// Those that torch counts as changes.
-template <class Tensors>
-Tensors counted_writes(const Tensors& written, c10::ArrayRef<run::TensorArg> args) {
-  if (std::ranges::none_of(args, &run::TensorArg::silent)) return written;
-  Tensors counted;
+void note_counted_writes(const Call& call, c10::ArrayRef<run::TensorArg> args) {
+  if (std::ranges::none_of(args, &run::TensorArg::silent))
+    return run::note_own_writes(call.written);
+  std::vector<at::Tensor> counted;
   size_t next = 0;
   for (const run::TensorArg& arg : args) {
     if (!arg.written) continue;
-    if (!arg.silent) counted.push_back(written[next]);
+    if (!arg.silent) counted.push_back(call.written[next]);
     ++next;
   }
-  return counted;
+  run::note_own_writes(counted);
 }
 
 }  // namespace
@@ -142,7 +142,7 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   if (!discover) keep_values(*node);
   claim(*node, generator);
   // (Writes of collectives move no version counter, in eager neither.)
-  if (!node->collective) run::note_own_writes(counted_writes(call.written, node->tensors));
+  if (!node->collective) note_counted_writes(call, node->tensors);
   return node;
 }
 
