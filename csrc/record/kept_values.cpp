@@ -94,8 +94,7 @@ void keep_values(run::Node& node) {
 static bool writes_what_others_see(const run::Node& node) {
   return node.device.is_cpu() &&
          std::any_of(node.tensors.begin(), node.tensors.end(), [](const run::TensorArg& arg) {
-           return arg.written && is_exposed(arg) &&
-                  run::writers_of(arg.value->var().engine_face()) == run::Writers::shares;
+           return arg.written && is_exposed(arg) && run::is_mapped(arg.value->var().engine_face());
          });
 }
 

@@ -244,6 +244,8 @@ void Recorder::finish_accesses(run::StorageVar& var) {
     std::lock_guard lock(window_mutex_);
     over = var.all_pushed() && var.idle();
   }
+  // (First, so that it is told of: a worker may have it done as soon as it is pushed.)
+  if (!over && var.awaited()) wait_for(var);
   if (!over) {
     const run::NoGil released;
     const Gate::Inside inside;

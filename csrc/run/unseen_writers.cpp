@@ -117,6 +117,12 @@ Lendings& lendings() {
   return *instance;
 }
 
+// (Pinned memory has an allocator, these have none.)
+bool is_mapped(const c10::Storage& storage) {
+  c10::StorageImpl& owner = *owning_storage(storage).unsafeGetStorageImpl();
+  return by_owner(owner) == Writers::shares && !owner.allocator();
+}
+
 Writers writers_of(const c10::Storage& storage) {
   c10::StorageImpl& owner = *owning_storage(storage).unsafeGetStorageImpl();
   return std::max(by_owner(owner), lendings().writers_of(owner));

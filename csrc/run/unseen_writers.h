@@ -34,6 +34,9 @@ inline bool written_unseen(Writers writers) { return writers >= Writers::lent; }
 /// Who may write the memory unseen. Either face of a storage (storage_var.h).
 Writers writers_of(const c10::Storage& storage);
 
+/// Whether it is memory in a file, or of several processes.
+bool is_mapped(const c10::Storage& storage);
+
 /// What was told about memory of torch's own. Its lock is a leaf; entries stand under the face that
 /// owns the memory.
 class Lendings {
