@@ -212,6 +212,12 @@ std::vector<run::StorageVarRef> kept_for_checks(const run::Node& node) {
   return kept;
 }
 
+/// What it writes was counted by build_node, and torch bumps it once our kernel has returned.
+bool counts_writes(const run::OpInfo& info, const run::Node& node) {
+  return info.aten && info.writes && !node.collective &&
+         std::ranges::none_of(node.tensors, &run::TensorArg::silent);
+}
+
 constexpr const char* kWritesOutside = "a write to a plain tensor, or a draw, outside lazy()";
 
 /// Nobody sees old memory from now on: the node's writes count as pending. Whether somebody might.
@@ -477,7 +483,8 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
   }
   for (const run::StorageVarRef& var : storages) follow_moves(*var);
   for (run::StorageVar* var : node->written_vars) run::plain_storages().release(*var);
-  if ((node->found.thrown || node->found.poisoned) && call.info.writes) run::take_back_own_writes();
+  if ((node->found.thrown || node->found.poisoned) && counts_writes(call.info, *node))
+    run::take_back_own_writes();
   if (node->found.thrown) {
     if (!had_failed) update_written(call, *node);
     std::rethrow_exception(node->found.thrown);
