@@ -868,6 +868,36 @@ def check_steps_of_a_loop_are_groups_of_their_own() -> None:
     assert len(kernels.compiled) == 1, len(kernels.compiled)
 
 
+def check_no_chain_of_a_heavy_loop_is_cut() -> None:
+    """Each piece of one would be another kernel; and the first runs while others are recorded."""
+    asked: list[str] = []
+
+    def refuse(requests: Any) -> Any:
+        asked.extend(request.text for request in requests)
+        raise CompileError("not here")
+
+    warnings.simplefilter("ignore", CompileWarning)
+    kernels.install(refuse)
+    x = torch.rand(4 << 20, device="cuda")
+    slow(100)
+    for round in range(5):
+        if round == 1:
+            asked.clear()  # (The first call of an op takes its time, which looks like a pause.)
+        before = simulated.launches()
+        with lazyeng.lazy():
+            results = []
+            for i in range(16):
+                y = x
+                for _ in range(5):
+                    y = (y * 0.99 + x).relu() - 0.25
+                results.append(y)
+                if i == 3:
+                    eventually(lambda: simulated.launches() > before)
+        lazyeng.synchronize()
+        kernels.wait()
+    assert not asked, [text.count("# aten") for text in asked]
+
+
 def check_a_full_window_is_grouped_by_a_free_worker() -> None:
     """While the thread that launches is busy: by neither that one nor the one that records."""
     go = threading.Event()

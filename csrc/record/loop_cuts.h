@@ -8,6 +8,11 @@
 // What is fetched ends at the last cut, if there is one: the rest waits, and begins the next
 // window.
 //
+// A step of the loop that reads nothing that was written since the last cut *starts anew*: a chain
+// of ops over the same input, say. Where a loop's anchors do, the window is cut at these alone, so
+// that no chain is cut, which would be other groups each time. And what such steps make may be
+// *heavy*: then each is a piece, and those who run it need not wait for a longer window.
+//
 // An anchor that does not come again is given up, after longer and longer patience, for the next
 // node; one that joins no group, if there is one, so that no group is cut.
 //
@@ -24,41 +29,70 @@ namespace lazyeng::record {
 
 class LoopCuts {
  public:
-  /// A node of this plan (0: of none) is about to enter a window of `size`; `may_join()`: whether
-  /// it may become a member of a group.
-  template <class MayJoin>
-  void enters(uint64_t plan, size_t size, MayJoin may_join) {
+  struct Entering {
+    uint64_t plan;  ///< 0: of none
+    uint64_t number;
+    size_t size;         ///< of the window before it
+    uint64_t bytes = 0;  ///< that it makes, where pieces may be cut for being heavy
+  };
+
+  /// A node is about to enter the window. `starts_anew(number)`: whether it reads nothing that
+  /// nodes after that number write; `may_join()`: whether it may become a member of a group.
+  template <class StartsAnew, class MayJoin>
+  void enters(const Entering& node, StartsAnew starts_anew, MayJoin may_join) {
     ++since_cut_;
-    if (plan == plan_) {
+    if (node.plan == plan_) {
       since_anchor_ = 0;
       came_again_ = true;
-      if (since_cut_ > kSegment && size >= kSegment) cut(size);
-    } else if (++since_anchor_ > patience_ && plan != 0 &&
+      if (node.size > 0) consider(node, starts_anew(cut_number_));
+    } else if (++since_anchor_ > patience_ && node.plan != 0 &&
                (since_anchor_ > 2 * patience_ || !may_join())) {
-      choose(plan);
+      choose(node.plan);
     }
+    bytes_since_cut_ += node.bytes;
   }
+
+  /// Whether what stands before the last cut is worth to be run now.
+  bool heavy() const { return heavy_; }
 
   /// How many nodes of a window of `size` to take: as many as stand before the last cut.
   size_t up_to_last(size_t size) const { return cuts_.empty() ? size : cuts_.back(); }
 
   /// These are taken: where they are cut.
   std::vector<size_t> take_up_to_last() {
+    heavy_ = false;
     std::vector<size_t> within = std::exchange(cuts_, {});
     if (!within.empty()) within.pop_back();
     return within;
   }
 
   /// All of the window is taken, as somebody reads: loops with reads repeat without cuts.
-  void take_all() { cuts_.clear(); }
+  void take_all() {
+    heavy_ = false;
+    cuts_.clear();
+  }
 
  private:
-  static constexpr size_t kSegment = 100;  ///< a group has at most 128 members
+  static constexpr size_t kSegment = 100;        ///< a group has at most 128 members
+  static constexpr uint64_t kHeavy = 256 << 20;  ///< bytes: a GPU takes a tenth of a millisecond
   static constexpr uint64_t kLeastPatience = 256, kMostPatience = 16384;
 
-  void cut(size_t size) {
-    cuts_.push_back(size);
+  void consider(const Entering& node, bool anew) {
+    anew_came_ |= anew;
+    const bool heavy = anew && bytes_since_cut_ >= kHeavy;
+    const bool long_enough = since_cut_ > kSegment && node.size >= kSegment;
+    // (Where none has started anew since the last cut but one, none will.)
+    if (heavy || (long_enough && (anew || !anew_comes_ || since_cut_ > 2 * kSegment)))
+      cut(node, heavy);
+  }
+
+  void cut(const Entering& node, bool heavy) {
+    cuts_.push_back(node.size);
+    heavy_ |= heavy;
     since_cut_ = 0;
+    bytes_since_cut_ = 0;
+    cut_number_ = node.number - 1;
+    anew_comes_ = std::exchange(anew_came_, false);
   }
 
   void choose(uint64_t plan) {
@@ -73,6 +107,9 @@ class LoopCuts {
   uint64_t patience_ = 0;         // nodes that may pass until it comes again
   uint64_t since_anchor_ = 0, since_cut_ = 0;
   bool came_again_ = false;
+  uint64_t cut_number_ = 0, bytes_since_cut_ = 0;
+  bool anew_came_ = false, anew_comes_ = false;  // since the last cut; before that
+  bool heavy_ = false;
   std::vector<size_t> cuts_;  // in the window, ascending
 };
 

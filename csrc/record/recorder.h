@@ -135,8 +135,9 @@ class Recorder {
     uint64_t up_to = 0;        ///< number of the newest node that no longer stands in the window
   };
   Taken take_window_locked(bool whole);
-  /// ready: async, and not held; wanted: of these, what a worker is to fetch; held: and is no more
-  enum class Which : uint8_t { any, ready, wanted, held };
+  /// complete: up to the last cut; ready: async, and not held; wanted: of these, what a worker is
+  /// to fetch; held: and is no more
+  enum class Which : uint8_t { any, complete, ready, wanted, held };
   /// Pushes the window. The caller drops what it gets after it has let go of the lock.
   Batch push_window(Which which, engine::QueueId caller = engine::QueueId::cpu);
   Batch push_taken(Taken window);
@@ -154,6 +155,9 @@ class Recorder {
   void run_due_trials(uint64_t number);
   void throttle(const run::Node& node);
   bool fits_when_fused();
+  void flush_for_room();
+  bool rest_is_small();
+  bool device_needs_more(uint64_t newest);
   /// Waits for what was recorded that writes the var.
   void wait_until_written(run::StorageVar& var, WaitScope& waits);
   /// The same; plain tensors over its memory may be looked at then.
@@ -178,6 +182,8 @@ class Recorder {
   fuse::StepPlans step_plans_{partition_};  // the same
   std::atomic<bool> in_transit_{false};     // nodes are in neither window_ nor the engine
   std::atomic<uint64_t> last_watched_{0};
+  uint64_t waiting_for_device_ = 0;  // newest node of the window that does; guarded by push_mutex_
+  unsigned looks_at_device_ = 0;     // for how long; the same
 
   std::mutex window_mutex_;  // guards the rest
   Batch window_;

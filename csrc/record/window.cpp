@@ -5,7 +5,8 @@
 // but nodes that can be fused is held while it grows, and so are a few small ops of a program that
 // often reads (read_habit.h). A held window goes when a node is recorded that is neither, when a
 // value is read, when it is full, or when recording pauses, which an idle worker looks for every
-// now and then (watch).
+// now and then (watch). Of heavy steps over the same input, on a device, each is let go of as soon
+// as the next one begins (loop_cuts.h).
 //
 // A window of nothing but launches on one device can do no more than wait for the thread that
 // launches there (run/device_queues.h), so as long as that one is busy nobody else fetches it: it
@@ -24,6 +25,7 @@
 #include "csrc/record/recorder.h"
 #include "csrc/record/sync_debug.h"
 #include "csrc/run/device_queues.h"
+#include "csrc/run/launch_log.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/python_ref.h"
 #include "csrc/run/unseen.h"
@@ -33,6 +35,12 @@ namespace {
 
 constexpr uint64_t kLookEvery = 8;
 constexpr uint64_t kLookAtBytes = 1 << 12;
+
+bool reads_after(const run::Node& node, uint64_t number) {
+  return std::any_of(node.tensors.begin(), node.tensors.end(), [&](const run::TensorArg& arg) {
+    return arg.value && arg.value->var().last_write() > number;
+  });
+}
 
 }  // namespace
 
@@ -45,6 +53,11 @@ void Recorder::number_locked(run::Node& node) {
 }
 
 void Recorder::enter_window_locked(run::Node& node) {
+  const bool launched = run::launches(node.queue);
+  cuts_.enters(
+      {node.plan, node.number, window_.size(), launched ? node.cost_bytes : 0},
+      [&](uint64_t number) { return !reads_after(node, number); },
+      [&] { return fuse::may_join(node); });
   for (const run::TensorArg& arg : node.tensors)
     if (arg.value) arg.value->var().last_access = node.number;
   for (run::StorageVar* var : node.written_vars) {
@@ -53,7 +66,6 @@ void Recorder::enter_window_locked(run::Node& node) {
   }
   window_queue_ =
       window_.empty() || window_queue_ == node.queue ? node.queue : engine::QueueId::cpu;
-  cuts_.enters(node.plan, window_.size(), [&] { return fuse::may_join(node); });
   window_.emplace_back(Ref<engine::Op>(&node));
 }
 
@@ -110,10 +122,12 @@ void Recorder::append(run::Node& node, bool for_reader) {
     if (async) {
       window_may_wait_ =
           (window_.empty() || window_may_wait_) && (for_reader || may_wait_for_more(node));
-      window_is_held_ = window_may_wait_ && window_.size() + 1 < full_window();
-      held_up_to_.store(window_is_held_ ? node.number : 0, std::memory_order_relaxed);
     }
     enter_window_locked(node);
+    if (async) {
+      window_is_held_ = window_may_wait_ && window_.size() < full_window() && !cuts_.heavy();
+      held_up_to_.store(window_is_held_ ? node.number : 0, std::memory_order_relaxed);
+    }
     window_has_async_ |= async;
     size = window_.size();
     held = window_is_held_;
@@ -227,8 +241,9 @@ Recorder::Batch Recorder::push_window(Which which, engine::QueueId caller) {
   {
     std::lock_guard lock(window_mutex_);
     const bool ready = window_has_async_ && !window_is_held_;
-    const bool wanted = which == Which::any     ? true
-                        : which == Which::ready ? ready
+    const bool wanted = which == Which::any        ? true
+                        : which == Which::complete ? window_has_async_
+                        : which == Which::ready    ? ready
                         : which == Which::wanted
                             ? ready && !is_left_to_launcher_locked(caller)
                             : window_is_held_ && !is_left_to_launcher_locked(caller);
@@ -268,12 +283,29 @@ bool Recorder::watch() {
   const uint64_t newest = held_up_to();
   const uint64_t seen = last_watched_.exchange(newest, std::memory_order_relaxed);
   if (newest == 0) return false;
-  if (newest == seen) {
-    Batch pushed;
-    std::lock_guard pushing(push_mutex_);
-    pushed = push_window(Which::held);  // (it may be another one by now, of deferred nodes)
-  }
+  if (newest != seen) return true;
+  Batch pushed;
+  std::unique_lock pushing(push_mutex_, std::try_to_lock);
+  // (Whoever has the lock pushes, or looks at what would be pushed, which takes its time too.)
+  if (!pushing || last_watched_.load(std::memory_order_relaxed) != newest) return true;
+  if (!device_needs_more(newest)) return true;
+  pushed = push_window(Which::held);  // (it may be another one by now, of deferred nodes)
   return true;
+}
+
+/// Of a held window whose newest node that is: unless its device is at work, for a while. Pushed
+/// later the window costs nothing then, and may be complete: to end anywhere makes other groups.
+bool Recorder::device_needs_more(uint64_t newest) {
+  constexpr unsigned kMostLooks = 200;
+  std::optional<c10::Device> device;
+  {
+    std::lock_guard lock(window_mutex_);
+    if (run::launches(window_queue_) && !window_.empty())
+      device = static_cast<const run::Node&>(*window_.back()).device;
+  }
+  if (std::exchange(waiting_for_device_, newest) != newest) looks_at_device_ = 0;
+  engine::FailurePtr failure;
+  return !device || ++looks_at_device_ > kMostLooks || !run::is_running(*device, failure);
 }
 
 /// Results that nobody holds when their group runs get no memory: of a long chain over large
@@ -287,7 +319,30 @@ bool Recorder::fits_when_fused() {
   for (const Ref<engine::Op>& op : planned)
     if (const auto* group = dynamic_cast<const fuse::Group*>(op.get()))
       engine_->forgo(fuse::lower_costs(*group));
+  last_watched_.store(0, std::memory_order_relaxed);  // (that was no pause of the program)
   return !engine_->above_limits();
+}
+
+/// What stands before the last cut, if the rest alone is far from the bounds.
+void Recorder::flush_for_room() {
+  if (thread_mode().mode != Mode::async) return flush();
+  Batch pushed;
+  {
+    std::lock_guard pushing(push_mutex_);
+    pushed = push_window(rest_is_small() ? Which::complete : Which::any);
+  }
+  wake_worker();  // (somebody has to watch the rest)
+}
+
+bool Recorder::rest_is_small() {
+  std::lock_guard lock(window_mutex_);
+  const size_t cut = cuts_.up_to_last(window_.size());
+  uint64_t bytes = 0;
+  for (size_t i = cut; i < window_.size(); ++i)
+    bytes += static_cast<const run::Node&>(*window_[i]).cost_now();
+  const engine::Limits limits = engine_->limits();
+  return bytes <= limits.max_pending_bytes / 4 &&
+         window_.size() - cut <= limits.max_pending_ops / 4;
 }
 
 /// Of ops that join groups if they give eager's bits (csrc/fuse/trials.h).
@@ -307,7 +362,7 @@ void Recorder::throttle(const run::Node& node) {
   if (!engine_->above_limits() || fits_when_fused()) return;
   WaitScope waits("more is recorded and not run than the bounds of run-ahead allow");
   if (waits.wanted()) waits.begin(node.info.torch_name);
-  flush();
+  flush_for_room();
   wait_until_done(
       [&](const engine::Interrupt& interrupt) { return engine_->wait_below_limits(interrupt); });
   waits.report();

@@ -77,6 +77,7 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
   void note_recorded_write(uint64_t number) {
     last_write_.store(number, std::memory_order_release);
   }
+  uint64_t last_write() const { return last_write_.load(std::memory_order_relaxed); }
   bool has_unpushed() const {
     return last_write_.load(std::memory_order_acquire) >
            pushed_up_to.load(std::memory_order_acquire);

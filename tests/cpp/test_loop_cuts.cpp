@@ -13,9 +13,13 @@ class Window {
   /// The plan of a node in the loop is its place there, from 1 on; those beyond `joining` may join
   /// groups.
   void record(uint64_t plan, uint64_t joining = ~uint64_t{0}) {
-    cuts_.enters(plan, plans_.size(), [&] { return plan > joining; });
-    plans_.push_back(plan);
+    enter({plan, ++number_, plans_.size()}, false, plan > joining);
   }
+  /// One that reads what was there before the loop, and makes so many bytes.
+  void record_anew(uint64_t plan, uint64_t bytes = 0) {
+    enter({plan, ++number_, plans_.size(), bytes}, true, true);
+  }
+  bool heavy() const { return cuts_.heavy(); }
 
   /// The pieces that are fetched.
   std::vector<std::vector<uint64_t>> fetch() {
@@ -37,6 +41,12 @@ class Window {
   size_t size() const { return plans_.size(); }
 
  private:
+  void enter(const LoopCuts::Entering& node, bool anew, bool joins) {
+    cuts_.enters(node, [&](uint64_t) { return anew; }, [&] { return joins; });
+    plans_.push_back(node.plan);
+  }
+
+  uint64_t number_ = 0;
   LoopCuts cuts_;
   std::vector<uint64_t> plans_;
 };
@@ -93,6 +103,48 @@ void anchors_join_no_group_if_they_can() {
   for (const auto& piece : window.fetch()) same(piece[0], uint64_t{7}, "first of a piece");
 }
 
+/// One plan comes five times in a chain of 20, which only the first node begins.
+void record_chain(Window& window, uint64_t bytes = 0) {
+  for (uint64_t i = 0; i < 20; ++i)
+    if (i == 0)
+      window.record_anew(1, bytes);
+    else
+      window.record(1 + i % 4);
+}
+
+void no_chain_is_cut() {
+  Window window;
+  for (int step = 0; step < 200; ++step) {
+    record_chain(window);
+    if (step % 17 != 16) continue;
+    for (const auto& piece : window.fetch()) {
+      same(piece.size() % 20, size_t{0}, "of whole chains");
+      check(piece.size() >= 100, "and long");
+    }
+  }
+}
+
+void a_loop_whose_anchors_no_longer_start_anew_is_cut() {
+  Window window;
+  for (int step = 0; step < 30; ++step) record_chain(window);
+  window.fetch();
+  const auto pieces = pieces_of(window, 300, 20);
+  for (const auto& piece : pieces) check(piece == pieces[0], "all pieces are equal");
+}
+
+void heavy_steps_are_pieces() {
+  Window window;
+  record_chain(window, uint64_t{1} << 30);
+  check(!window.heavy(), "the first one may go on");
+  record_chain(window, uint64_t{1} << 30);
+  check(window.heavy(), "the first one is complete");
+  const auto pieces = window.fetch();
+  same(pieces.size(), size_t{1}, "pieces");
+  same(pieces[0].size(), size_t{20}, "nodes of the first");
+  check(!window.heavy(), "what is left is one of them");
+  same(window.size(), size_t{20}, "left");
+}
+
 void short_windows_are_not_cut() {
   Window window;
   for (int step = 0; step < 1000; ++step) {
@@ -118,6 +170,10 @@ int main(int argc, char** argv) {
                     {"an anchor that is gone is given up", an_anchor_that_is_gone_is_given_up},
                     {"nothing is cut without a loop", nothing_is_cut_without_a_loop},
                     {"anchors join no group if they can", anchors_join_no_group_if_they_can},
+                    {"no chain is cut", no_chain_is_cut},
+                    {"a loop whose anchors no longer start anew is cut",
+                     a_loop_whose_anchors_no_longer_start_anew_is_cut},
+                    {"heavy steps are pieces", heavy_steps_are_pieces},
                     {"short windows are not cut", short_windows_are_not_cut},
                     {"nodes of no plan are no anchors", nodes_of_no_plan_are_no_anchors}});
 }
