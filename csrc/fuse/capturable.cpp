@@ -36,6 +36,7 @@ const std::unordered_set<string_view>& known_names() {
       "_fused_adam_",
       "_fused_adamw_",
       "_native_batch_norm_legit",
+      "_safe_softmax",
       "arange",
       "avg_pool2d",
       "avg_pool2d_backward",
@@ -61,6 +62,12 @@ const std::unordered_set<string_view>& known_names() {
       "gather",
       "glu",
       "glu_backward",
+      "index_add",
+      "index_add_",
+      "index_copy",
+      "index_copy_",
+      "index_fill",
+      "index_fill_",
       "index_select",
       "masked_fill",
       "masked_fill_",
@@ -114,11 +121,19 @@ bool is_known(const run::OpInfo& op) {
   return op.reduction && std::ranges::find(kWaiting, op.short_name) == std::end(kWaiting);
 }
 
-/// (`indexes`: by a mask it would wait; short of looking at each index, all are left out.)
 bool has_only_kernels(const run::OpInfo& op) {
-  return op.aten && !op.random && !op.takes_generator && !op.data_dependent && !op.indexes &&
-         !op.returns_plain && !op.checks_values && !op.reports_info && !op.trusts_contents &&
-         op.collective == run::Collectivity::none && is_known(op);
+  return op.aten && !op.random && !op.takes_generator && !op.data_dependent && !op.returns_plain &&
+         !op.checks_values && !op.reports_info && !op.trusts_contents &&
+         op.collective == run::Collectivity::none && (op.indexes || is_known(op));
+}
+
+/// (By a mask it waits, for how many elements there are.)
+bool indexes_by_numbers(const run::Node& node) {
+  return std::all_of(node.tensors.begin() + 1, node.tensors.end(), [](const run::TensorArg& arg) {
+    if (!arg.value) return !arg.raw.defined();
+    const c10::ScalarType dtype = arg.value->geometry().dtype();
+    return dtype == c10::kLong || dtype == c10::kInt;
+  });
 }
 
 bool is_there(const run::Value& value, c10::Device device) {
@@ -131,6 +146,7 @@ bool is_capturable(const run::Node& node) {
   if (node.device.type() != c10::kCUDA || !run::launches(node.queue) || node.discover ||
       node.waits_for_device || node.host_copy || node.collective || !node.rewrites.empty() ||
       node.plan == 0 || !has_only_kernels(node.info) ||
+      (node.info.indexes && !indexes_by_numbers(node)) ||
       node.stream_id != run::default_stream(node.device).id())
     return false;
   return std::ranges::all_of(node.tensors,

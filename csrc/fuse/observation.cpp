@@ -123,6 +123,7 @@ std::optional<Observation> observe(Segment& segment) {
     const c10::Storage& memory = var.engine_face();
     if (var.failure() || (!memory && var.exposed())) return std::nullopt;
     seen.addresses.push_back(memory ? memory_of(memory) : nullptr);
+    seen.sizes.push_back(memory ? memory.nbytes() : 0);
     if (memory) seen.numbers.push_back(memory.nbytes());
     seen.written.push_back(claim.write);
     seen.held.push_back(!memory && references.held_by_others(var));

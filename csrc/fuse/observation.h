@@ -16,6 +16,7 @@ struct Observation {
   Key numbers;
   std::vector<size_t> ends;            ///< in numbers, of the settings and of each node
   std::vector<const char*> addresses;  ///< null: the segment makes the var
+  std::vector<uint64_t> sizes;         ///< of these, in bytes
   std::vector<bool> written;
   std::vector<bool> held;  ///< somebody else can still ask for it
 };

@@ -1,41 +1,22 @@
-// csrc/fuse/step_graph.h: a CUDA graph in place of the launches of a segment that repeats.
+// csrc/fuse/step_graph.h: the CUDA graphs of one segment of a step plan.
 //
-// A step plan (step_plan.h) gives equal ops over other memory, with other numbers. A graph has
-// fixed both. So each time the segment is observed: its numbers, where its tensors lie, and which
-// of its results somebody holds. Twice the same numbers in a row, and the next segment is captured;
-// then each that agrees is launched as the graph. What does not agree runs as its ops, at that
-// time. Ops whose numbers change in each step (AdamW's corrections) are found out by that, and the
-// plan's next segments are what lies between them.
-//
-//   tensors that it only reads   the address is the captured one; or, once it has differed, they
-//                                are copied to memory of the graph before the launch
-//   tensors that it writes       the address is the captured one
-//   results that somebody holds  get memory of their own, and are copied there after the launch
-//   results that nobody holds    stay in the graph
-//
-// All of that, the launch included, is on the default stream, so each launch follows the copies of
-// the last one. The capture itself happens with stand-ins for the results and the copied inputs:
-// the segment's own vars and values get nothing before a launch has succeeded.
+// Equal ops over other memory are replays of one plan: the layers of a model, which have weights of
+// their own. A graph of one of them would have the others' weights copied to it. So there is one
+// graph for each memory (memory_graph.h), told apart by where that lies which cannot be copied, as
+// it is written, or is not worth it, as it is large. Where such memory hardly ever comes again
+// (large batches, each allocated anew), all replays share one graph.
 #pragma once
 
-#include <atomic>
-#include <memory>
 #include <mutex>
-#include <optional>
+#include <unordered_map>
 
-#include "csrc/fuse/observation.h"
+#include "csrc/fuse/memory_graph.h"
 
 namespace lazyeng::fuse {
 
-/// A graph and what it was captured with.
-struct CapturedGraph;
-
-/// Of one segment of a step plan. Any thread.
+/// Any thread.
 class StepGraph {
  public:
-  StepGraph();
-  ~StepGraph();
-
   /// Under the lock of pushes, once for each replay of the plan: whether its ops are to be pushed
   /// as a Segment.
   bool is_due();
@@ -47,42 +28,25 @@ class StepGraph {
 
  private:
   bool run_locked(Segment& segment);
-  bool may_capture(const Observation& now) const;
-  bool capture(Segment& segment, const Observation& now);
-  bool launch(Segment& segment, const Observation& now);
-  void note_changes(const Observation& now);
-  void note_changed_places(const Observation& before, const Observation& now);
-  void note_changed_numbers(const Observation& now);
-  void note_miss();
-  void pause();
-  void give_up();
+  MemoryGraph* graph_for(const Observation& now);
+  void make_room();
+  void note_resumption();
+  void note_unobserved();
+
+  static constexpr uint64_t kFirst = 3;  // the replay that is observed first
 
   std::mutex mutex_;  // one segment at a time; another one runs as its ops
-  std::unique_ptr<const CapturedGraph> graph_;
-  std::optional<Observation> last_;
-  std::vector<bool> copied_;     // inputs whose address has differed
-  std::vector<bool> kept_;       // results that somebody has held
-  std::vector<bool> changing_;   // nodes whose numbers have differed, since the last launch
-  uint32_t misses_ = 0;          // in a row
-  uint32_t launches_ = 0;        // since the last capture
-  uint32_t hasty_captures_ = 0;  // in a row, each after few launches
-  uint32_t pauses_ = 0;          // in a row
+  std::unordered_map<uint64_t, MemoryGraph> graphs_;
+  bool by_memory_ = true;
+  uint32_t unobserved_ = 0;  // in a row
 
   std::atomic<uint64_t> replays_{0};
-  std::atomic<uint64_t> resumes_at_;
+  std::atomic<uint64_t> resumes_at_{kFirst};
   std::atomic<bool> numbers_change_{false};
 };
 
 /// Whether segments become graphs. Any thread.
 void set_cuda_graphs(bool on);
 bool cuda_graphs();
-
-struct GraphStats {
-  std::atomic<uint64_t> launches{0};
-  std::atomic<uint64_t> nodes{0};     ///< ops in them
-  std::atomic<uint64_t> captures{0};  ///< that have ended well
-  std::atomic<uint64_t> bytes{0};     ///< of results and copied inputs that live with graphs
-};
-GraphStats& graph_stats();
 
 }  // namespace lazyeng::fuse

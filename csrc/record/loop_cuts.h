@@ -13,6 +13,9 @@
 // that no chain is cut, which would be other groups each time. And what such steps make may be
 // *heavy*: then each is a piece, and those who run it need not wait for a longer window.
 //
+// On a device a step of the loop is divided in the same way each time, from its beginning on
+// (loop_period.h): the same ops are then over the same memory, as a CUDA graph has it.
+//
 // An anchor that does not come again is given up, after longer and longer patience, for the next
 // node; one that joins no group, if there is one, so that no group is cut.
 //
@@ -25,6 +28,8 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/record/loop_period.h"
+
 namespace lazyeng::record {
 
 class LoopCuts {
@@ -32,8 +37,9 @@ class LoopCuts {
   struct Entering {
     uint64_t plan;  ///< 0: of none
     uint64_t number;
-    size_t size;         ///< of the window before it
-    uint64_t bytes = 0;  ///< that it makes, where pieces may be cut for being heavy
+    size_t size;            ///< of the window before it
+    bool launched = false;  ///< on a device
+    uint64_t bytes = 0;     ///< that it makes there
   };
 
   /// A node is about to enter the window. `starts_anew(number)`: whether it reads nothing that
@@ -41,6 +47,7 @@ class LoopCuts {
   template <class StartsAnew, class MayJoin>
   void enters(const Entering& node, StartsAnew starts_anew, MayJoin may_join) {
     ++since_cut_;
+    if (node.launched && period_.begins(node.plan) && node.size > 0) begin_step(node);
     if (node.plan == plan_) {
       since_anchor_ = 0;
       came_again_ = true;
@@ -52,6 +59,8 @@ class LoopCuts {
     bytes_since_cut_ += node.bytes;
   }
 
+  /// Whether the window is known to be cut before long, and is not yet.
+  bool will_cut() const { return period_.length() > 0 && cuts_.empty(); }
   /// Whether what stands before the last cut is worth to be run now.
   bool heavy() const { return heavy_; }
 
@@ -77,10 +86,16 @@ class LoopCuts {
   static constexpr uint64_t kHeavy = 256 << 20;  ///< bytes: a GPU takes a tenth of a millisecond
   static constexpr uint64_t kLeastPatience = 256, kMostPatience = 16384;
 
+  void begin_step(const Entering& node) {
+    if (since_cut_ > kSegment || (period_.length() > kSegment && since_cut_ > 1)) cut(node, false);
+  }
+
   void consider(const Entering& node, bool anew) {
     anew_came_ |= anew;
     const bool heavy = anew && bytes_since_cut_ >= kHeavy;
-    const bool long_enough = since_cut_ > kSegment && node.size >= kSegment;
+    const uint64_t step = node.launched ? period_.length() : 0;
+    const bool long_enough =
+        since_cut_ > kSegment && node.size >= kSegment && (step == 0 || step > 2 * kSegment);
     // (Where none has started anew since the last cut but one, none will.)
     if (heavy || (long_enough && (anew || !anew_comes_ || since_cut_ > 2 * kSegment)))
       cut(node, heavy);
@@ -103,6 +118,7 @@ class LoopCuts {
     came_again_ = false;
   }
 
+  LoopPeriod period_;
   uint64_t plan_ = ~uint64_t{0};  // the anchor's
   uint64_t patience_ = 0;         // nodes that may pass until it comes again
   uint64_t since_anchor_ = 0, since_cut_ = 0;

@@ -125,6 +125,8 @@ class Recorder {
   void wake_worker();
   void offer_window(engine::QueueId queue, size_t size);
   bool is_left_to_launcher_locked(engine::QueueId caller) const;
+  bool is_to_be_held_locked() const;
+  bool completes_a_step_locked() const;
   void number_locked(run::Node& node);
   void enter_window_locked(run::Node& node);
   bool meets_unpushed_locked(const run::Node& node) const;

@@ -6,7 +6,8 @@
 // often reads (read_habit.h). A held window goes when a node is recorded that is neither, when a
 // value is read, when it is full, or when recording pauses, which an idle worker looks for every
 // now and then (watch). Of heavy steps over the same input, on a device, each is let go of as soon
-// as the next one begins (loop_cuts.h).
+// as the next one begins (loop_cuts.h). With CUDA graphs the window of a loop is held until it is
+// cut, whatever is in it.
 //
 // A window of nothing but launches on one device can do no more than wait for the thread that
 // launches there (run/device_queues.h), so as long as that one is busy nobody else fetches it: it
@@ -18,6 +19,7 @@
 // synchronizes, or the run-ahead bound is reached.
 #include "csrc/engine/reserve.h"
 #include "csrc/fuse/op_table.h"
+#include "csrc/fuse/step_graph.h"
 #include "csrc/fuse/trials.h"
 #include "csrc/record/device_bounds.h"
 #include "csrc/record/gate.h"
@@ -125,7 +127,7 @@ void Recorder::append(run::Node& node, bool for_reader) {
     }
     enter_window_locked(node);
     if (async) {
-      window_is_held_ = window_may_wait_ && window_.size() < full_window() && !cuts_.heavy();
+      window_is_held_ = is_to_be_held_locked();
       held_up_to_.store(window_is_held_ ? node.number : 0, std::memory_order_relaxed);
     }
     window_has_async_ |= async;
@@ -144,6 +146,18 @@ void Recorder::append(run::Node& node, bool for_reader) {
     offer_window(queue, size);
   else if (first && !engine_->is_watched())
     wake_worker();
+}
+
+bool Recorder::is_to_be_held_locked() const {
+  if (window_.empty() || window_.size() >= full_window() || cuts_.heavy()) return false;
+  return window_may_wait_ || completes_a_step_locked();
+}
+
+/// It may become part of a CUDA graph if all of it is there: the rest of a loop's step, or of a
+/// piece of one, is to come.
+bool Recorder::completes_a_step_locked() const {
+  return fuse::cuda_graphs() && run::launches(window_queue_) && watched() &&
+         fusion_.load(std::memory_order_relaxed) && cuts_.will_cut();
 }
 
 /// To those who are to fetch it, if they sleep.
@@ -200,7 +214,7 @@ Recorder::Taken Recorder::take_window_locked(bool whole) {
   taken.nodes = std::exchange(window_, std::move(rest));
   window_has_async_ &= !window_.empty();
   window_may_wait_ &= !window_.empty();
-  rest_to_watch_ = window_is_held_ = window_may_wait_ && window_.size() + 1 < full_window();
+  rest_to_watch_ = window_is_held_ = is_to_be_held_locked();
   held_up_to_.store(window_is_held_ ? last_number_ : 0, std::memory_order_relaxed);
   window_size_.store(window_.size(), std::memory_order_seq_cst);
   return taken;
@@ -293,19 +307,23 @@ bool Recorder::watch() {
   return true;
 }
 
-/// Of a held window whose newest node that is: unless its device is at work, for a while. Pushed
-/// later the window costs nothing then, and may be complete: to end anywhere makes other groups.
+/// Of a held window whose newest node that is: not at once while its device is at work, or if the
+/// rest of a graph is to come. Pushed later the window costs nothing then, and may be complete: to
+/// end anywhere makes other groups, and no graph.
 bool Recorder::device_needs_more(uint64_t newest) {
-  constexpr unsigned kMostLooks = 200;
+  constexpr unsigned kLooksAtWork = 200, kLooksForGraph = 4;
   std::optional<c10::Device> device;
+  unsigned enough = 0;
   {
     std::lock_guard lock(window_mutex_);
-    if (run::launches(window_queue_) && !window_.empty())
-      device = static_cast<const run::Node&>(*window_.back()).device;
+    if (!run::launches(window_queue_) || window_.empty()) return true;
+    device = static_cast<const run::Node&>(*window_.back()).device;
+    if (completes_a_step_locked()) enough = kLooksForGraph;
   }
   if (std::exchange(waiting_for_device_, newest) != newest) looks_at_device_ = 0;
+  if (++looks_at_device_ > kLooksAtWork) return true;
   engine::FailurePtr failure;
-  return !device || ++looks_at_device_ > kMostLooks || !run::is_running(*device, failure);
+  return looks_at_device_ > enough && !run::is_running(*device, failure);
 }
 
 /// Results that nobody holds when their group runs get no memory: of a long chain over large

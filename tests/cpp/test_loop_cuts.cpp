@@ -10,14 +10,16 @@ using record::LoopCuts;
 /// A window, which loses its first nodes whenever somebody fetches it.
 class Window {
  public:
+  explicit Window(bool on_device = false) : on_device_(on_device) {}
+
   /// The plan of a node in the loop is its place there, from 1 on; those beyond `joining` may join
   /// groups.
   void record(uint64_t plan, uint64_t joining = ~uint64_t{0}) {
-    enter({plan, ++number_, plans_.size()}, false, plan > joining);
+    enter({plan, ++number_, plans_.size(), on_device_}, false, plan > joining);
   }
   /// One that reads what was there before the loop, and makes so many bytes.
   void record_anew(uint64_t plan, uint64_t bytes = 0) {
-    enter({plan, ++number_, plans_.size(), bytes}, true, true);
+    enter({plan, ++number_, plans_.size(), on_device_, bytes}, true, true);
   }
   bool heavy() const { return cuts_.heavy(); }
 
@@ -46,6 +48,7 @@ class Window {
     plans_.push_back(node.plan);
   }
 
+  const bool on_device_;
   uint64_t number_ = 0;
   LoopCuts cuts_;
   std::vector<uint64_t> plans_;
@@ -145,6 +148,33 @@ void heavy_steps_are_pieces() {
   same(window.size(), size_t{20}, "left");
 }
 
+/// A model of equal layers; the calls at both of its ends come once.
+void record_model(Window& window, uint64_t layers) {
+  for (uint64_t plan : {101, 102, 103}) window.record(plan);
+  for (uint64_t i = 0; i < layers; ++i)
+    for (uint64_t plan = 1; plan <= 30; ++plan) window.record(plan);
+  for (uint64_t plan : {104, 105}) window.record(plan);
+}
+
+void steps_on_a_device_are_divided_alike() {
+  for (const uint64_t layers : {1, 3, 4, 7, 16, 60}) {
+    const uint64_t length = 30 * layers + 5;
+    Window window(/*on_device=*/true);
+    for (int step = 0; step < 8; ++step) record_model(window, layers);
+    window.fetch();
+    size_t since = 0;
+    for (int step = 0; step < 40; ++step) {
+      record_model(window, layers);
+      for (const auto& piece : window.fetch()) {
+        const bool begins = piece[0] == 101;
+        if (begins && since > 0) same(since % length, size_t{0}, "whole steps between two begins");
+        since = (begins ? 0 : since) + piece.size();
+        check(piece.size() <= 2 * 101 + length % 101 || piece.size() == length, "not too long");
+      }
+    }
+  }
+}
+
 void short_windows_are_not_cut() {
   Window window;
   for (int step = 0; step < 1000; ++step) {
@@ -174,6 +204,7 @@ int main(int argc, char** argv) {
                     {"a loop whose anchors no longer start anew is cut",
                      a_loop_whose_anchors_no_longer_start_anew_is_cut},
                     {"heavy steps are pieces", heavy_steps_are_pieces},
+                    {"steps on a device are divided alike", steps_on_a_device_are_divided_alike},
                     {"short windows are not cut", short_windows_are_not_cut},
                     {"nodes of no plan are no anchors", nodes_of_no_plan_are_no_anchors}});
 }
