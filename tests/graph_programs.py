@@ -10,7 +10,8 @@ import contextlib
 import random
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -272,6 +273,89 @@ def check_inputs_that_lie_elsewhere_are_copied() -> None:
         kernels.wait()
     assert launches() >= before + ROUNDS - 7
     assert [x.tolist() for x in there] == [x.tolist() for x in inputs]
+
+
+def _take_turns(of: Sequence[Callable[[], Tensor]], expected: Sequence[Callable[[], Tensor]],
+                rounds: int) -> list[int]:  # fmt: skip
+    """One block for each; how many graphs each round launched."""
+    counts = []
+    for _ in range(rounds):
+        before = launches()
+        for run, on_cpu in zip(of, expected, strict=True):
+            with lazyeng.lazy("deferred"):
+                made = lazyeng.unwrap(run())
+            torch.testing.assert_close(made.cpu(), on_cpu())
+            kernels.wait()
+        counts.append(launches() - before)
+    return counts
+
+
+def check_each_memory_that_is_written_has_a_graph() -> None:
+    """Layers with caches of their own, one after another: one plan."""
+    kernels.install()
+    slow(50)
+    weight, at = numbers(0, 4, 4), torch.zeros(2, dtype=torch.long)
+
+    def layer(cache: Tensor, weight: Tensor, at: Tensor) -> Tensor:
+        cache.index_copy_(0, at, layers(cache[:2], weight))
+        return torch.mm(cache, weight)
+
+    caches = [numbers(i, 8, 4) for i in range(5)]
+    there = [lazyeng.wrap(cache.cuda()) for cache in caches]
+    w, place = lazyeng.wrap(weight.cuda()), lazyeng.wrap(at.cuda())
+    counts = _take_turns(
+        [partial(layer, cache, w, place) for cache in there],
+        [partial(layer, cache, weight, at) for cache in caches], 8,
+    )  # fmt: skip
+    assert counts[-3:] == [5] * 3, counts
+
+
+def check_large_inputs_are_not_copied() -> None:
+    _C.give_up_device_groups()
+    x, weights = numbers(0, 2, 512), [numbers(i, 512, 512) / 20 for i in range(3)]
+
+    def layer(x: Tensor, weight: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.mm(x, weight).relu()
+        return x
+
+    there, y = [lazyeng.wrap(weight.cuda()) for weight in weights], lazyeng.wrap(x.cuda())
+    counts = _take_turns(
+        [partial(layer, y, weight) for weight in there],
+        [partial(layer, x, weight) for weight in weights], 8,
+    )  # fmt: skip
+    assert counts[-3:] == [3] * 3, counts
+    assert lazyeng.engine_stats()["graph_bytes"] < weights[0].nbytes
+
+
+def check_large_inputs_that_never_come_again_share_a_graph() -> None:
+    _C.give_up_device_groups()
+    weight = numbers(0, 512, 4) / 20
+    held: list[Tensor] = []
+
+    def step(to: Any, i: int) -> list[Tensor]:
+        held.append(to(numbers(i, 512, 512)))
+        return [torch.softmax(torch.mm(held[-1], to(weight)).relu() * 2, 1)]
+
+    counts = run_loop(step, range(42))
+    assert counts[-3:] == [1] * 3, counts
+
+
+def check_indexing_by_numbers_is_captured() -> None:
+    _C.give_up_device_groups()
+    weight, at = numbers(0, 4, 4), torch.tensor([3, 1])
+
+    def step(to: Any, i: int, mask: bool) -> list[Tensor]:
+        x, w, place = to(numbers(i, 8, 4)), to(weight), to(at)
+        y = torch.mm(x, w)[place] + 1
+        y = torch.mm(y, w)[to(torch.tensor([True, True]))] if mask else torch.mm(y, w)
+        z = x.index_copy(0, place, y).index_add(0, place, y).index_fill(1, place, 2.5)
+        return [z[:, place] * 2, z[place, place]]
+
+    counts = run_loop(partial(step, mask=False), range(ROUNDS))
+    assert counts[-3:] == [1] * 3, counts
+    counts = run_loop(partial(step, mask=True), range(ROUNDS))
+    assert counts[-3:] == [2] * 3, counts  # (before the mask, and behind it)
 
 
 def check_results_are_held_for_ever() -> None:
