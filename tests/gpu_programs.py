@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import signal
@@ -17,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lazyeng
+from benchmarks.gpu_programs import SMALL_SHAPE, Llama
+from lazyeng import _C
 from tests.cuda_programs import raised
 
 kernels: Any = None  # (tests/real_cuda.py)
@@ -104,6 +107,38 @@ def check_attention_is_recorded() -> None:
             torch.testing.assert_close(lazyeng.unwrap(found), expected, rtol=2e-2, atol=2e-2)
         print(f"{dtype}: {ran} ops ran at the call")
         assert ran == 0, ran
+
+
+def check_decoding_in_graphs_equals_eager() -> None:
+    """Layers with weights and caches of their own; attention, indexing. With the bits of eager's
+    kernels, as the next token depends on each."""
+    _C.set_inexact_device_fusion(False)
+    _C.set_chosen_ops([], [], [])
+    tokens = {}
+    for way in ("eager", "lazy", "graphs"):
+        torch.manual_seed(0)
+        with torch.device("cuda"):
+            model = Llama(SMALL_SHAPE).to(torch.bfloat16)
+        nn.init.normal_(model.norm.weight)  # (else the likeliest next token is the last one)
+
+        @torch.no_grad()
+        def step(model: Llama = model) -> Tensor:
+            token = model()
+            model.token.add_(model.at).remainder_(SMALL_SHAPE.words)  # (a tour of all words)
+            return token
+
+        _C.set_cuda_graphs(way == "graphs")
+        before, made = lazyeng.engine_stats()["graph_launches"], []
+        for _ in range(4):
+            with contextlib.nullcontext() if way == "eager" else lazyeng.lazy():
+                made += [step() for _ in range(50)]
+            lazyeng.synchronize()
+        tokens[way] = torch.cat(lazyeng.unwrap(made)).tolist()
+    launched = lazyeng.engine_stats()["graph_launches"] - before
+    print(f"{launched} launches of graphs for 200 tokens")
+    assert tokens["lazy"] == tokens["eager"]
+    assert tokens["graphs"] == tokens["eager"]
+    assert len(set(tokens["eager"])) > 5 and launched > 50, (launched, tokens["eager"])
 
 
 def check_recurrent_layers_equal_eager() -> None:

@@ -37,6 +37,8 @@ const std::unordered_set<string_view>& known_names() {
       "_fused_adamw_",
       "_native_batch_norm_legit",
       "_safe_softmax",
+      "_scaled_dot_product_cudnn_attention",
+      "_scaled_dot_product_flash_attention",
       "arange",
       "avg_pool2d",
       "avg_pool2d_backward",
@@ -122,9 +124,15 @@ bool is_known(const run::OpInfo& op) {
 }
 
 bool has_only_kernels(const run::OpInfo& op) {
-  return op.aten && !op.random && !op.takes_generator && !op.data_dependent && !op.returns_plain &&
+  return op.aten && !op.takes_generator && !op.data_dependent && !op.returns_plain &&
          !op.checks_values && !op.reports_info && !op.trusts_contents &&
          op.collective == run::Collectivity::none && (op.indexes || is_known(op));
+}
+
+bool draws(const run::Node& node) {
+  const int dropout = node.info.dropout_arg;
+  return node.info.random &&
+         !(dropout >= 0 && node.args[dropout].isDouble() && node.args[dropout].toDouble() == 0);
 }
 
 /// (By a mask it waits, for how many elements there are.)
@@ -145,7 +153,7 @@ bool is_there(const run::Value& value, c10::Device device) {
 bool is_capturable(const run::Node& node) {
   if (node.device.type() != c10::kCUDA || !run::launches(node.queue) || node.discover ||
       node.waits_for_device || node.host_copy || node.collective || !node.rewrites.empty() ||
-      node.plan == 0 || !has_only_kernels(node.info) ||
+      node.plan == 0 || !has_only_kernels(node.info) || draws(node) ||
       (node.info.indexes && !indexes_by_numbers(node)) ||
       node.stream_id != run::default_stream(node.device).id())
     return false;

@@ -94,6 +94,7 @@ class References {
   }
 
   bool held_by_others(const run::StorageVar& var) const {
+    if (var.kind() == engine::Var::Kind::resource) return false;  // (a generator, not drawn from)
     const auto found = vars_.find(&var);
     if (found == vars_.end()) return true;
     return found->second.value_is_held || var.use_count() != 1 + found->second.values;

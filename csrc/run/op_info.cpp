@@ -176,6 +176,7 @@ void OpInfo::read_arguments() {
     args.push_back(info);
   }
   dtype_arg = handle.schema().argumentIndexWithName("dtype").value_or(-1);
+  dropout_arg = handle.schema().argumentIndexWithName("dropout_p").value_or(-1);
 }
 
 void OpInfo::read_returns() {

@@ -97,6 +97,7 @@ struct OpInfo {
   bool torchs = false;  ///< of aten or prims, whose meta functions are torch's own and may be wrong
   bool writes = false;  ///< some argument is written
   bool random = false;  ///< draws from a generator
+  int dropout_arg = -1;  ///< its share of dropped elements, named dropout_p: 0 draws none
   Collectivity collective = Collectivity::none;
   bool takes_generator = false;
   bool data_dependent = false;   ///< shapes or results depend on values
