@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from lazyeng.fuse.description import Program
 
 BLOCK_SIZE = 1024  # elements of a block
+LARGEST_BLOCK_SIZE = 2048  # of those that are small
 # Of a group that folds: as many partial results, whatever the GPU, so that the bits do not depend
 # on it; enough programs for each GPU that there is.
 MAX_PROGRAMS = 1024

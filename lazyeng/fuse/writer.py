@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from lazyeng.fuse.description import Fold, Parameter, Program, Step
 from lazyeng.fuse.expressions import FLOATS, TRITON_TYPES, cast, expression
-from lazyeng.fuse.iteration import BLOCK_SIZE, MAX_PROGRAMS, iteration_of
+from lazyeng.fuse.iteration import LARGEST_BLOCK_SIZE, MAX_PROGRAMS, iteration_of
 from lazyeng.fuse.kernels import Argument, ArgumentKind, Kernel, folded_type, partial_type
 
 SIGNATURE_TYPES = {
@@ -87,7 +87,7 @@ class _GroupWriter(_Writer):
         extents = [abs(s) * n for t in program.tensors
                    for s, n in zip(t.strides, program.shape, strict=False)]  # fmt: skip
         # (The sum bounds every offset, and a block more than there are elements is counted.)
-        self.wide = program.numel + BLOCK_SIZE * MAX_PROGRAMS + sum(extents) >= 1 << 31
+        self.wide = program.numel + LARGEST_BLOCK_SIZE * MAX_PROGRAMS + sum(extents) >= 1 << 31
         self.integer = "i64" if self.wide else "i32"
         self.used_dims: set[int] = set()
 

@@ -9,6 +9,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 import torch
 
+from lazyeng.fuse.launches import launches_of
 from lazyeng.fuse.source import source_of
 from tests.fuse.programs import PARTS, SAMPLES, groups_of, plans_of
 from tests.fuse.replay import Replay
@@ -130,6 +131,29 @@ def test_numbers_are_no_part_of_a_source():
     x = torch.randn(50, 7)
     assert text(0.1, x) == text(0.25, x)
     assert text(0.1, x.t()) == text(0.1, torch.randn(90, 8).t())
+
+
+@pytest.mark.parametrize(
+    "dtypes, folded, size",
+    [
+        ((torch.float32,), False, 1024),
+        ((torch.float64,), False, 1024),
+        ((torch.bfloat16, torch.float16), False, 2048),
+        ((torch.bfloat16, torch.float32), False, 1024),
+        ((torch.bfloat16,), True, 1024),
+    ],
+)
+def test_a_thread_loads_32_bytes(dtypes, folded, size):
+    tensors = [torch.ones(5000, dtype=dtype) for dtype in dtypes]
+
+    def function(*tensors):
+        y = sum(x * 2 + 1 for x in tensors)
+        return y.sum() if folded else y
+
+    (group,) = groups_of(plans_of(function, *tensors))
+    assert launches_of(group.program, source_of(group.program, group.ops))[0].constants == {
+        "BLOCK_SIZE": size
+    }
 
 
 def test_sizes_beyond_int32_are_counted_in_int64():
