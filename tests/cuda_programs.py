@@ -892,7 +892,7 @@ def check_no_chain_of_a_heavy_loop_is_cut() -> None:
                     y = (y * 0.99 + x).relu() - 0.25
                 results.append(y)
                 if i == 3:
-                    eventually(lambda: simulated.launches() > before)
+                    eventually(lambda before=before: simulated.launches() > before)
         lazyeng.synchronize()
         kernels.wait()
     assert not asked, [text.count("# aten") for text in asked]

@@ -138,7 +138,7 @@ def test_numbers_are_no_part_of_a_source():
     [
         ((torch.float32,), False, 1024),
         ((torch.float64,), False, 1024),
-        ((torch.bfloat16, torch.float16), False, 2048),
+        ((torch.bfloat16, torch.bfloat16), False, 2048),
         ((torch.bfloat16, torch.float32), False, 1024),
         ((torch.bfloat16,), True, 1024),
     ],
