@@ -47,15 +47,17 @@ class LoopCuts {
   template <class StartsAnew, class MayJoin>
   void enters(const Entering& node, StartsAnew starts_anew, MayJoin may_join) {
     ++since_cut_;
-    if (node.launched && period_.begins(node.plan) && node.size > 0) begin_step(node);
-    if (node.plan == plan_) {
+    const bool begins = node.launched && period_.begins(node.plan);
+    const bool anchor = node.plan == plan_;
+    if (anchor) {
       since_anchor_ = 0;
       came_again_ = true;
-      if (node.size > 0) consider(node, starts_anew(cut_number_));
     } else if (++since_anchor_ > patience_ && node.plan != 0 &&
                (since_anchor_ > 2 * patience_ || !may_join())) {
       choose(node.plan);
     }
+    if (node.size > 0 && (begins || anchor || bytes_since_cut_ >= kHeavy))
+      consider(node, anchor, begins, starts_anew(cut_number_));
     bytes_since_cut_ += node.bytes;
   }
 
@@ -86,19 +88,28 @@ class LoopCuts {
   static constexpr uint64_t kHeavy = 256 << 20;  ///< bytes: a GPU takes a tenth of a millisecond
   static constexpr uint64_t kLeastPatience = 256, kMostPatience = 16384;
 
-  void begin_step(const Entering& node) {
-    if (since_cut_ > kSegment || (period_.length() > kSegment && since_cut_ > 1)) cut(node, false);
+  void consider(const Entering& node, bool anchor, bool begins, bool anew) {
+    anew_came_ |= anew && (anchor || begins);
+    if (anew && bytes_since_cut_ >= kHeavy)
+      cut(node, true);
+    else if ((begins && begins_piece()) ||
+             ((begins || (anchor && anchors_count(node))) && ends_piece(node, anew)))
+      cut(node, false);
   }
 
-  void consider(const Entering& node, bool anew) {
-    anew_came_ |= anew;
-    const bool heavy = anew && bytes_since_cut_ >= kHeavy;
+  /// Of a step's beginning: it is one always if a step is longer than a piece.
+  bool begins_piece() const { return period_.length() > kSegment && since_cut_ > 1; }
+
+  /// Where steps of about a piece begin, they are not cut elsewhere.
+  bool anchors_count(const Entering& node) const {
     const uint64_t step = node.launched ? period_.length() : 0;
-    const bool long_enough =
-        since_cut_ > kSegment && node.size >= kSegment && (step == 0 || step > 2 * kSegment);
-    // (Where none has started anew since the last cut but one, none will.)
-    if (heavy || (long_enough && (anew || !anew_comes_ || since_cut_ > 2 * kSegment)))
-      cut(node, heavy);
+    return step == 0 || step > 2 * kSegment;
+  }
+
+  /// (Where none has started anew since the last cut but one, none will.)
+  bool ends_piece(const Entering& node, bool anew) const {
+    return since_cut_ > kSegment && node.size >= kSegment &&
+           (anew || !anew_comes_ || since_cut_ > 2 * kSegment);
   }
 
   void cut(const Entering& node, bool heavy) {

@@ -27,7 +27,7 @@ class LoopPeriod {
       length_ = way;
       return settled();
     }
-    if (way > length_ && way <= kLongest && !settled()) {
+    if (way > length_ && way <= kLongest && (!settled() || length_ < kShort)) {
       plan_ = plan;
       length_ = way;
       begun_at_ = at_;
@@ -43,6 +43,7 @@ class LoopPeriod {
 
  private:
   static constexpr uint64_t kLongest = 4096, kPatience = 3;
+  static constexpr uint64_t kShort = 100;  ///< may be that of a loop within the step
   static constexpr uint32_t kSure = 2;
 
   struct Last {

@@ -57,7 +57,7 @@ void Recorder::number_locked(run::Node& node) {
 void Recorder::enter_window_locked(run::Node& node) {
   const bool launched = run::launches(node.queue);
   cuts_.enters(
-      {node.plan, node.number, window_.size(), launched ? node.cost_bytes : 0},
+      {node.plan, node.number, window_.size(), launched, launched ? node.cost_bytes : 0},
       [&](uint64_t number) { return !reads_after(node, number); },
       [&] { return fuse::may_join(node); });
   for (const run::TensorArg& arg : node.tensors)
