@@ -1,4 +1,4 @@
-// csrc/fuse/cuda_graph.cpp: calls of Python, and letting go without the GIL.
+// csrc/fuse/cuda_graph.cpp: calls of Python, launching and letting go without it.
 #include "csrc/fuse/cuda_graph.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -8,6 +8,8 @@
 #include <mutex>
 #include <vector>
 
+#include "csrc/fuse/cuda_functions.h"
+#include "csrc/fuse/device_kernels.h"
 #include "csrc/run/python_error.h"
 #include "csrc/run/python_ref.h"
 
@@ -38,13 +40,15 @@ int let_go(void* = nullptr) {
   return 0;
 }
 
-void call(PyObject* graph, const char* method) {
-  if (!PyRef(PyObject_CallMethod(graph, method, nullptr))) run::throw_current_python_error();
+/// Throws std::runtime_error if it is not there.
+const CudaDriver& driver() {
+  if (const CudaDriver* const driver = cuda_driver()) return *driver;
+  throw std::runtime_error("[CudaGraph] expected CUDA's driver, got none");
 }
 
 }  // namespace
 
-CudaGraph::CudaGraph(c10::Device device) : process_(getpid()) {
+CudaGraph::CudaGraph(c10::Device device) : context_(std::make_unique<PrimaryContext>(driver(), device.index())), process_(getpid()) {
   const Gil gil;
   let_go();
   const PyRef type = run::imported("lazyeng.fuse.cuda_graph", "Graph");
@@ -54,6 +58,7 @@ CudaGraph::CudaGraph(c10::Device device) : process_(getpid()) {
 
 CudaGraph::~CudaGraph() {
   if (graph_ && open_) abandon();
+  if (getpid() != process_) (void)context_.release();  // NOLINT: the parent's
   if (!graph_ || getpid() != process_ || !Py_IsInitialized()) return;
   {
     std::lock_guard lock(dropped().mutex);
@@ -65,7 +70,9 @@ CudaGraph::~CudaGraph() {
 void CudaGraph::end() {
   const Gil gil;
   open_ = false;
-  call(graph_, "end");
+  const PyRef executable(PyObject_CallMethod(graph_, "end", nullptr));
+  if (executable) executable_ = PyLong_AsVoidPtr(executable.get());
+  if (PyErr_Occurred()) run::throw_current_python_error();
 }
 
 void CudaGraph::abandon() noexcept {
@@ -74,9 +81,10 @@ void CudaGraph::abandon() noexcept {
   if (!PyRef(PyObject_CallMethod(graph_, "abandon", nullptr))) PyErr_Clear();
 }
 
-void CudaGraph::launch() const {
-  const Gil gil;
-  call(graph_, "launch");
+void CudaGraph::launch(void* stream) const {
+  const PrimaryContext::Current current(*context_);
+  const CudaDriver& driver = context_->driver();
+  driver.check("cuGraphLaunch", driver.functions().cuGraphLaunch(executable_, stream));
 }
 
 c10::Stream capture_stream(c10::Device device) {

@@ -1,13 +1,18 @@
 // csrc/fuse/cuda_graph.h: a CUDA graph, captured by torch's class of that name.
 //
-// torch's allocator has to know of a capture, and so have its generators: so all goes through
+// torch's allocator has to know of a capture, and so have its generators: so it goes through
 // torch.cuda.CUDAGraph (lazyeng/fuse/cuda_graph.py), under the GIL, which is held for these calls
-// and not in between.
+// and not in between. A launch is the driver's, without Python: no graph draws from a generator,
+// which is all that torch has to do before.
 #pragma once
 
 #include <Python.h>
 #include <c10/core/Stream.h>
 #include <sys/types.h>
+
+#include <memory>
+
+#include "csrc/fuse/cuda_driver.h"
 
 namespace lazyeng::fuse {
 
@@ -25,10 +30,12 @@ class CudaGraph {
   /// Ends it. Throws what torch does; then there is no graph.
   void end();
   void abandon() noexcept;
-  /// On the calling thread's current stream. Throws what torch does.
-  void launch() const;
+  /// On the stream (a CUstream). Throws CudaError.
+  void launch(void* stream) const;
 
  private:
+  std::unique_ptr<const PrimaryContext> context_;
+  void* executable_ = nullptr;  // torch's, as long as its graph lives
   PyObject* graph_ = nullptr;
   bool open_ = true;     // it is being captured
   const pid_t process_;  // that made it: another one has no driver

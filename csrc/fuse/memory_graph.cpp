@@ -88,7 +88,7 @@ class GraphLaunch {
                                                       segment_.nodes().end());
     run::wait_for_other_streams(nodes);
     copy_inputs();
-    graph_.graph->launch();
+    graph_.graph->launch(segment_.nodes()[0]->stream().native_handle());
     try {
       copy_results();
       run::note_launch(nodes);

@@ -1,60 +1,21 @@
 // csrc/fuse/triton_launch.h: loading a compiled Triton kernel and launching it, without Python.
 //
-// CUDA's driver is opened by name when it is needed: there is one build for machines with and
-// without a GPU, made without CUDA's headers. Nothing here knows torch either, so that it is tested
-// against a library that stands in for the driver (tests/cpp/test_triton_launch.cpp).
-//
-// A kernel belongs to the primary context of its device, the one that torch uses. Any thread may
-// launch it; launching is not waited for. Memory that a launch uses is the caller's to keep until
+// A kernel belongs to the primary context of its device. Any thread may launch it; launching is not
+// waited for. Memory that a launch uses is the caller's to keep until
 // the stream is past it.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <cstring>
-#include <memory>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <vector>
 
+#include "csrc/fuse/cuda_driver.h"
+
 namespace lazyeng::fuse {
-
-/// What the driver refused: "[cuLaunchKernel] failed, got CUDA_ERROR_... (700): ...".
-class CudaError : public std::runtime_error {
- public:
-  CudaError(int code, const std::string& what) : std::runtime_error(what), code_(code) {}
-  int code() const { return code_; }
-
- private:
-  int code_;
-};
-
-/// The functions of the driver. Immutable; any thread. Outlives the kernels made with it.
-class CudaDriver {
- public:
-  /// Opens the library. Throws std::runtime_error if it is not there, or lacks a function.
-  explicit CudaDriver(const char* library = "libcuda.so.1");
-  ~CudaDriver();
-  CudaDriver(const CudaDriver&) = delete;
-  CudaDriver& operator=(const CudaDriver&) = delete;
-
-  /// The architecture of a device: 80, 90, ... Throws CudaError.
-  int architecture(int device) const;
-
-  struct Functions;
-  const Functions& functions() const { return *functions_; }
-  /// Throws CudaError if the call's result is an error.
-  void check(const char* call, int result) const;
-
- private:
-  struct Close {
-    void operator()(void* library) const;
-  };
-  std::unique_ptr<void, Close> library_;
-  std::unique_ptr<const Functions> functions_;
-};
 
 /// The arguments of one launch, each in the bytes that its type takes in the kernel.
 class LaunchArguments {
@@ -103,13 +64,9 @@ class TritonKernel {
   void launch(const Grid& grid, void* stream, LaunchArguments& arguments) const;
 
  private:
-  class Current;
   void load(const KernelImage& image);
-  void release() noexcept;
 
-  const CudaDriver& driver_;
-  int device_ = 0;
-  void* context_ = nullptr;
+  const PrimaryContext context_;
   void* module_ = nullptr;
   void* function_ = nullptr;
   uint32_t threads_ = 0;

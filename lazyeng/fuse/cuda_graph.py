@@ -14,14 +14,12 @@ _failed: list[Any] = []
 class Graph:
     """What the calling thread launches on its current stream until `end` becomes a graph."""
 
-    __slots__ = ("_device", "_graph", "_pool", "launch")
+    __slots__ = ("_device", "_graph", "_pool")
 
     def __init__(self, device: int) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._graph = torch.cuda.CUDAGraph()
-        #: Launches it on the calling thread's current stream.
-        self.launch = self._graph.replay
         try:
             # (What other threads do meanwhile, allocations for one, must not end the capture.)
             self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -29,8 +27,8 @@ class Graph:
             self._clean_up()
             raise
 
-    def end(self) -> None:
-        """Ends the capture.
+    def end(self) -> int:
+        """Ends the capture; returns the driver's handle, a CUgraphExec, which lives as long as this.
 
         Raises:
             torch.AcceleratorError: something was not permitted; there is no graph.
@@ -40,6 +38,7 @@ class Graph:
         except BaseException:
             self._clean_up()
             raise
+        return self._graph.raw_cuda_graph_exec()
 
     def abandon(self) -> None:
         """Ends a capture that is of no use."""

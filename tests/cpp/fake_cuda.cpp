@@ -72,6 +72,9 @@ int cuModuleGetFunction(void** to, void* from, const char* name) {
 int cuFuncSetAttribute(void* which, int attribute, int value) {
   return note("cuFuncSetAttribute", "%p %d %d", which, attribute, value);
 }
+int cuGraphLaunch(void* graph, void* stream) {
+  return note("cuGraphLaunch", "%p %p", graph, stream);
+}
 int cuLaunchKernel(void* which, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                    unsigned bz, unsigned shared, void* stream, void** parameters, void** extra) {
   const int result = note("cuLaunchKernel", "%p (%u %u %u) (%u %u %u) %u %p %s", which, gx, gy, gz,

@@ -52,18 +52,24 @@ const bool hooks_registered = [] {
 
 }  // namespace
 
-/// For driver.cpp: a kernel on a stream (null: the device's default one). Returns the driver's
-/// error.
-int simulated_cuda_launch(int device, void* stream, std::function<void()> kernel) {
+template <class Launches>
+static int launch_for_driver(int device, void* stream, Launches launches) {
   if (state_of(device).lost) return kDeviceAssert;
   StreamThread& on = stream ? *static_cast<StreamThread*>(stream) : *state_of(device).streams[0];
   if (on.device() != device) return kInvalidHandle;
   try {
-    launch(on, std::move(kernel));
+    launches(on);
   } catch (const c10::AcceleratorError& error) {
     return error.get_error_code();
   }
   return 0;
+}
+
+/// For driver.cpp: a kernel on a stream (null: the device's default one). Returns the driver's
+/// error.
+int simulated_cuda_launch(int device, void* stream, std::function<void()> kernel) {
+  return launch_for_driver(device, stream,
+                           [&](StreamThread& on) { launch(on, std::move(kernel)); });
 }
 
 namespace {
@@ -118,6 +124,15 @@ void drop_graph(int64_t id) {
     graphs().erase(found);
   }
 }
+
+}  // namespace
+
+int simulated_cuda_launch_graph(int device, void* stream, int64_t graph) {
+  return launch_for_driver(device, stream,
+                           [&](StreamThread& on) { launch(graph_of(graph), on); });
+}
+
+namespace {
 
 /// Of what vendors' libraries may do.
 bool never(const at::Tensor&, const at::Tensor&, at::IntArrayRef, at::IntArrayRef, int64_t) {

@@ -48,6 +48,9 @@ class Graph:
     def replay(self) -> None:
         torch.ops.simulated_cuda.launch_graph(self._graph)
 
+    def raw_cuda_graph_exec(self) -> int:
+        return self._graph
+
     def reset(self) -> None:
         torch.ops.simulated_cuda.drop_graph(self._graph)
 

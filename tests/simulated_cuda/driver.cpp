@@ -14,6 +14,7 @@
 #include <vector>
 
 int simulated_cuda_launch(int device, void* stream, std::function<void()> kernel);
+int simulated_cuda_launch_graph(int device, void* stream, int64_t graph);
 
 namespace {
 
@@ -104,6 +105,10 @@ int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned,
     call->arguments.push_back(bytes);
   }
   return simulated_cuda_launch(device_of(contexts.back()), stream, [call] { run(*call); });
+}
+int cuGraphLaunch(void* graph, void* stream) {
+  return simulated_cuda_launch_graph(device_of(contexts.back()), stream,
+                                     reinterpret_cast<int64_t>(graph));
 }
 int cuGetErrorName(int, const char** text) {
   *text = "CUDA_ERROR_SIMULATED";
