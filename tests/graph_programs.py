@@ -494,6 +494,19 @@ def check_a_capture_that_fails_loses_nothing() -> None:
     assert lazyeng.engine_stats()["graph_bytes"] == 0
 
 
+def check_an_op_that_cannot_be_captured_stays_outside() -> None:
+    _C.give_up_device_groups()
+    simulated.never_capture("aten::cumsum")
+    weight = numbers(0, 4, 4)
+
+    def step(to: Any, i: int) -> list[Tensor]:
+        w = to(weight)
+        return [layers(torch.cumsum(layers(to(numbers(i, 8, 4)), w), 0), w)]
+
+    counts = run_loop(step, range(ROUNDS + 4))
+    assert counts[-3:] == [2, 2, 2], counts
+
+
 def check_a_graph_without_memory_runs_as_its_ops() -> None:
     kernels.install()
     weight = lazyeng.wrap(numbers(0, 4, 4).cuda())

@@ -125,7 +125,7 @@ bool is_known(const run::OpInfo& op) {
 
 bool has_only_kernels(const run::OpInfo& op) {
   return op.aten && !op.takes_generator && !op.data_dependent && !op.returns_plain &&
-         !op.checks_values && !op.reports_info && !op.trusts_contents &&
+         !op.checks_values && !op.reports_info &&
          op.collective == run::Collectivity::none && (op.indexes || is_known(op));
 }
 

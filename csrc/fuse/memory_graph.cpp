@@ -215,6 +215,20 @@ bool MemoryGraph::may_capture(const Observation& now) const {
   return CapturedGraph::live.load(std::memory_order_relaxed) < kMostGraphs + (graph_ ? 1 : 0);
 }
 
+/// The op cannot be captured, as one whose numbers change: the plan's next segments are what lies
+/// before and behind it.
+void MemoryGraph::leave_out(Segment& segment, size_t op) {
+  size_t node = 0;
+  const auto nodes_in = [&](size_t i) {
+    const Group* const group = as_group(*segment.ops()[i]);
+    return group ? group->members.size() : 1;
+  };
+  for (size_t i = 0; i < op; ++i) node += nodes_in(i);
+  changing_.assign(segment.nodes().size(), false);
+  for (size_t end = node + nodes_in(op); node < end; ++node) changing_[node] = true;
+  numbers_change_ = true;
+}
+
 bool MemoryGraph::capture(Segment& segment, const Observation& now) {
   const std::unique_lock one_at_a_time(capturing(), std::try_to_lock);
   if (!one_at_a_time) return false;
@@ -224,8 +238,11 @@ bool MemoryGraph::capture(Segment& segment, const Observation& now) {
   StandIns stand_ins(segment, now, copied_, kept_, stream);
   const c10::StreamGuard on_stream(stream);
   auto graph = std::make_unique<CudaGraph>(device);
-  if (!stand_ins.capture_ops()) {
-    give_up();  // (the graph ends the capture)
+  size_t captured = 0;
+  const StandIns::Captured end = stand_ins.capture_ops(captured);
+  if (end != StandIns::Captured::all) {  // (the graph ends the capture)
+    if (end == StandIns::Captured::not_one) leave_out(segment, captured);
+    give_up();
     return false;
   }
   graph->end();

@@ -46,12 +46,14 @@ class MemoryGraph {
   void give_up();
   /// It has been captured, or observed twice.
   bool came_again() const { return observed_ > 1; }
-  /// Of each node, whether its numbers keep changing. Empty: the segment is as it should be.
+  /// Of each node, whether its numbers keep changing, or it cannot be captured. Empty: the segment
+  /// is as it should be.
   std::vector<bool> changing_nodes() const;
 
  private:
   bool may_capture(const Observation& now) const;
   bool capture(Segment& segment, const Observation& now);
+  void leave_out(Segment& segment, size_t op);
   bool launch(Segment& segment, const Observation& now);
   void note_changes(const Observation& now);
   void note_changed_places(const Observation& before, const Observation& now);
@@ -71,7 +73,7 @@ class MemoryGraph {
   uint64_t observed_ = 0;
   uint64_t replay_ = 0;  // the last one
   uint64_t resumes_at_ = 0;
-  bool numbers_change_ = false;
+  bool numbers_change_ = false;  // or some cannot be captured
 };
 
 struct GraphStats {

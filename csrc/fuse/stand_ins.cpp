@@ -87,16 +87,19 @@ void StandIns::let_go_of(size_t op) {
   }
 }
 
-bool StandIns::capture_ops() {
+StandIns::Captured StandIns::capture_ops(size_t& captured) {
   const auto& ops = segment_.ops();
-  for (size_t i = 0; i < ops.size(); ++i) {
-    Group* const group = as_group(*ops[i]);
-    auto* const node = group ? nullptr : static_cast<run::Node*>(ops[i].get());
-    const bool good = group ? group->capture() : !node->run() && !node->asks_again();
-    if (!good) return false;
-    let_go_of(i);
+  for (captured = 0; captured < ops.size(); ++captured) {
+    if (Group* const group = as_group(*ops[captured])) {
+      if (!group->capture()) return Captured::none;
+    } else {
+      auto& node = static_cast<run::Node&>(*ops[captured]);
+      if (node.run()) return Captured::not_one;
+      if (node.asks_again()) return Captured::none;
+    }
+    let_go_of(captured);
   }
-  return true;
+  return Captured::all;
 }
 
 std::vector<c10::Storage> StandIns::memory() const {

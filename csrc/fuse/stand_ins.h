@@ -20,8 +20,10 @@ class StandIns {
   StandIns(const StandIns&) = delete;
   StandIns& operator=(const StandIns&) = delete;
 
-  /// Runs all ops. False: one of them failed.
-  bool capture_ops();
+  enum class Captured { all, not_one, none };
+  /// Runs all ops, and counts those that were captured. not_one: the next one failed, and is to
+  /// blame; none: there may be no memory.
+  Captured capture_ops(size_t& captured);
   /// Of each var that is copied or kept, where; null for others.
   std::vector<c10::Storage> memory() const;
 

@@ -214,6 +214,7 @@ TORCH_LIBRARY(simulated_cuda, m) {
   });
   m.def("graph_launches() -> int", []() -> int64_t { return graph_launches; });
   m.def("fail_captures(int count) -> ()", [](int64_t count) { captures_to_fail = count; });
+  m.def("never_capture(str op) -> ()", [](std::string op) { never_captured = std::move(op); });
   m.def("fail_copies(bool all) -> ()", [](bool all) { copies_fail = all; });
   m.def("finished() -> int", []() -> int64_t { return finished; });
   m.def("launches() -> int", []() -> int64_t { return launches; });
