@@ -124,7 +124,8 @@ def programs(
         name: (functools.partial(make, device), 3.0) for name, make in LAUNCH_BOUND.items()
     }
     made["Llama, batch 1"] = (functools.partial(decode, device, options.small), 2.0)
-    return made
+    wanted = tuple(options.programs or ("",))
+    return {name: program for name, program in made.items() if name.startswith(wanted)}
 
 
 def ways(make: Callable[[], Step], device: str) -> dict[str, Burst]:
@@ -243,6 +244,7 @@ def main() -> None:
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--device", help="run all the same, on this one (to try the benchmark)")
     parser.add_argument("--only", nargs="+", choices=TABLES, help="these tables")
+    parser.add_argument("--programs", nargs="+", help="those of steps whose names begin like this")
     parser.add_argument("--small", action="store_true", help="tiny sizes (to try the benchmark)")
     options = parser.parse_args()
     if not options.device and not torch.cuda.is_available():
