@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import lazyeng
@@ -896,6 +897,25 @@ def check_no_chain_of_a_heavy_loop_is_cut() -> None:
         lazyeng.synchronize()
         kernels.wait()
     assert not asked, [text.count("# aten") for text in asked]
+
+
+def check_numbers_in_masks_are_recorded() -> None:
+    """A launch by the program's thread waits for those of the thread that launches."""
+    mask = torch.ones(4, 4, device="cuda").tril().bool()
+    q = torch.randn(1, 2, 4, 4, device="cuda")
+
+    def step(q: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
+        y = F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+        return [y, torch.where(mask, 0.5, y), torch.where(mask, y, 2), torch.where(mask, 1.0, 0.0)]
+
+    expected = step(q.cpu(), mask.cpu())
+    for _ in range(3):
+        with lazyeng.lazy("deferred"):
+            before = simulated.launches()
+            made = step(q, mask)
+            launched = simulated.launches() - before
+        torch.testing.assert_close([lazyeng.unwrap(x).cpu() for x in made], expected)
+    assert launched == 0, launched
 
 
 def check_a_full_window_is_grouped_by_a_free_worker() -> None:

@@ -294,7 +294,7 @@ def check_each_memory_that_is_written_has_a_graph() -> None:
     """Layers with caches of their own, one after another: one plan."""
     kernels.install()
     slow(50)
-    weight, at = numbers(0, 4, 4), torch.zeros(2, dtype=torch.long)
+    weight, at = numbers(0, 4, 4), torch.tensor([3, 1])
 
     def layer(cache: Tensor, weight: Tensor, at: Tensor) -> Tensor:
         cache.index_copy_(0, at, layers(cache[:2], weight))

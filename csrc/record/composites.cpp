@@ -80,6 +80,12 @@ constexpr std::array<const char*, 1> kWholeOnCuda = {"_fused_rms_norm"};
 constexpr std::array<const char*, 4> kFillFactory = {"pad_sequence", "linalg_matrix_norm",
                                                      "linalg_matrix_norm.str_ord", "vander"};
 
+/// The same of numbers that they fill tensors with: on the CPU these are made at once, which is
+/// less than to record it; on a device that is a launch, for which the program would wait if
+/// another thread is launching.
+constexpr std::array<const char*, 4> kFillNumber = {"scaled_dot_product_attention", "where.Scalar",
+                                                    "where.ScalarSelf", "where.ScalarOther"};
+
 bool integral(const at::Tensor& tensor) { return c10::isIntegralType(tensor.scalar_type(), false); }
 
 /// For writes of a plain tensor that a block has recorded.
@@ -213,6 +219,11 @@ bool is_on_cuda(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   return torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensor().device().is_cuda();
 }
 
+void with_lazy_factories_on_cuda(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (is_on_cuda(op, *stack)) return with_lazy_factories(op, stack);
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+}
+
 void differentiate_whole_on_cuda(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   op.callBoxedForDispatchKey(is_on_cuda(op, *stack) ? c10::DispatchKey::Autograd
                                                     : c10::DispatchKey::CompositeImplicitAutograd,
@@ -300,6 +311,11 @@ void register_opaque_composites() {
   };
   add(autograd, kFillFactory, fills);
   add(backend, kFillFactory, fills);
+  const auto numbers = [] {
+    return torch::CppFunction::makeFromBoxedFunction<&with_lazy_factories_on_cuda>();
+  };
+  add(autograd, kFillNumber, numbers);
+  add(backend, kFillNumber, numbers);
   add(backend, kStartFromFactory, whole);
   add(backend, kWorkOnMemory, whole);
   add(autograd, kWorkOnMemory, [] { return torch::CppFunction::makeFallthrough(); });

@@ -28,7 +28,7 @@ class Graph:
             raise
 
     def end(self) -> int:
-        """Ends the capture; returns the driver's handle, a CUgraphExec, which lives as long as this.
+        """Ends the capture; returns the CUgraphExec of the driver, which lives as long as this.
 
         Raises:
             torch.AcceleratorError: something was not permitted; there is no graph.
