@@ -125,8 +125,8 @@ bool is_known(const run::OpInfo& op) {
 
 bool has_only_kernels(const run::OpInfo& op) {
   return op.aten && !op.takes_generator && !op.data_dependent && !op.returns_plain &&
-         !op.checks_values && !op.reports_info &&
-         op.collective == run::Collectivity::none && (op.indexes || is_known(op));
+         !op.checks_values && !op.reports_info && op.collective == run::Collectivity::none &&
+         (op.indexes || is_known(op));
 }
 
 bool draws(const run::Node& node) {
