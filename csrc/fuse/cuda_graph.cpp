@@ -48,7 +48,8 @@ const CudaDriver& driver() {
 
 }  // namespace
 
-CudaGraph::CudaGraph(c10::Device device) : context_(std::make_unique<PrimaryContext>(driver(), device.index())), process_(getpid()) {
+CudaGraph::CudaGraph(c10::Device device)
+    : context_(std::make_unique<PrimaryContext>(driver(), device.index())), process_(getpid()) {
   const Gil gil;
   let_go();
   const PyRef type = run::imported("lazyeng.fuse.cuda_graph", "Graph");
