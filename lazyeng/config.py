@@ -161,7 +161,7 @@ MAX_POOL_BYTES = Variable(
 CUDA_GRAPHS = Variable(
     "LAZYENG_CUDA_GRAPHS", lambda text: _choice("on", "off")(text) == "on", lambda: False,
     "`on`: what a loop launches on a GPU in each step becomes a CUDA graph "
-    "(docs/gpu.md: on the GPU that has run it, decoding was slower with it)", "`off`",
+    "(docs/gpu.md: on the GPU that has run it, not all loops were faster with it)", "`off`",
 )  # fmt: skip
 CACHE_DIR = Variable(
     "LAZYENG_CACHE_DIR", Path, _user_cache,

@@ -899,6 +899,27 @@ def check_no_chain_of_a_heavy_loop_is_cut() -> None:
     assert not asked, [text.count("# aten") for text in asked]
 
 
+def check_any_number_of_heavy_steps_is_one_kernel() -> None:
+    """However many of them somebody reads at once, and although they read the same input."""
+    asked: list[str] = []
+
+    def refuse(requests: Any) -> Any:
+        asked.extend(request.text for request in requests)
+        raise CompileError("not here")
+
+    warnings.simplefilter("ignore", CompileWarning)
+    kernels.install(refuse)
+    x = torch.rand(24 << 20, device="cuda")
+    for mode in ("deferred", "async"):
+        for steps in (1, 2, 3, 5):
+            with lazyeng.lazy(mode):
+                results = [F.silu(x) * x + 1 for _ in range(steps)]
+            del results[:-1]
+            results[-1][0].item()
+            kernels.wait()
+    assert len(set(asked)) == 1, asked
+
+
 def check_numbers_in_masks_are_recorded() -> None:
     """A launch by the program's thread waits for those of the thread that launches."""
     mask = torch.ones(4, 4, device="cuda").tril().bool()

@@ -78,6 +78,7 @@ LEFT_OUT = {
     "check_chains_over_lists_that_are_torchs": "writes memory twice in one kernel: eager races too",
     "check_a_number_that_does_not_fit_is_the_ops_failure": "torch's CUDA refuses it at the call",
     "check_no_chain_of_a_heavy_loop_is_cut": _COUNTED,
+    "check_any_number_of_heavy_steps_is_one_kernel": _COUNTED,
     "check_numbers_in_masks_are_recorded": _COUNTED,
 }
 

@@ -71,16 +71,20 @@ class LoopCuts {
 
   /// These are taken: where they are cut.
   std::vector<size_t> take_up_to_last() {
+    if (cuts_.empty()) bytes_since_cut_ = 0;  // (all are taken)
     heavy_ = false;
     std::vector<size_t> within = std::exchange(cuts_, {});
     if (!within.empty()) within.pop_back();
     return within;
   }
 
-  /// All of the window is taken, as somebody reads: loops with reads repeat without cuts.
-  void take_all() {
-    heavy_ = false;
-    cuts_.clear();
+  /// All of the window is taken, as somebody reads: loops with reads repeat without cuts, but for
+  /// heavy steps, of which there may be any number. Where it is cut.
+  std::vector<size_t> take_all() {
+    bytes_since_cut_ = 0;
+    std::vector<size_t> within = std::exchange(cuts_, {});
+    if (!std::exchange(heavy_, false)) within.clear();
+    return within;
   }
 
  private:

@@ -199,10 +199,7 @@ Recorder::Taken Recorder::take_window_locked(bool whole) {
   in_transit_.store(true, std::memory_order_seq_cst);
   const size_t count = whole ? window_.size() : cuts_.up_to_last(window_.size());
   Taken taken{.nodes = {}, .cuts = {}, .up_to = last_number_};
-  if (whole)
-    cuts_.take_all();
-  else
-    taken.cuts = cuts_.take_up_to_last();
+  taken.cuts = whole ? cuts_.take_all() : cuts_.take_up_to_last();
   Batch rest;
   rest.reserve(full_window());
   if (count < window_.size()) {

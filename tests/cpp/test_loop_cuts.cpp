@@ -40,6 +40,12 @@ class Window {
     return pieces;
   }
 
+  /// Where they are cut if all are taken.
+  std::vector<size_t> fetch_all() {
+    plans_.clear();
+    return cuts_.take_all();
+  }
+
   size_t size() const { return plans_.size(); }
 
  private:
@@ -148,6 +154,12 @@ void heavy_steps_are_pieces() {
   same(pieces[0].size(), size_t{20}, "nodes of the first");
   check(!window.heavy(), "what is left is one of them");
   same(window.size(), size_t{20}, "left");
+  record_chain(window, uint64_t{1} << 30);
+  record_chain(window, uint64_t{1} << 30);
+  check(window.fetch_all() == std::vector<size_t>{20, 40}, "read, each is a piece");
+  check(!window.heavy(), "nothing is left");
+  for (int step = 0; step < 12; ++step) record_chain(window);
+  check(window.fetch_all().empty(), "light ones are read whole");
 }
 
 /// A model of equal layers; the calls at both of its ends come once.
