@@ -1,8 +1,8 @@
 // csrc/fuse/capturable.cpp: ops by their schemas, and a table of names.
 //
-// An op that is not known to be well is left out. One that waits for the host would only make its
-// capture fail; but one that copies from the host's memory would be captured with an address that
-// holds something else by the next launch, and nobody would see it.
+// An op that is not known to be well is left out. One that waits for the host would make its
+// capture fail, and is then left out too; but one that copies from the host's memory would be
+// captured with an address that holds something else by the next launch, and nobody would see it.
 #include "csrc/fuse/capturable.h"
 
 #include <algorithm>
@@ -68,8 +68,6 @@ const std::unordered_set<string_view>& known_names() {
       "index_add_",
       "index_copy",
       "index_copy_",
-      "index_fill",
-      "index_fill_",
       "index_select",
       "masked_fill",
       "masked_fill_",

@@ -282,7 +282,10 @@ class CallsRun {
   const c10::ArrayRef<run::Node*> nodes_;
   const IsDead& is_dead_;
   const c10::Device device_;
-  const bool tf32_ = at::globalContext().allowTF32CuBLAS();  // the program may change it meanwhile
+  // (The program may change it meanwhile.)
+  const bool tf32_ =
+      at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
+      at::Float32Precision::TF32;
   Key key_;
   std::vector<Tensor> tensors_;
   std::unordered_map<const void*, int16_t> known_;  // places: of vars that calls make, of values

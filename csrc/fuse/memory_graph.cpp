@@ -148,6 +148,10 @@ std::mutex& capturing() {
 MemoryGraph::MemoryGraph() = default;
 MemoryGraph::~MemoryGraph() = default;
 
+bool MemoryGraph::too_many() {
+  return CapturedGraph::live.load(std::memory_order_relaxed) >= kMostGraphs;
+}
+
 void MemoryGraph::give_up() {
   graph_ = nullptr;
   resumes_at_ = std::numeric_limits<uint64_t>::max();

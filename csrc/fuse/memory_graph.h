@@ -44,6 +44,9 @@ class MemoryGraph {
   /// The first replay that may be worth it to be asked about.
   uint64_t resumes_at() const { return resumes_at_; }
   void give_up();
+  uint64_t last_replay() const { return replay_; }
+  /// There are as many graphs as may be, of the whole process.
+  static bool too_many();
   /// It has been captured, or observed twice.
   bool came_again() const { return observed_ > 1; }
   /// Of each node, whether its numbers keep changing, or it cannot be captured. Empty: the segment

@@ -15,8 +15,6 @@ namespace {
 void add_settings(Key& words) {
   const at::Context& context = at::globalContext();
   const bool settings[] = {
-      context.allowTF32CuBLAS(),
-      context.allowTF32CuDNN(),
       context.deterministicAlgorithms(),
       context.deterministicCuDNN(),
       context.benchmarkCuDNN(),
@@ -29,6 +27,12 @@ void add_settings(Key& words) {
   };
   uint64_t word = 0;
   for (const bool setting : settings) word = word << 1 | uint64_t{setting};
+  // (Not allowTF32CuBLAS() and its like, which raise where a program uses the newer settings.)
+  for (const at::Float32Op op : {at::Float32Op::MATMUL, at::Float32Op::CONV, at::Float32Op::RNN})
+    word = word << 4 | uint64_t(context.float32Precision(at::Float32Backend::CUDA, op));
+  word = word << 2 | uint64_t(context.allowFP16ReductionCuBLAS());
+  word = word << 2 | uint64_t(context.allowBF16ReductionCuBLAS());
+  word = word << 1 | uint64_t{context.allowFP16AccumulationCuBLAS()};
   words.push_back(word);
 }
 

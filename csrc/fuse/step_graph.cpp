@@ -9,7 +9,9 @@
 namespace lazyeng::fuse {
 namespace {
 
-constexpr size_t kMostMemories = 32;
+constexpr size_t kMostMemories = 128;
+constexpr uint64_t kStale = 1024;  // replays that a memory has not come in
+constexpr uint64_t kRecent = 64;
 constexpr uint64_t kNotWorthACopy = 1 << 20;  // bytes: two thirds of a microsecond of an H100
 
 std::atomic<bool> switched_on{false};
@@ -40,30 +42,32 @@ std::optional<std::vector<bool>> StepGraph::changing_nodes() {
   return std::nullopt;
 }
 
-/// Without those of memory that came once only; or by no memory, if all did.
-void StepGraph::make_room() {
+/// Without those of memory that is gone; or by no memory, if none has come again.
+void StepGraph::make_room(uint64_t replay) {
+  std::erase_if(graphs_, [&](const auto& of) { return of.second.last_replay() + kStale < replay; });
+  if (graphs_.size() < kMostMemories) return;
   if (std::ranges::none_of(graphs_, [](const auto& of) { return of.second.came_again(); })) {
     by_memory_ = false;
     return graphs_.clear();
   }
-  std::erase_if(graphs_, [](const auto& of) { return !of.second.came_again(); });
+  graphs_.erase(std::ranges::min_element(graphs_, {},
+                                         [](const auto& of) { return of.second.last_replay(); }));
 }
 
-/// Null: there are too many.
-MemoryGraph* StepGraph::graph_for(const Observation& now) {
+MemoryGraph& StepGraph::graph_for(const Observation& now, uint64_t replay) {
   const uint64_t memory = by_memory_ ? hash_of_memory(now) : 0;
-  if (const auto found = graphs_.find(memory); found != graphs_.end()) return &found->second;
-  if (graphs_.size() >= kMostMemories) make_room();
-  if (graphs_.size() >= kMostMemories) return nullptr;
-  return &graphs_[by_memory_ ? memory : 0];
+  if (const auto found = graphs_.find(memory); found != graphs_.end()) return found->second;
+  if (graphs_.size() >= kMostMemories || MemoryGraph::too_many()) make_room(replay);
+  return graphs_[by_memory_ ? memory : 0];
 }
 
-/// What no graph of it is worth to be looked at for need not be pushed as a segment.
-void StepGraph::note_resumption() {
+/// What no graph of it is worth to be looked at for need not be pushed as a segment. (Memory that
+/// came in a warm-up alone has no say.)
+void StepGraph::note_resumption(uint64_t replay) {
   uint64_t first = std::numeric_limits<uint64_t>::max();
   bool numbers_change = false;
   for (const auto& [memory, graph] : graphs_) {
-    first = std::min(first, graph.resumes_at());
+    if (graph.last_replay() + kRecent >= replay) first = std::min(first, graph.resumes_at());
     numbers_change |= !graph.changing_nodes().empty();
   }
   resumes_at_.store(first, std::memory_order_relaxed);
@@ -78,21 +82,23 @@ void StepGraph::note_unobserved() {
 }
 
 bool StepGraph::run_locked(Segment& segment) {
+  // (The plan is about to be divided anew: each memory would find out the same.)
+  if (numbers_change_.load(std::memory_order_relaxed)) return false;
   std::optional<Observation> now = observe(segment);
   if (!now) {
     note_unobserved();
     return false;
   }
   unobserved_ = 0;
-  MemoryGraph* const graph = graph_for(*now);
-  if (!graph) return false;
+  const uint64_t replay = replays_.load(std::memory_order_relaxed);
+  MemoryGraph& graph = graph_for(*now, replay);
   bool good = false;
   try {
-    good = graph->run(segment, std::move(*now), replays_.load(std::memory_order_relaxed));
+    good = graph.run(segment, std::move(*now), replay);
   } catch (...) {
-    graph->give_up();  // (the capture was not permitted, or there is no memory for it)
+    graph.give_up();  // (the capture was not permitted, or there is no memory for it)
   }
-  note_resumption();
+  note_resumption(replay);
   return good;
 }
 
@@ -103,7 +109,8 @@ bool StepGraph::run(Segment& segment) noexcept {
   try {
     return run_locked(segment);
   } catch (...) {
-    return false;  // (no memory of the host)
+    note_unobserved();  // (no memory of the host)
+    return false;
   }
 }
 

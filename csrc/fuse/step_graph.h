@@ -28,9 +28,9 @@ class StepGraph {
 
  private:
   bool run_locked(Segment& segment);
-  MemoryGraph* graph_for(const Observation& now);
-  void make_room();
-  void note_resumption();
+  MemoryGraph& graph_for(const Observation& now, uint64_t replay);
+  void make_room(uint64_t replay);
+  void note_resumption(uint64_t replay);
   void note_unobserved();
 
   static constexpr uint64_t kFirst = 3;  // the replay that is observed first

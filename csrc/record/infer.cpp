@@ -201,9 +201,9 @@ bool left_written_as_they_were(const Call& call, const run::Node::Discovery& fou
   });
 }
 
-bool meta_agrees(const Call& call, const run::Node::Discovery& found, bool exactly) {
+bool agrees(For whom, const Call& call, const run::Node::Discovery& found, bool exactly) {
   MetaAnswer answer = MetaAnswer::none;
-  const PlanRef said = ask_meta(call, For::meta, answer);
+  const PlanRef said = ask_meta(call, whom, answer);
   if (!said || said->run_now) return false;
   const std::vector<at::Tensor> inputs = real_arguments_of(call);
   auto made = make_ref<Plan>();
@@ -244,7 +244,11 @@ PlanRef learn(const Call& call, const run::Node::Discovery& found) {
 void compare_with_meta(const Call& call, const run::Node::Discovery& found) {
   if (call.info.torchs && makes_tensors(call.info) && !call.info.wrong_meta &&
       !kernel_can_be_tried(call))
-    note_run(call, [&](bool exactly) { return meta_agrees(call, found, exactly); });
+    note_run(call, [&](bool exactly) { return agrees(For::meta, call, found, exactly); });
+}
+
+bool structured_meta_agrees(const Call& call, const run::Node::Discovery& found) {
+  return structured_meta_is_right(call) && agrees(For::structured_meta, call, found, true);
 }
 
 }  // namespace lazyeng::record

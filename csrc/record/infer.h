@@ -102,5 +102,8 @@ PlanRef learn(const Call& call, const run::Node::Discovery& found);
 /// Counts runs, and after a few notes whether the op's meta function would have said what this one
 /// has shown: until then, and if not, infer() does not ask it.
 void compare_with_meta(const Call& call, const run::Node::Discovery& found);
+/// Whether the structured meta function says what the run has found. (The call may have run at once
+/// for another reason: a setting under which the kernel may refuse it.)
+bool structured_meta_agrees(const Call& call, const run::Node::Discovery& found);
 
 }  // namespace lazyeng::record

@@ -8,13 +8,15 @@
 // What is fetched ends at the last cut, if there is one: the rest waits, and begins the next
 // window.
 //
-// A step of the loop that reads nothing that was written since the last cut *starts anew*: a chain
-// of ops over the same input, say. Where a loop's anchors do, the window is cut at these alone, so
-// that no chain is cut, which would be other groups each time. And what such steps make may be
-// *heavy*: then each is a piece, and those who run it need not wait for a longer window.
+// On a device:
 //
-// On a device a step of the loop is divided in the same way each time, from its beginning on
-// (loop_period.h): the same ops are then over the same memory, as a CUDA graph has it.
+// - A step of the loop that begins by reading nothing that was written since the last cut *starts
+//   anew*: a chain of ops over the same input, say. Where a loop's anchors do, the window is cut at
+//   these (up to 200 nodes away), so that no chain is cut, which would be another kernel each time.
+// - What such steps make may be *heavy*: then each is a piece, however short, and those who run it
+//   need not wait for a longer window.
+// - A step is divided in the same way each time, from its beginning on (loop_period.h): the same
+//   ops are then over the same memory, as a CUDA graph has it.
 //
 // An anchor that does not come again is given up, after longer and longer patience, for the next
 // node; one that joins no group, if there is one, so that no group is cut.
@@ -47,7 +49,7 @@ class LoopCuts {
   template <class StartsAnew, class MayJoin>
   void enters(const Entering& node, StartsAnew starts_anew, MayJoin may_join) {
     ++since_cut_;
-    const bool begins = node.launched && period_.begins(node.plan);
+    const bool begins = node.launched && period_.enters(node.plan);
     const bool anchor = node.plan == plan_;
     if (anchor) {
       since_anchor_ = 0;
@@ -57,7 +59,7 @@ class LoopCuts {
       choose(node.plan);
     }
     if (node.size > 0 && (begins || anchor || bytes_since_cut_ >= kHeavy))
-      consider(node, anchor, begins, starts_anew(cut_number_));
+      consider(node, anchor, begins, node.launched && starts_anew(cut_number_));
     bytes_since_cut_ += node.bytes;
   }
 
@@ -69,9 +71,9 @@ class LoopCuts {
   /// How many nodes of a window of `size` to take: as many as stand before the last cut.
   size_t up_to_last(size_t size) const { return cuts_.empty() ? size : cuts_.back(); }
 
-  /// These are taken: where they are cut.
-  std::vector<size_t> take_up_to_last() {
-    if (cuts_.empty()) bytes_since_cut_ = 0;  // (all are taken)
+  /// These are taken, of nodes up to that number: where they are cut.
+  std::vector<size_t> take_up_to_last(uint64_t number) {
+    if (cuts_.empty()) forget_window(number);
     heavy_ = false;
     std::vector<size_t> within = std::exchange(cuts_, {});
     if (!within.empty()) within.pop_back();
@@ -79,11 +81,11 @@ class LoopCuts {
   }
 
   /// All of the window is taken, as somebody reads: loops with reads repeat without cuts, but for
-  /// heavy steps, of which there may be any number. Where it is cut.
-  std::vector<size_t> take_all() {
-    bytes_since_cut_ = 0;
+  /// heavy steps, of which there may be any number, and where `keep` says so. Where it is cut.
+  std::vector<size_t> take_all(uint64_t number, bool keep = false) {
+    forget_window(number);
     std::vector<size_t> within = std::exchange(cuts_, {});
-    if (!std::exchange(heavy_, false)) within.clear();
+    if (!std::exchange(heavy_, false) && !(keep && period_.length() > 0)) within.clear();
     return within;
   }
 
@@ -92,8 +94,14 @@ class LoopCuts {
   static constexpr uint64_t kHeavy = 256 << 20;  ///< bytes: a GPU takes a tenth of a millisecond
   static constexpr uint64_t kLeastPatience = 256, kMostPatience = 16384;
 
+  /// Whoever reads what it made reads something that is there.
+  void forget_window(uint64_t number) {
+    bytes_since_cut_ = 0;
+    cut_number_ = number;
+  }
+
   void consider(const Entering& node, bool anchor, bool begins, bool anew) {
-    anew_came_ |= anew && (anchor || begins);
+    anew_since_cut_ |= anew && (anchor || begins);
     if (anew && bytes_since_cut_ >= kHeavy)
       cut(node, true);
     else if ((begins && begins_piece()) ||
@@ -113,7 +121,7 @@ class LoopCuts {
   /// (Where none has started anew since the last cut but one, none will.)
   bool ends_piece(const Entering& node, bool anew) const {
     return since_cut_ > kSegment && node.size >= kSegment &&
-           (anew || !anew_comes_ || since_cut_ > 2 * kSegment);
+           (anew || !anew_before_cut_ || since_cut_ > 2 * kSegment);
   }
 
   void cut(const Entering& node, bool heavy) {
@@ -122,7 +130,7 @@ class LoopCuts {
     since_cut_ = 0;
     bytes_since_cut_ = 0;
     cut_number_ = node.number - 1;
-    anew_comes_ = std::exchange(anew_came_, false);
+    anew_before_cut_ = std::exchange(anew_since_cut_, false);
   }
 
   void choose(uint64_t plan) {
@@ -139,7 +147,7 @@ class LoopCuts {
   uint64_t since_anchor_ = 0, since_cut_ = 0;
   bool came_again_ = false;
   uint64_t cut_number_ = 0, bytes_since_cut_ = 0;
-  bool anew_came_ = false, anew_comes_ = false;  // since the last cut; before that
+  bool anew_since_cut_ = false, anew_before_cut_ = false;  // since the last cut; before that
   bool heavy_ = false;
   std::vector<size_t> cuts_;  // in the window, ascending
 };

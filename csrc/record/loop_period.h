@@ -14,8 +14,8 @@ namespace lazyeng::record {
 /// Guarded by the lock of the window.
 class LoopPeriod {
  public:
-  /// A node of this plan (0: of none) is recorded: whether a step begins with it.
-  bool begins(uint64_t plan) {
+  /// A node of this plan (0: of none) is recorded. Whether a step begins with it.
+  bool enters(uint64_t plan) {
     ++at_;
     if (plan == 0) return false;
     Last& last = last_[plan % last_.size()];

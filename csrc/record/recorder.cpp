@@ -493,8 +493,8 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
   if (learn_under) {
     note_kernel_accepted(call);
     compare_with_meta(call, node->found);
-    // (No matter if it was the kernel that was in doubt.)
-    doubt_of(call).structured.store(true, std::memory_order_relaxed);
+    if (!structured_meta_agrees(call, node->found))
+      doubt_of(call).structured.store(true, std::memory_order_relaxed);
     if (PlanRef plan = learn(call, node->found)) {
       want_trials(call, counters_.recorded.load(std::memory_order_relaxed));
       plans_.insert(*learn_under, call, std::move(plan));

@@ -158,8 +158,8 @@ class Recorder {
   void throttle(const run::Node& node);
   bool fits_when_fused();
   void flush_for_room();
-  bool rest_is_small();
-  bool device_needs_more(uint64_t newest);
+  bool rest_may_stay();
+  bool may_push_held(uint64_t newest);
   /// Waits for what was recorded that writes the var.
   void wait_until_written(run::StorageVar& var, WaitScope& waits);
   /// The same; plain tensors over its memory may be looked at then.
@@ -184,8 +184,9 @@ class Recorder {
   fuse::StepPlans step_plans_{partition_};  // the same
   std::atomic<bool> in_transit_{false};     // nodes are in neither window_ nor the engine
   std::atomic<uint64_t> last_watched_{0};
-  uint64_t waiting_for_device_ = 0;  // newest node of the window that does; guarded by push_mutex_
-  unsigned looks_at_device_ = 0;     // for how long; the same
+  std::atomic<uint64_t> waited_with_{0};  // the newest node of a held window that was left alone
+  std::atomic<unsigned> looks_{0};        // for how long
+  std::atomic<unsigned> throttled_{0};    // threads that wait for room
 
   std::mutex window_mutex_;  // guards the rest
   Batch window_;

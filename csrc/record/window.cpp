@@ -38,10 +38,15 @@ namespace {
 constexpr uint64_t kLookEvery = 8;
 constexpr uint64_t kLookAtBytes = 1 << 12;
 
-bool reads_after(const run::Node& node, uint64_t number) {
-  return std::any_of(node.tensors.begin(), node.tensors.end(), [&](const run::TensorArg& arg) {
-    return arg.value && arg.value->var().last_write() > number;
-  });
+/// It reads something, nothing that was written after that node, and changes none of it.
+bool starts_anew(const run::Node& node, uint64_t number) {
+  bool reads = false;
+  for (const run::TensorArg& arg : node.tensors) {
+    if (!arg.value) continue;
+    if (arg.written || arg.value->var().last_write() > number) return false;
+    reads = true;
+  }
+  return reads;
 }
 
 }  // namespace
@@ -58,7 +63,7 @@ void Recorder::enter_window_locked(run::Node& node) {
   const bool launched = run::launches(node.queue);
   cuts_.enters(
       {node.plan, node.number, window_.size(), launched, launched ? node.cost_bytes : 0},
-      [&](uint64_t number) { return !reads_after(node, number); },
+      [&](uint64_t number) { return starts_anew(node, number); },
       [&] { return fuse::may_join(node); });
   for (const run::TensorArg& arg : node.tensors)
     if (arg.value) arg.value->var().last_access = node.number;
@@ -126,6 +131,7 @@ void Recorder::append(run::Node& node, bool for_reader) {
           (window_.empty() || window_may_wait_) && (for_reader || may_wait_for_more(node));
     }
     enter_window_locked(node);
+    const bool was_held = window_is_held_;
     if (async) {
       window_is_held_ = is_to_be_held_locked();
       held_up_to_.store(window_is_held_ ? node.number : 0, std::memory_order_relaxed);
@@ -134,7 +140,7 @@ void Recorder::append(run::Node& node, bool for_reader) {
     size = window_.size();
     held = window_is_held_;
     queue = window_queue_;
-    first = size == 1 || std::exchange(rest_to_watch_, false);
+    first = held && (!was_held || (async && std::exchange(rest_to_watch_, false)));
     // seq_cst: either the worker that is going to sleep sees this size, or we see the worker idle.
     // (Deferred nodes are none of its business.)
     window_size_.store(size, async ? std::memory_order_seq_cst : std::memory_order_release);
@@ -156,8 +162,8 @@ bool Recorder::is_to_be_held_locked() const {
 /// It may become part of a CUDA graph if all of it is there: the rest of a loop's step, or of a
 /// piece of one, is to come.
 bool Recorder::completes_a_step_locked() const {
-  return fuse::cuda_graphs() && run::launches(window_queue_) && watched() &&
-         fusion_.load(std::memory_order_relaxed) && cuts_.will_cut();
+  return run::launches(window_queue_) && cuts_.will_cut() && fuse::cuda_graphs() && watched() &&
+         fusion_.load(std::memory_order_relaxed);
 }
 
 /// To those who are to fetch it, if they sleep.
@@ -199,7 +205,9 @@ Recorder::Taken Recorder::take_window_locked(bool whole) {
   in_transit_.store(true, std::memory_order_seq_cst);
   const size_t count = whole ? window_.size() : cuts_.up_to_last(window_.size());
   Taken taken{.nodes = {}, .cuts = {}, .up_to = last_number_};
-  taken.cuts = whole ? cuts_.take_all() : cuts_.take_up_to_last();
+  // (With graphs a step is the same pieces, whether somebody reads or not.)
+  const bool keep = run::launches(window_queue_) && fuse::cuda_graphs();
+  taken.cuts = whole ? cuts_.take_all(last_number_, keep) : cuts_.take_up_to_last(last_number_);
   Batch rest;
   rest.reserve(full_window());
   if (count < window_.size()) {
@@ -249,19 +257,24 @@ Recorder::Batch Recorder::push_taken(Taken window) {
 /// With push_mutex_.
 Recorder::Batch Recorder::push_window(Which which, engine::QueueId caller) {
   Taken window;
+  bool rest_is_held = false;
   {
     std::lock_guard lock(window_mutex_);
     const bool ready = window_has_async_ && !window_is_held_;
     const bool wanted = which == Which::any        ? true
-                        : which == Which::complete ? window_has_async_
+                        : which == Which::complete ? true
                         : which == Which::ready    ? ready
                         : which == Which::wanted
                             ? ready && !is_left_to_launcher_locked(caller)
                             : window_is_held_ && !is_left_to_launcher_locked(caller);
     if (window_.empty() || !wanted) return {};
     window = take_window_locked(/*whole=*/which == Which::any || which == Which::held);
+    rest_is_held = window_is_held_;
   }
-  return push_taken(std::move(window));
+  Batch pushed = push_taken(std::move(window));
+  // (The program may record nothing more. A watcher that stops looks once more, and sees the rest.)
+  if (rest_is_held && !engine_->is_watched()) wake_worker();
+  return pushed;
 }
 
 void Recorder::flush() {
@@ -294,33 +307,37 @@ bool Recorder::watch() {
   const uint64_t newest = held_up_to();
   const uint64_t seen = last_watched_.exchange(newest, std::memory_order_relaxed);
   if (newest == 0) return false;
-  if (newest != seen) return true;
+  if (newest != seen || !may_push_held(newest)) return true;
   Batch pushed;
   std::unique_lock pushing(push_mutex_, std::try_to_lock);
   // (Whoever has the lock pushes, or looks at what would be pushed, which takes its time too.)
-  if (!pushing || last_watched_.load(std::memory_order_relaxed) != newest) return true;
-  if (!device_needs_more(newest)) return true;
+  if (!pushing || last_watched_.load(std::memory_order_relaxed) != newest || held_up_to() != newest)
+    return true;
   pushed = push_window(Which::held);  // (it may be another one by now, of deferred nodes)
   return true;
 }
 
-/// Of a held window whose newest node that is: not at once while its device is at work, or if the
-/// rest of a graph is to come. Pushed later the window costs nothing then, and may be complete: to
-/// end anywhere makes other groups, and no graph.
-bool Recorder::device_needs_more(uint64_t newest) {
-  constexpr unsigned kLooksAtWork = 200, kLooksForGraph = 4;
+/// Of a held window that has not grown, and whose newest node that is. Not at once while its device
+/// is at work, if the rest of a graph is to come, or if the program waits for room: pushed later
+/// the window costs nothing then, and may be complete; to end anywhere makes other groups, and no
+/// graph. Without push_mutex_: the driver may wait, or tell that the device is lost.
+bool Recorder::may_push_held(uint64_t newest) {
+  constexpr unsigned kMostLooks = 200, kLooksForGraph = 4;
   std::optional<c10::Device> device;
-  unsigned enough = 0;
+  unsigned enough = throttled_.load(std::memory_order_relaxed) ? kMostLooks : 0;
   {
     std::lock_guard lock(window_mutex_);
     if (!run::launches(window_queue_) || window_.empty()) return true;
+    if (is_left_to_launcher_locked(engine::QueueId::cpu)) return false;
     device = static_cast<const run::Node&>(*window_.back()).device;
-    if (completes_a_step_locked()) enough = kLooksForGraph;
+    if (completes_a_step_locked()) enough = std::max(enough, kLooksForGraph);
   }
-  if (std::exchange(waiting_for_device_, newest) != newest) looks_at_device_ = 0;
-  if (++looks_at_device_ > kLooksAtWork) return true;
+  if (waited_with_.exchange(newest, std::memory_order_relaxed) != newest)
+    looks_.store(0, std::memory_order_relaxed);
+  const unsigned looks = looks_.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (looks > kMostLooks) return true;
   engine::FailurePtr failure;
-  return looks_at_device_ > enough && !run::is_running(*device, failure);
+  return looks > enough && !run::is_running(*device, failure);
 }
 
 /// Results that nobody holds when their group runs get no memory: of a long chain over large
@@ -338,19 +355,18 @@ bool Recorder::fits_when_fused() {
   return !engine_->above_limits();
 }
 
-/// What stands before the last cut, if the rest alone is far from the bounds.
+/// On a device what stands before the last cut, if the rest alone is far from the bounds.
 void Recorder::flush_for_room() {
-  if (thread_mode().mode != Mode::async) return flush();
+  if (!rest_may_stay()) return flush();
   Batch pushed;
-  {
-    std::lock_guard pushing(push_mutex_);
-    pushed = push_window(rest_is_small() ? Which::complete : Which::any);
-  }
-  wake_worker();  // (somebody has to watch the rest)
+  std::lock_guard pushing(push_mutex_);
+  pushed = push_window(Which::complete);
 }
 
-bool Recorder::rest_is_small() {
+bool Recorder::rest_may_stay() {
+  if (thread_mode().mode != Mode::async) return false;
   std::lock_guard lock(window_mutex_);
+  if (!run::launches(window_queue_)) return false;
   const size_t cut = cuts_.up_to_last(window_.size());
   uint64_t bytes = 0;
   for (size_t i = cut; i < window_.size(); ++i)
@@ -378,8 +394,10 @@ void Recorder::throttle(const run::Node& node) {
   WaitScope waits("more is recorded and not run than the bounds of run-ahead allow");
   if (waits.wanted()) waits.begin(node.info.torch_name);
   flush_for_room();
+  throttled_.fetch_add(1, std::memory_order_relaxed);
   wait_until_done(
       [&](const engine::Interrupt& interrupt) { return engine_->wait_below_limits(interrupt); });
+  throttled_.fetch_sub(1, std::memory_order_relaxed);
   waits.report();
 }
 

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 # torch's allocator may still ask a graph whose capture did not end well: it has to live.
 _failed: list[Any] = []
+
+
+@contextlib.contextmanager
+def _another_state(device: int) -> Iterator[None]:
+    """A capture takes the state that the default generator has when it begins: until it ends well
+    nobody can draw from that. No graph here draws, so it gets a copy."""
+    if device >= len(torch.cuda.default_generators):
+        yield
+        return
+    generator = torch.cuda.default_generators[device]
+    before = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(generator.clone_state())
+    try:
+        yield
+    finally:
+        generator.graphsafe_set_state(before)
 
 
 class Graph:
@@ -21,8 +38,9 @@ class Graph:
         self._pool = torch.cuda.graph_pool_handle()
         self._graph = torch.cuda.CUDAGraph()
         try:
-            # (What other threads do meanwhile, allocations for one, must not end the capture.)
-            self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            with _another_state(device):
+                # (What other threads do meanwhile, allocations for one, must not end the capture.)
+                self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         except BaseException:
             self._clean_up()
             raise

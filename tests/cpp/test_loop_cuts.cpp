@@ -26,7 +26,7 @@ class Window {
   /// The pieces that are fetched.
   std::vector<std::vector<uint64_t>> fetch() {
     const size_t count = cuts_.up_to_last(plans_.size());
-    std::vector<size_t> ends = cuts_.take_up_to_last();
+    std::vector<size_t> ends = cuts_.take_up_to_last(number_);
     ends.push_back(count);
     std::vector<std::vector<uint64_t>> pieces;
     size_t begin = 0;
@@ -43,7 +43,7 @@ class Window {
   /// Where they are cut if all are taken.
   std::vector<size_t> fetch_all() {
     plans_.clear();
-    return cuts_.take_all();
+    return cuts_.take_all(number_);
   }
 
   size_t size() const { return plans_.size(); }
@@ -121,8 +121,8 @@ void record_chain(Window& window, uint64_t bytes = 0) {
       window.record(1 + i % 4);
 }
 
-void no_chain_is_cut(bool on_device) {
-  Window window(on_device);
+void no_chain_is_cut() {
+  Window window(/*on_device=*/true);
   for (int step = 0; step < 200; ++step) {
     record_chain(window);
     if (step % 17 != 16) continue;
@@ -134,7 +134,7 @@ void no_chain_is_cut(bool on_device) {
 }
 
 void a_loop_whose_anchors_no_longer_start_anew_is_cut() {
-  Window window;
+  Window window(/*on_device=*/true);
   for (int step = 0; step < 30; ++step) record_chain(window);
   window.fetch();
   const auto pieces = pieces_of(window, 300, 20);
@@ -215,8 +215,7 @@ int main(int argc, char** argv) {
                     {"an anchor that is gone is given up", an_anchor_that_is_gone_is_given_up},
                     {"nothing is cut without a loop", nothing_is_cut_without_a_loop},
                     {"anchors join no group if they can", anchors_join_no_group_if_they_can},
-                    {"no chain is cut", [] { no_chain_is_cut(false); }},
-                    {"no chain is cut on a device", [] { no_chain_is_cut(true); }},
+                    {"no chain is cut", no_chain_is_cut},
                     {"a loop whose anchors no longer start anew is cut",
                      a_loop_whose_anchors_no_longer_start_anew_is_cut},
                     {"heavy steps are pieces", heavy_steps_are_pieces},

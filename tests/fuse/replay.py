@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import torch
 
 from lazyeng.fuse.description import TORCH_TYPES, Call, Parameter, Planned, Plans, Program
-from lazyeng.fuse.iteration import BLOCK_SIZE
 from lazyeng.fuse.launches import Launch, launches_of, number_of, partial_bytes
 from lazyeng.fuse.source import Source, source_of
 from tests.fuse import interpreted
@@ -22,7 +21,7 @@ Storage = torch.UntypedStorage
 class Replay:
     """The storages of a program as its ops go on, on the device."""
 
-    def __init__(self, plans: Plans, device: str, block: int = BLOCK_SIZE) -> None:
+    def __init__(self, plans: Plans, device: str, block: int | None = None) -> None:
         self.plans = plans
         self.device = device
         self.block = block  # elements of a program; the interpreter likes them many
