@@ -125,7 +125,10 @@ def programs(
     }
     made["Llama, batch 1"] = (functools.partial(decode, device, options.small), 2.0)
     wanted = tuple(options.programs or ("",))
-    return {name: program for name, program in made.items() if name.startswith(wanted)}
+    found = {name: program for name, program in made.items() if name.startswith(wanted)}
+    if not found:
+        raise SystemExit(f"--programs: got {', '.join(wanted)}, expected {', '.join(made)}")
+    return found
 
 
 def ways(make: Callable[[], Step], device: str) -> dict[str, Burst]:

@@ -2,7 +2,7 @@
 //
 // A step plan (step_plan.h) gives equal ops over other memory, with other numbers. A graph has
 // fixed both. So each time the segment is observed: its numbers, where its tensors lie, and which
-// of its results somebody holds. Twice the same numbers in a row, and the next segment is captured;
+// of its results somebody holds. Twice the same numbers in a row, and the second is captured;
 // then each that agrees is launched as the graph. What does not agree runs as its ops, at that
 // time. Ops whose numbers change in each step (AdamW's corrections) are found out by that, and the
 // plan's next segments are what lies between them.

@@ -149,7 +149,7 @@ class Recorder {
   /// True if it did.
   bool hungry(engine::QueueId queue);
   /// For one of them, every now and then: pushes a held window that has not grown since the last
-  /// time. True while one is held.
+  /// time, unless its device has enough to do, for a while (may_push_held). True while one is held.
   bool watch();
   uint64_t held_up_to() const;
   bool watched() const { return watched_.load(std::memory_order_relaxed); }

@@ -24,8 +24,8 @@ class Launch:
 def launches_of(
     program: Program, source: Source, block_size: int | None = None
 ) -> tuple[Launch, ...]:
-    """In order. ``block_size``: about so many elements for each program to work on at a time, if not
-    as many as suit the program."""
+    """In order. ``block_size``: about so many elements for each program to work on at a time; None:
+    as many as suit it."""
     over = iteration_of(program)
     block_size = block_size or _block_size(program)
     blocks = over.blocks(program, block_size)
