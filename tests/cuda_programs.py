@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyeng
+from lazyeng import _C
 from lazyeng.fuse import background
 from lazyeng.fuse.background import CompileWarning
 from lazyeng.fuse.compiler import CompileError
@@ -897,6 +898,19 @@ def check_no_chain_of_a_heavy_loop_is_cut() -> None:
         lazyeng.synchronize()
         kernels.wait()
     assert not asked, [text.count("# aten") for text in asked]
+
+
+def check_the_last_heavy_step_runs_though_nobody_reads() -> None:
+    """What the launching thread leaves of a held window is watched."""
+    _C.give_up_device_groups()
+    x = torch.rand(4 << 20, device="cuda")
+    for _ in range(5):
+        with lazyeng.lazy():
+            for _ in range(4):
+                y: Any = x
+                for _ in range(5):
+                    y = (y * 0.99 + x).relu() - 0.25
+            eventually(lambda y=y: y.is_ready())
 
 
 def check_any_number_of_heavy_steps_is_one_kernel() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import lazyeng
 from lazyeng import _C
 from tests import random_programs
-from tests.cuda_programs import DRAWS, outcome_on_device, raised, slow
+from tests.cuda_programs import DRAWS, eventually, outcome_on_device, raised, slow
 from tests.fusion_programs import FLOATS, Dag
 from tests.simulated_cuda import kernels
 
@@ -308,6 +308,21 @@ def check_each_memory_that_is_written_has_a_graph() -> None:
         [partial(layer, cache, weight, at) for cache in caches], 8,
     )  # fmt: skip
     assert counts[-3:] == [5] * 3, counts
+
+
+def check_the_last_step_runs_though_nobody_reads() -> None:
+    """Windows are held for their graphs: also from their middle on, and what a cut leaves."""
+    _C.give_up_device_groups()
+    weight = lazyeng.wrap(numbers(0, 4, 4).cuda())
+    for length in (1, 2, 5, 9):
+        for steps in range(1, 12):
+            with lazyeng.lazy():
+                x: Any = lazyeng.wrap(numbers(1, 8, 4).cuda())
+                for _ in range(steps):
+                    x = torch.sin(x)
+                    for _ in range(length):
+                        x = layers(x, weight)
+                eventually(x.is_ready)
 
 
 def check_many_memories_have_graphs() -> None:

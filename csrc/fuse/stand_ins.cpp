@@ -1,7 +1,9 @@
 // csrc/fuse/stand_ins.cpp: exchanging values in ops, and back.
 #include "csrc/fuse/stand_ins.h"
 
+#include "csrc/run/failure.h"
 #include "csrc/run/launch_order.h"
+#include "csrc/run/python_error.h"
 
 namespace lazyeng::fuse {
 
@@ -87,6 +89,10 @@ void StandIns::let_go_of(size_t op) {
   }
 }
 
+static bool lacked_memory(const engine::Failure& failure) {
+  return run::is_out_of_memory(static_cast<const run::OpFailure&>(failure).root()->error);
+}
+
 StandIns::Captured StandIns::capture_ops(size_t& captured) {
   const auto& ops = segment_.ops();
   for (captured = 0; captured < ops.size(); ++captured) {
@@ -94,7 +100,8 @@ StandIns::Captured StandIns::capture_ops(size_t& captured) {
       if (!group->capture()) return Captured::none;
     } else {
       auto& node = static_cast<run::Node&>(*ops[captured]);
-      if (node.run()) return Captured::not_one;
+      if (const engine::FailurePtr failure = node.run())
+        return lacked_memory(*failure) ? Captured::none : Captured::not_one;
       if (node.asks_again()) return Captured::none;
     }
     let_go_of(captured);
