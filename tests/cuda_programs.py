@@ -870,8 +870,8 @@ def check_steps_of_a_loop_are_groups_of_their_own() -> None:
     assert len(kernels.compiled) == 1, len(kernels.compiled)
 
 
-def check_no_chain_of_a_heavy_loop_is_cut() -> None:
-    """Each piece of one would be another kernel; and the first runs while others are recorded."""
+def _asked_for_in_vain() -> list[str]:
+    """The sources of kernels that are asked for from now on; none is compiled."""
     asked: list[str] = []
 
     def refuse(requests: Any) -> Any:
@@ -880,6 +880,12 @@ def check_no_chain_of_a_heavy_loop_is_cut() -> None:
 
     warnings.simplefilter("ignore", CompileWarning)
     kernels.install(refuse)
+    return asked
+
+
+def check_no_chain_of_a_heavy_loop_is_cut() -> None:
+    """Each piece of one would be another kernel; and the first runs while others are recorded."""
+    asked = _asked_for_in_vain()
     x = torch.rand(4 << 20, device="cuda")
     slow(100)
     for round in range(5):
@@ -915,14 +921,7 @@ def check_the_last_heavy_step_runs_though_nobody_reads() -> None:
 
 def check_any_number_of_heavy_steps_is_one_kernel() -> None:
     """However many of them somebody reads at once, and although they read the same input."""
-    asked: list[str] = []
-
-    def refuse(requests: Any) -> Any:
-        asked.extend(request.text for request in requests)
-        raise CompileError("not here")
-
-    warnings.simplefilter("ignore", CompileWarning)
-    kernels.install(refuse)
+    asked = _asked_for_in_vain()
     x = torch.rand(24 << 20, device="cuda")
     for mode in ("deferred", "async"):
         for steps in (1, 2, 3, 5):

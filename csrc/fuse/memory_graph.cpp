@@ -223,13 +223,9 @@ bool MemoryGraph::may_capture(const Observation& now) const {
 /// before and behind it.
 void MemoryGraph::leave_out(Segment& segment, size_t op) {
   size_t node = 0;
-  const auto nodes_in = [&](size_t i) {
-    const Group* const group = as_group(*segment.ops()[i]);
-    return group ? group->members.size() : 1;
-  };
-  for (size_t i = 0; i < op; ++i) node += nodes_in(i);
+  for (size_t i = 0; i < op; ++i) node += nodes_in(*segment.ops()[i]);
   changing_.assign(segment.nodes().size(), false);
-  for (size_t end = node + nodes_in(op); node < end; ++node) changing_[node] = true;
+  for (size_t end = node + nodes_in(*segment.ops()[op]); node < end; ++node) changing_[node] = true;
   numbers_change_ = true;
 }
 

@@ -18,11 +18,6 @@ bool may_be_captured(engine::Op& op) {
                              [](const Member& member) { return is_capturable(*member.node); });
 }
 
-size_t nodes_in(engine::Op& op) {
-  const Group* const group = as_group(op);
-  return group ? group->members.size() : 1;
-}
-
 }  // namespace
 
 /// A segment of ops in that place, if it is long enough for a launch to be less work.

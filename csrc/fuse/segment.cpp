@@ -9,6 +9,11 @@
 namespace lazyeng::fuse {
 Group* as_group(engine::Op& op) { return dynamic_cast<Group*>(&op); }
 
+size_t nodes_in(engine::Op& op) {
+  const Group* const group = as_group(op);
+  return group ? group->members.size() : 1;
+}
+
 Segment::Segment(Batch ops, std::shared_ptr<StepGraph> graph)
     : ops_(std::move(ops)), graph_(std::move(graph)) {
   handles_failures = true;

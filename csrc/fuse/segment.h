@@ -61,5 +61,7 @@ class Segment final : public engine::Op {
 
 /// The op as a group, or null: it is a node.
 Group* as_group(engine::Op& op);
+/// One, or the members of a group.
+size_t nodes_in(engine::Op& op);
 
 }  // namespace lazyeng::fuse

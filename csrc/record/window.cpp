@@ -395,9 +395,10 @@ void Recorder::throttle(const run::Node& node) {
   if (waits.wanted()) waits.begin(node.info.torch_name);
   flush_for_room();
   throttled_.fetch_add(1, std::memory_order_relaxed);
+  const std::unique_ptr<std::atomic<unsigned>, void (*)(std::atomic<unsigned>*)> over(
+      &throttled_, [](std::atomic<unsigned>* count) { --*count; });  // (an interrupt throws)
   wait_until_done(
       [&](const engine::Interrupt& interrupt) { return engine_->wait_below_limits(interrupt); });
-  throttled_.fetch_sub(1, std::memory_order_relaxed);
   waits.report();
 }
 
