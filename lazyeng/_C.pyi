@@ -103,6 +103,9 @@ def status(tensor: torch.Tensor, /) -> tuple[Literal["pending", "failed", "ready
 def complete_storage(storage: torch.UntypedStorage, writes: bool, /) -> None:
     """Waits for recorded writes to the storage's memory, which somebody is about to look at, or, if he `writes` it, for all that was recorded on it."""
 
+def finish_uses(tensor: torch.Tensor, /) -> None:
+    """Waits for all that was recorded on a plain tensor's memory, outside of blocks and kernels."""
+
 def follow_storage(storage: torch.UntypedStorage, /) -> bool:
     """The engine follows to the storage's present memory, which no pending op may use; False if it does not know it."""
 
@@ -151,6 +154,11 @@ def set_reports_waits(reports: bool, /) -> bool:
 
 def enter_block(mode: int, /) -> int:
     """Enters a lazy() block on this thread; returns its number."""
+
+def with_methods(
+    finish: Callable[[Any, int, BaseException | None], None], /
+) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """``__enter__`` and ``__exit__`` of blocks, which no handler of a signal interrupts. `finish` is called with the object, the block (-1: none was entered) and what leaves it."""
 
 def leave_block(block: int, /) -> None:
     """Leaves a block: what counts is the innermost of those that are still open."""

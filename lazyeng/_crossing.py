@@ -53,7 +53,8 @@ class Crossing:
 
     def _pass_family(self, base: torch.Tensor, views: list[torch.Tensor]) -> None:
         (plain,) = to_plain([base])
-        self._twins.append(_Twin(base, plain, _version_of(plain), plain.grad_fn))
+        if plain is not base:  # (a plain base sees by itself what is written to it)
+            self._twins.append(_Twin(base, plain, _version_of(plain), plain.grad_fn))
         self._note(base, plain)
         for view in views:
             self._note(view, plain.as_strided(*_place_of(view)))

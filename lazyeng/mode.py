@@ -6,7 +6,7 @@ import textwrap
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from lazyeng import _C, errors
 from lazyeng.config import MODES
@@ -49,53 +49,19 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
         if mode not in MODES:
             raise ValueError(f"lazy: unknown mode {mode!r}, expected one of {', '.join(MODES)}")
         self.mode = mode
+        self._number_of_mode = MODES.index(mode)
         self._entered = threading.local()
 
-    def __enter__(self) -> lazy:
-        blocks = self._entered.__dict__.setdefault("blocks", [])
-        # A kernel that the engine runs is eager code; a block in it could wait for its own op.
-        kernel = _C.in_custom_kernel()
-        blocks.append(None if kernel else _C.enter_block(MODES.index(self.mode)))
-        return self
+    if TYPE_CHECKING:
 
-    @errors.boundary
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        blocks = self._entered.__dict__.get("blocks")
-        if not blocks:
-            wrong = "lazy: a block ends here that this thread has not entered"
-            if exc is None:
-                raise RuntimeError(wrong)
-            _note(exc, f"lazyeng: {wrong}")
-            return
-        block = blocks.pop()
-        if block is None:
-            return
-        waited: list[BaseException] = []
-        try:
-            try:
-                _C.wait_for_plain_writes()
-                if self.mode == "async" and not self._is_within_another():
-                    _C.finish_plain_reads()  # the program may change those tensors next
-            except (SyncError, Warning) as report:  # the wait is over, and the writes are complete
-                waited.append(report)
-            if exc is None:
-                problems = _C.failures_of_block(block) or waited
-            else:
-                problems = []
-                _tell_with(exc, block, waited)
-        finally:
-            _C.leave_block(block)
-        if problems:
-            errors.raise_all(problems)
+        def __enter__(self) -> lazy: ...
 
-    @staticmethod
-    def _is_within_another() -> bool:
-        return _C.thread_mode()[1] > 1
+        def __exit__(
+            self,
+            exc_type: type[BaseException] | None,
+            exc: BaseException | None,
+            traceback: TracebackType | None,
+        ) -> None: ...
 
     def __call__(self, function: F) -> F:
         """Decorates a function: each call runs in a block of this mode.
@@ -103,6 +69,39 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
         Of a generator or coroutine each step does, and none is open while it is suspended.
         """
         return in_blocks(function, lambda: lazy(self.mode))  # type: ignore[return-value]
+
+
+def _finish(block: lazy, number: int, leaving: BaseException | None) -> None:
+    """What is done at the end of a block, before its thread records no more in it."""
+    if number < 0:
+        wrong = "lazy: a block ends here that this thread has not entered"
+        if leaving is None:
+            raise RuntimeError(wrong)
+        _note(leaving, f"lazyeng: {wrong}")
+        return
+    waited: list[BaseException] = []
+    try:
+        try:
+            _C.wait_for_plain_writes()
+            if block.mode == "async" and _C.thread_mode()[1] == 1:  # the outermost one
+                _C.finish_plain_reads()  # the program may change those tensors next
+        except (SyncError, Warning) as report:  # the wait is over, and the writes are complete
+            waited.append(report)
+        if leaving is None:
+            problems = _C.failures_of_block(number) or waited
+        else:
+            problems = []
+            _tell_with(leaving, number, waited)
+    finally:
+        _C.leave_block(number)
+    if problems:
+        errors.raise_all(problems)
+
+
+# In C++, where no handler of a signal can come between (csrc/bindings/blocks.cpp). The name is what
+# waits are told of by (lazyeng/sync_debug.py).
+_finish.__code__ = _finish.__code__.replace(co_name="__exit__", co_qualname="lazy.__exit__")
+lazy.__enter__, lazy.__exit__ = _C.with_methods(errors.boundary(_finish))
 
 
 # They end something, and nobody is shown their notes; as those that are no Exception.

@@ -23,6 +23,7 @@ from lazyeng import (
     plain_reads,
     process,
     process_groups,
+    resizing,
     saving,
     script_modules,
     settings,
@@ -58,6 +59,7 @@ def start(config: Config) -> None:
     torch.serialization.add_safe_globals([LazyTensor, _rebuild])
     plain_reads.install()
     plain_data.install()
+    resizing.install()
     parameters.install()
     torch_profiler.install()
     backward.install()

@@ -731,3 +731,30 @@ def test_ctrl_c_in_a_fake_kernel_is_the_programs():
         presser.join()
         signal.signal(signal.SIGINT, old)
     assert wrap(torch.ones(3)).sum().item() == 3.0
+
+
+DESTRUCTOR = """
+import torch, lazyeng
+
+class Timer:  # reads its clock when it is done with, after what was launched
+    def __del__(self):
+        lazyeng.synchronize()
+        print("synchronized")
+
+@torch.library.custom_op("cleanup::fails", mutates_args=())
+def fails(x: torch.Tensor) -> torch.Tensor:
+    timer = Timer()
+    raise ValueError("no")
+
+fails.register_fake(torch.empty_like)
+result = fails(lazyeng.wrap(torch.ones(3)))
+try:
+    result.wait()
+except ValueError as error:
+    print("raised", error)
+"""
+
+
+def test_a_destructor_of_a_failed_kernel_may_synchronize():
+    done = run(DESTRUCTOR, timeout=60)
+    assert "raised no" in done.stdout, done.stderr

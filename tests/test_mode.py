@@ -1115,3 +1115,57 @@ def test_a_block_that_ends_while_apply_is_outside_of_blocks(mode):
         torch.arange(3.0).apply_(lambda x: gc.collect() and x + 1)
     assert _C.thread_mode()[1] == 0
     assert type(torch.ones(3) * 2) is torch.Tensor
+
+
+class Interrupt(BaseException):
+    """As KeyboardInterrupt, but for the runner of the tests."""
+
+
+def interrupts_at(event):
+    """A profiler that raises at one of the calls and returns of lazyeng's own Python code, as a
+    handler of a signal may."""
+    left = iter(range(event))
+
+    def profile(frame, *_):
+        ours = frame.f_globals.get("__name__", "").startswith("lazyeng.")
+        if ours and next(left, None) is None:
+            sys.setprofile(None)
+            raise Interrupt
+
+    return profile
+
+
+def test_an_interrupt_anywhere_at_the_end_of_a_block_leaves_it(mode):
+    plain = torch.zeros(3)
+    for event in range(10_000):
+        block = lazy(mode)
+        try:
+            with block:
+                plain.add_(1)
+                sys.setprofile(interrupts_at(event))
+            break
+        except Interrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        assert type(torch.ones(1) + 1) is torch.Tensor
+        with block:  # it may be entered again
+            pass
+        lazyeng.synchronize()
+    assert 3 < event < 9_999, "as many places as there are"
+    assert plain.tolist() == [event + 1.0] * 3
+
+
+def test_an_interrupt_anywhere_at_the_beginning_of_a_block_leaves_it(mode):
+    for event in range(10_000):
+        try:
+            sys.setprofile(interrupts_at(event))
+            with lazy(mode):
+                sys.setprofile(None)
+                break
+        except Interrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        assert type(torch.ones(1) + 1) is torch.Tensor
+    assert event < 9_999

@@ -5,6 +5,7 @@ import torch
 
 import lazyeng
 from lazyeng import lazy, unwrap, wrap
+from tests import fresh
 
 SMALL, LARGE = 6, 100_000
 
@@ -129,3 +130,23 @@ def test_a_write_of_a_part_keeps_the_failure_of_the_rest():
     with pytest.raises(IndexError):
         y.tolist()
     lazyeng.synchronize()
+
+
+GROWS_WHILE_READ = """
+import torch, lazyeng
+from lazyeng import lazy, wrap
+LARGE = 1500
+p = torch.ones(LARGE, LARGE)
+ways = [lambda: p.resize_(2 * LARGE, LARGE), lambda: p.resize_as_(torch.ones(3 * LARGE, LARGE))]
+for grow in ways:
+    x = wrap(p)[:LARGE]
+    y = x @ x  # on a worker, some 20 ms
+    grow()
+    assert (y == LARGE).all().item()
+    p.fill_(1)
+"""
+
+
+def test_a_plain_tensor_that_grows_waits_for_those_who_read_it():
+    done = fresh.run(GROWS_WHILE_READ, timeout=120)  # (it was a segmentation fault)
+    assert done.returncode == 0, done.stderr

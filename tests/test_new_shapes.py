@@ -69,3 +69,56 @@ def test_another_order_of_strides_is_another_kind(orders: tuple[tuple[int, ...],
         for n, result in zip(lengths, lazy, strict=True):
             assert result.stride() == program(n, order).stride()
             assert torch.equal(result, program(n, order))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.complex128])
+def test_another_number_is_no_other_kind(dtype: torch.dtype):
+    def steps(x: torch.Tensor, first: int) -> torch.Tensor:
+        for k in range(first, first + 5):
+            x.sub_(x, alpha=0.01 * k).addcmul_(x, x, value=0.1 * k)
+            if dtype.is_complex:
+                x = x * (1 + 0.1j * k)
+        return x
+
+    x = torch.linspace(0, 1, 20, dtype=dtype)
+    expected = steps(steps(x.clone(), 1), 6)
+    with lazyeng.lazy("deferred"):
+        result = steps(x.clone(), 1)
+        before = lazyeng.engine_stats()
+        result = steps(result, 6)
+        after = lazyeng.engine_stats()
+    assert (after["plans"], after["fallbacks"]) == (before["plans"], before["fallbacks"])
+    assert torch.equal(lazyeng.unwrap(result), expected)
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+def test_of_many_rows_one_that_is_written_is_found(mode: str):
+    """That arguments of a list overlap with the result is told for each layout anew."""
+    memory = torch.zeros(64, 8)
+
+    def outcome(first: int, count: int) -> object:
+        rows = [memory[i] for i in range(first, first + count)]
+        try:
+            return torch.cat(rows, out=memory.view(-1)[320 : 320 + 8 * count]).clone()
+        except RuntimeError as error:
+            return str(error)
+
+    def outcomes() -> list[object]:
+        memory.copy_(torch.arange(512.0).view(64, 8))
+        return [
+            outcome(*case) for case in [(0, 20), (12, 20), (25, 20), (3, 20), (21, 20), (20, 20)]
+        ]
+
+    expected = outcomes()
+    assert [isinstance(outcome, str) for outcome in expected] == [
+        False,
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
+    with lazyeng.lazy(mode):  # type: ignore[arg-type]
+        found = outcomes()
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b

@@ -552,6 +552,42 @@ def test_hooks_of_a_fork_read(kind, mode):
     ]), done.stderr[-3000:]  # fmt: skip
 
 
+HOOK_BESIDE_A_FAILED_BLOCK = """
+import os, threading
+work = []
+os.register_at_fork(after_in_child=lambda: print("hook", [each() for each in work], flush=True))
+import torch, lazyeng
+x, p = lazyeng.wrap(torch.arange(4.0)), torch.zeros(4)
+failed, over = threading.Event(), threading.Event()
+
+def other():
+    try:
+        with lazyeng.lazy():
+            p.copy_(torch.linalg.inv(torch.zeros(2, 2)).flatten())
+            failed.set()
+            over.wait()
+    except RuntimeError:
+        print("told")
+
+thread = threading.Thread(target=other)
+thread.start()
+failed.wait()
+try: lazyeng.synchronize()
+except RuntimeError: pass
+work.append(lambda: torch.nonzero(x * 2).flatten().tolist())  # runs at the call
+pid = os.fork()
+if pid == 0: os._exit(0)
+print("status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+over.set()
+thread.join()
+"""
+
+
+def test_a_hook_of_a_fork_runs_an_op_while_the_block_of_another_thread_has_failed():
+    done = finished(start(HOOK_BESIDE_A_FAILED_BLOCK, TORCH_DEVICE_BACKEND_AUTOLOAD="0"))
+    assert done.stdout.splitlines() == ["hook [[1, 2, 3]]", "status 0", "told"], done.stderr[-3000:]
+
+
 @pytest.mark.parametrize("kind", ["before", "after_in_parent", "after_in_child"])
 def test_handlers_of_signals_read_within_a_fork(kind):
     what = "signal.raise_signal(signal.SIGUSR1)"

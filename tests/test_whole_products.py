@@ -74,7 +74,8 @@ def test_transposed_factors(way, requires_grad):
     otherwise."""
     x = torch.randn(3, 5, 16).transpose(0, 1)
     weight, bias = torch.randn(48, 16), torch.randn(48)
-    for factor in (x, x.contiguous(), x[0], x[:, None]):
+    one_each = torch.randn(3, 16, 1).transpose(1, 2)  # contiguous, by strides that tell nothing
+    for factor in (x, x.contiguous(), x[0], x[:, None], one_each):
         for other in (weight, weight.t().contiguous().t()):
             parameter = other.detach().requires_grad_(requires_grad)
             assert_the_same(way, torch.no_grad()(F.linear), factor, parameter, bias)
@@ -84,6 +85,15 @@ def test_transposed_factors(way, requires_grad):
         left = factor.detach().requires_grad_(requires_grad)
         assert_the_same(way, torch.no_grad()(torch.matmul), left, torch.randn(16, 3))
         assert_the_same(way, torch.no_grad()(torch.matmul), left, torch.randn(5, 16, 3))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("who", ["left", "right", "both", "nobody"])
+def test_batches_of_one(way, who):
+    for left, right in itertools.product([(2, 2, 2), (1, 2, 2)], [(1, 2, 64), (2, 2, 64), (2, 64)]):
+        x = torch.randn(left).requires_grad_(who in ("left", "both"))
+        y = torch.randn(right).requires_grad_(who in ("right", "both"))
+        assert_the_same(way, torch.no_grad()(torch.matmul), x, y)
 
 
 def test_a_small_product_is_one_op_and_a_large_one_is_not():

@@ -25,6 +25,7 @@ PyObject* guarded(Body body) {
 extern PyMethodDef tensor_methods[];
 extern PyMethodDef block_methods[];
 extern PyMethodDef engine_methods[];
+extern PyMethodDef setting_methods[];
 extern PyMethodDef stack_methods[];
 extern PyMethodDef trace_methods[];
 extern PyMethodDef graph_methods[];

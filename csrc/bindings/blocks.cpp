@@ -7,6 +7,7 @@
 #include "csrc/record/recorder.h"
 #include "csrc/record/sync_debug.h"
 #include "csrc/run/caller_modes.h"
+#include "csrc/run/failure_log.h"
 #include "csrc/run/kernel_warnings.h"
 #include "csrc/run/plain_values.h"
 #include "csrc/run/python_ref.h"
@@ -17,14 +18,17 @@ namespace {
 using record::current_recorder;
 using run::PyRef;
 
+uint64_t enter(record::Mode mode) {
+  record::first_use();
+  record::adopt_new_ops();
+  const uint64_t block = record::enter_block(mode);
+  run::failure_log().enter_block(block);
+  return block;
+}
+
 PyObject* enter_block(PyObject*, PyObject* mode) {
   return guarded([&] {
-    record::first_use();
-    record::adopt_new_ops();
-    const auto wanted = static_cast<record::Mode>(PyLong_AsLong(mode));
-    const uint64_t block = record::enter_block(wanted);
-    run::failure_log().enter_block(block);
-    return PyLong_FromUnsignedLongLong(block);
+    return PyLong_FromUnsignedLongLong(enter(static_cast<record::Mode>(PyLong_AsLong(mode))));
   });
 }
 
@@ -53,6 +57,82 @@ PyObject* leave_block(PyObject*, PyObject* block) {
     leave(number);
     Py_RETURN_NONE;
   });
+}
+
+// ---- What `with lazy():` calls. Python runs handlers of signals, which may raise (Ctrl-C),
+// between any two of its own instructions: a block that Python code enters and leaves could be left
+// open by one, for ever. So a block is entered here, and is left when this returns, whatever has
+// happened meanwhile in the Python code that waits and tells of failures.
+
+/// The blocks that the calling thread has entered with this object, a list; borrowed. Null with a
+/// Python error set.
+PyObject* blocks_of(PyObject* object) {
+  const PyRef entered(PyObject_GetAttrString(object, "_entered"));
+  const PyRef here(entered ? PyObject_GetAttrString(entered.get(), "__dict__") : nullptr);
+  const PyRef name(here ? PyUnicode_InternFromString("blocks") : nullptr);
+  const PyRef empty(name ? PyList_New(0) : nullptr);
+  return empty ? PyDict_SetDefault(here.get(), name.get(), empty.get()) : nullptr;
+}
+
+/// What keeps a Python error through code that may set another.
+class PythonErrorKept {
+ public:
+  PythonErrorKept() { PyErr_Fetch(&type_, &value_, &trace_); }
+  PythonErrorKept(const PythonErrorKept&) = delete;
+  ~PythonErrorKept() { PyErr_Restore(type_, value_, trace_); }
+
+ private:
+  PyObject *type_ = nullptr, *value_ = nullptr, *trace_ = nullptr;
+};
+
+/// __enter__(self). A kernel that the engine runs is eager code, and a block in it could wait for
+/// its own op: there is none then.
+PyObject* enter_with(PyObject*, PyObject* args) {
+  PyObject* object = nullptr;
+  if (!PyArg_ParseTuple(args, "O", &object)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    PyObject* const blocks = blocks_of(object);
+    const PyRef mode(blocks ? PyObject_GetAttrString(object, "_number_of_mode") : nullptr);
+    const long number = mode ? PyLong_AsLong(mode.get()) : -1;
+    if (PyErr_Occurred()) return nullptr;
+    if (run::InCustomKernel::active())
+      return PyList_Append(blocks, Py_None) == 0 ? Py_NewRef(object) : nullptr;
+    const uint64_t block = enter(static_cast<record::Mode>(number));
+    const PyRef entered(PyLong_FromUnsignedLongLong(block));
+    if (entered && PyList_Append(blocks, entered.get()) == 0) return Py_NewRef(object);
+    const PythonErrorKept kept;
+    leave(block);
+    return nullptr;
+  });
+}
+
+/// __exit__(self, type, error, traceback). `finish(self, block, error)` waits and tells; the block
+/// is -1 if this thread has entered none.
+PyObject* exit_with(PyObject* finish, PyObject* args) {
+  PyObject *object = nullptr, *type = nullptr, *error = nullptr, *trace = nullptr;
+  if (!PyArg_ParseTuple(args, "OOOO", &object, &type, &error, &trace)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    PyObject* const blocks = blocks_of(object);
+    if (!blocks) return nullptr;
+    const Py_ssize_t last = PyList_GET_SIZE(blocks) - 1;
+    const PyRef block(last < 0 ? PyLong_FromLong(-1) : Py_NewRef(PyList_GET_ITEM(blocks, last)));
+    if (last >= 0 && PyList_SetSlice(blocks, last, last + 1, nullptr) != 0) return nullptr;
+    if (block.get() == Py_None) Py_RETURN_NONE;
+    const uint64_t number = last < 0 ? 0 : PyLong_AsUnsignedLongLong(block.get());
+    PyRef finished(PyObject_CallFunctionObjArgs(finish, object, block.get(), error, nullptr));
+    const PythonErrorKept kept;
+    if (last >= 0 && record::is_open_here(number)) leave(number);
+    return finished.release();
+  });
+}
+
+/// with_methods(finish): (__enter__, __exit__) for a class.
+PyObject* with_methods(PyObject*, PyObject* finish) {
+  static PyMethodDef entering{"__enter__", enter_with, METH_VARARGS, nullptr};
+  static PyMethodDef exiting{"__exit__", exit_with, METH_VARARGS, nullptr};
+  const PyRef enters(PyCFunction_New(&entering, nullptr)), exits(PyCFunction_New(&exiting, finish));
+  if (!enters || !exits) return nullptr;
+  return Py_BuildValue("NN", PyInstanceMethod_New(enters.get()), PyInstanceMethod_New(exits.get()));
 }
 
 /// leave_blocks(): all of this thread, in a process that will not come to their ends.
@@ -161,6 +241,7 @@ PyObject* set_reports_waits(PyObject*, PyObject* reports) {
 PyMethodDef block_methods[] = {
     {"enter_block", enter_block, METH_O, nullptr},
     {"leave_block", leave_block, METH_O, nullptr},
+    {"with_methods", with_methods, METH_O, nullptr},
     {"leave_blocks", leave_blocks, METH_NOARGS, nullptr},
     {"in_custom_kernel", in_custom_kernel, METH_NOARGS, nullptr},
     {"thread_mode", thread_mode, METH_NOARGS, nullptr},

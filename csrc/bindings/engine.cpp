@@ -1,5 +1,4 @@
-// csrc/bindings/engine.cpp: functions of lazyeng._C about the engine: its life, its limits, its
-// numbers.
+// csrc/bindings/engine.cpp: functions of lazyeng._C about the engine: its life and its numbers.
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "csrc/bindings/bindings.h"
@@ -9,7 +8,6 @@
 #include "csrc/fuse/step_graph.h"
 #include "csrc/fuse/step_plan.h"
 #include "csrc/record/accelerator.h"
-#include "csrc/record/collectives.h"
 #include "csrc/record/first_use.h"
 #include "csrc/record/fork.h"
 #include "csrc/record/forward_stacks.h"
@@ -20,13 +18,10 @@
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/buffers.h"
 #include "csrc/run/caller_modes.h"
-#include "csrc/run/cpu_allocator.h"
-#include "csrc/run/ignored_warnings.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/parts.h"
 #include "csrc/run/python_ref.h"
 #include "csrc/run/width.h"
-#include "csrc/run/width_trial.h"
 
 namespace lazyeng::bindings {
 namespace {
@@ -39,13 +34,6 @@ PyObject* wait_for_all(PyObject*, PyObject*) {
     current_recorder()->wait_for_all();
     Py_RETURN_NONE;
   });
-}
-
-PyObject* set_collectives_at_the_call(PyObject*, PyObject* on) {
-  const int truth = PyObject_IsTrue(on);
-  if (truth < 0) return nullptr;
-  record::set_collectives_at_the_call(truth != 0);
-  Py_RETURN_NONE;
 }
 
 PyObject* flush(PyObject*, PyObject*) {
@@ -64,37 +52,8 @@ PyObject* wait_for_generators(PyObject*, PyObject*) {
   });
 }
 
-PyObject* set_limits(PyObject*, PyObject* args) {
-  unsigned long long ops = 0, bytes = 0;
-  if (!PyArg_ParseTuple(args, "KK", &ops, &bytes)) return nullptr;
-  current_recorder()->engine().set_limits({ops, bytes});
-  Py_RETURN_NONE;
-}
-
-PyObject* set_num_workers(PyObject*, PyObject* count) {
-  const unsigned long workers = PyLong_AsUnsignedLong(count);
-  if (PyErr_Occurred()) return nullptr;
-  return guarded([&] {
-    const run::NoGil released;
-    const record::Gate::Inside inside;
-    current_recorder()->engine().set_num_workers(static_cast<unsigned>(workers));
-    return Py_NewRef(Py_None);
-  });
-}
-
-PyObject* num_workers(PyObject*, PyObject*) {
-  return PyLong_FromUnsignedLong(current_recorder()->engine().num_workers());
-}
-
 PyObject* keep_accelerator(PyObject*, PyObject*) {
   return PyBool_FromLong(record::keep_accelerator());
-}
-
-PyObject* set_backing_device(PyObject*, PyObject* name) {
-  return guarded([&] {
-    record::set_backing_device(c10::Device(PyUnicode_AsUTF8(name)));
-    Py_RETURN_NONE;
-  });
 }
 
 PyObject* stats(PyObject*, PyObject*) {
@@ -110,7 +69,7 @@ PyObject* stats(PyObject*, PyObject*) {
   const ull executed = counters.executed + recorded.at_once;
   const run::BufferStats buffers = run::buffer_stats();
   const std::pair<const char*, ull> numbers[] = {
-      {"recorded", recorded.recorded + recorded.without_node},
+      {"recorded", recorder.window().recorded() + recorded.without_node},
       {"executed", executed},
       {"groups", groups},
       {"hand_written", fused.by_hand},
@@ -161,32 +120,6 @@ PyObject* microseconds_on_one_core(PyObject*, PyObject* args) {
     return PyFloat_FromDouble(
         run::microseconds_on_one_core(info, looks, static_cast<size_t>(num_args)));
   });
-}
-
-PyObject* kernel_settings_changed(PyObject*, PyObject*) {
-  run::kernel_settings_changed();
-  Py_RETURN_NONE;
-}
-
-PyObject* set_warn_always(PyObject*, PyObject* on) {
-  run::set_warn_always(on == Py_True);
-  Py_RETURN_NONE;
-}
-
-PyObject* warns_always(PyObject*, PyObject*) { return PyBool_FromLong(run::warns_always()); }
-
-PyObject* set_trials_bounded(PyObject*, PyObject* arg) {
-  const int on = PyObject_IsTrue(arg);
-  if (on < 0) return nullptr;
-  run::set_trials_bounded(on != 0);
-  Py_RETURN_NONE;
-}
-
-PyObject* set_always_in_parts(PyObject*, PyObject* arg) {
-  const int on = PyObject_IsTrue(arg);
-  if (on < 0) return nullptr;
-  run::set_always_in_parts(on != 0);
-  Py_RETURN_NONE;
 }
 
 PyObject* stop_engine(PyObject*, PyObject*) {
@@ -287,72 +220,17 @@ PyObject* arm_first_use(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
-PyObject* install_buffer_pool(PyObject*, PyObject* limit) {
-  const unsigned long long bytes = PyLong_AsUnsignedLongLong(limit);
-  if (PyErr_Occurred()) return nullptr;
-  run::install_buffer_pool(bytes);
-  run::install_cpu_allocator();
-  Py_RETURN_NONE;
-}
-
-PyObject* empty_buffer_pool(PyObject*, PyObject*) {
-  run::empty_buffer_pool();
-  Py_RETURN_NONE;
-}
-
-PyObject* set_fusion(PyObject*, PyObject* on) {
-  current_recorder()->set_fusion(on == Py_True);
-  Py_RETURN_NONE;
-}
-
-PyObject* set_window_bounds(PyObject*, PyObject* args) {
-  unsigned long nodes, microseconds;
-  if (!PyArg_ParseTuple(args, "kk", &nodes, &microseconds)) return nullptr;
-  current_recorder()->set_window_bounds(nodes, std::chrono::microseconds(microseconds));
-  Py_RETURN_NONE;
-}
-
-PyObject* set_inexact_fusion(PyObject*, PyObject* on) {
-  fuse::set_inexact(on == Py_True);
-  Py_RETURN_NONE;
-}
-
-PyObject* set_inexact_device_fusion(PyObject*, PyObject* on) {
-  fuse::set_inexact_on_devices(on == Py_True);
-  Py_RETURN_NONE;
-}
-
-PyObject* set_cuda_graphs(PyObject*, PyObject* on) {
-  fuse::set_cuda_graphs(on == Py_True);
-  Py_RETURN_NONE;
-}
-
 PyObject* plan_count(PyObject*, PyObject*) { return PyLong_FromSize_t(fuse::plan_count()); }
-
-PyObject* set_fusion_log(PyObject*, PyObject* on) {
-  fuse::set_logging(on == Py_True);
-  Py_RETURN_NONE;
-}
 
 }  // namespace
 
 PyMethodDef engine_methods[] = {
     {"wait_for_all", wait_for_all, METH_NOARGS, nullptr},
-    {"set_collectives_at_the_call", set_collectives_at_the_call, METH_O, nullptr},
     {"flush", flush, METH_NOARGS, nullptr},
     {"wait_for_generators", wait_for_generators, METH_NOARGS, nullptr},
-    {"set_limits", set_limits, METH_VARARGS, nullptr},
-    {"set_num_workers", set_num_workers, METH_O, nullptr},
-    {"num_workers", num_workers, METH_NOARGS, nullptr},
     {"keep_accelerator", keep_accelerator, METH_NOARGS, nullptr},
-    {"set_backing_device", set_backing_device, METH_O, nullptr},
     {"stats", stats, METH_NOARGS, nullptr},
     {"microseconds_on_one_core", microseconds_on_one_core, METH_VARARGS, nullptr},
-    {"kernel_settings_changed", kernel_settings_changed, METH_NOARGS, nullptr},
-    {"set_warn_always", set_warn_always, METH_O, nullptr},
-    {"warns_always", warns_always, METH_NOARGS, nullptr},
-    {"set_trials_bounded", set_trials_bounded, METH_O, nullptr},
-    {"set_always_in_parts", set_always_in_parts, METH_O, nullptr},
     {"stop_engine", stop_engine, METH_NOARGS, nullptr},
     {"start_engine", start_engine, METH_NOARGS, nullptr},
     {"abandon_engine", abandon_engine, METH_O, nullptr},
@@ -362,15 +240,7 @@ PyMethodDef engine_methods[] = {
     {"adopt_ops_with_kernels", adopt_ops_with_kernels, METH_NOARGS, nullptr},
     {"set_replaced", set_replaced, METH_VARARGS, nullptr},
     {"arm_first_use", arm_first_use, METH_NOARGS, nullptr},
-    {"install_buffer_pool", install_buffer_pool, METH_O, nullptr},
-    {"empty_buffer_pool", empty_buffer_pool, METH_NOARGS, nullptr},
-    {"set_fusion", set_fusion, METH_O, nullptr},
-    {"set_window_bounds", set_window_bounds, METH_VARARGS, nullptr},
-    {"set_inexact_fusion", set_inexact_fusion, METH_O, nullptr},
-    {"set_inexact_device_fusion", set_inexact_device_fusion, METH_O, nullptr},
-    {"set_cuda_graphs", set_cuda_graphs, METH_O, nullptr},
     {"plan_count", plan_count, METH_NOARGS, nullptr},
-    {"set_fusion_log", set_fusion_log, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -122,7 +122,7 @@ PyObject* planned(PyObject*, PyObject*) {
   return guarded([&]() -> PyObject* {
     Values values;
     py::list ops;
-    for (const Ref<engine::Op>& op : record::current_recorder()->planned())
+    for (const Ref<engine::Op>& op : record::current_recorder()->pusher().planned())
       ops.append(planned_op(op, values));
     return py::make_tuple(ops, values.values(), values.storages()).release().ptr();
   });

@@ -12,6 +12,7 @@
 #include "csrc/record/library.h"
 #include "csrc/record/plain_views.h"
 #include "csrc/record/recorder.h"
+#include "csrc/run/caller_modes.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/launch_log.h"
 #include "csrc/run/own_writes.h"
@@ -306,6 +307,20 @@ PyObject* follow_storage(PyObject*, PyObject* object) {
   });
 }
 
+/// finish_uses(tensor): nothing recorded uses the memory of a plain tensor any more. Not in blocks,
+/// where what comes next is recorded too, nor in kernels, which are such uses.
+PyObject* finish_uses(PyObject*, PyObject* object) {
+  return guarded([&]() -> PyObject* {
+    const bool plain = THPVariable_Check(object) && !record::lazy_impl(THPVariable_Unpack(object));
+    if (!plain || record::thread_mode().inside() || run::RealDispatch::active() ||
+        run::InCustomKernel::active())
+      Py_RETURN_NONE;
+    if (const run::StorageVarRef var = run::plain_storages().find(THPVariable_Unpack(object)))
+      current_recorder()->finish_accesses(*var);
+    Py_RETURN_NONE;
+  });
+}
+
 /// complete_storage(untyped_storage, writes): somebody is about to look at the memory, or to write
 /// it.
 PyObject* complete_storage(PyObject*, PyObject* arguments) {
@@ -411,6 +426,7 @@ PyMethodDef tensor_methods[] = {
     {"tell_address", tell_address, METH_O, nullptr},
     {"note_alias", note_alias, METH_VARARGS, nullptr},
     {"follow_storage", follow_storage, METH_O, nullptr},
+    {"finish_uses", finish_uses, METH_O, nullptr},
     {"complete_storage", complete_storage, METH_VARARGS, nullptr},
     {"announce_own_write", announce_own_write, METH_O, nullptr},
     {"expect_bump", expect_bump, METH_O, nullptr},

@@ -26,6 +26,7 @@ void DependencyTracker::push(std::span<Ref<Op>> ops, ReadyList& ready) {
 }
 
 void DependencyTracker::append_mark(Op& op, ReadyList& ready) {
+  op.turn_ = Op::Turn::wait;
   op.retain();
   append(op, ready);
 }
@@ -41,6 +42,13 @@ void DependencyTracker::append(Op& op, ReadyList& ready) {
     ready.push_back(&op);
 }
 
+bool DependencyTracker::is_mark(const Op& op) { return op.turn_ == Op::Turn::wait; }
+
+void DependencyTracker::grant_read(Var& var, const Op& op) {
+  ++var.granted_reads_;
+  var.granted_marks_ += is_mark(op);
+}
+
 bool DependencyTracker::append(Access& access) {
   Var& var = *access.var;
   std::lock_guard lock(var.mutex_);
@@ -53,7 +61,7 @@ bool DependencyTracker::append(Access& access) {
     if (access.write)
       var.writer_ = access.op;
     else
-      ++var.granted_reads_;
+      grant_read(var, *access.op);
     return true;
   }
   (var.head_ ? var.tail_->next : var.head_) = &access;  // V3: something is granted or queued
@@ -114,8 +122,9 @@ Access* DependencyTracker::retire(Access& access, const FailurePtr& failure) {
   if (access.write) {
     publish(var, failure, forgotten);
     var.writer_ = nullptr;
-  } else if (--var.granted_reads_ != 0) {
-    return nullptr;  // V2: a write at the head waits for the other reads
+  } else {
+    var.granted_marks_ -= is_mark(*access.op);
+    if (--var.granted_reads_ != 0) return nullptr;  // V2: a write at the head waits for the others
   }
   return var.head_ ? grant_next(var) : nullptr;
 }
@@ -139,8 +148,8 @@ Access* DependencyTracker::grant_next(Var& var) {
   if (first->write) {
     var.writer_ = first->op;
   } else {
-    ++var.granted_reads_;
-    for (; last->next && !last->next->write; last = last->next) ++var.granted_reads_;
+    grant_read(var, *first->op);
+    for (; last->next && !last->next->write; last = last->next) grant_read(var, *last->next->op);
   }
   var.head_ = std::exchange(last->next, nullptr);
   return first;

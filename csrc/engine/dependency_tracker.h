@@ -28,7 +28,8 @@ class DependencyTracker {
   /// this returns.
   void push(std::span<Ref<Op>> ops, ReadyList& ready);
 
-  /// Appends an op with a single read, outside the push order. Takes a reference.
+  /// Appends an op with a single read, which looks at nothing: its turn is the news. Outside the
+  /// push order. Takes a reference.
   void append_mark(Op& op, ReadyList& ready);
 
   /// The failure of a version that the op would look at, or null. For an op that is ready.
@@ -51,6 +52,8 @@ class DependencyTracker {
  private:
   static void append(Op& op, ReadyList& ready);
   static bool append(Access& access);
+  static bool is_mark(const Op& op);
+  static void grant_read(Var& var, const Op& op);
   static void complete(Access& access, const Op& op, const FailurePtr& failure, ReadyList& ready);
   static Access* retire(Access& access, const FailurePtr& failure);
   static void publish(Var& var, const FailurePtr& failure, FailurePtr& forgotten);

@@ -169,7 +169,6 @@ WaitResult TrackedEngine::wait_for_vars(std::span<Var* const> vars, const Interr
     const Ref<Mark> mark = make_ref<Mark>();
     mark->add_read(Ref<Var>(var));
     Op& op = *mark;
-    op.turn_ = Op::Turn::wait;
     op.waiter_ = waiter;
     tracker_.append_mark(op, ready);
   }

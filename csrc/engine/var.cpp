@@ -9,7 +9,7 @@ namespace lazyeng::engine {
 
 bool Var::idle() const {
   std::lock_guard lock(mutex_);
-  return !head_ && !writer_ && granted_reads_ == 0;
+  return !head_ && !writer_ && granted_reads_ == granted_marks_;
 }
 
 // An op gives a claim up under our lock, before the engine drops its reference.

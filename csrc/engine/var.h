@@ -57,7 +57,8 @@ class Var : public RefCounted {
   /// True while a write that has been appended is not complete. Any thread.
   bool pending() const noexcept { return pending_writes_.load(std::memory_order_acquire) != 0; }
 
-  /// Whether no read and no write of it is granted or queued. Any thread; a hint by its nature.
+  /// Whether no read and no write of it is granted or queued. (A thread that waits for its writes
+  /// does neither.) Any thread; a hint by its nature.
   bool idle() const;
 
   /// The op whose turn it is to write it, then those that wait for their turn, oldest first. Any
@@ -77,7 +78,8 @@ class Var : public RefCounted {
   Access* head_ = nullptr;  // oldest access not granted yet
   Access* tail_ = nullptr;
   uint32_t granted_reads_ = 0;
-  Op* writer_ = nullptr;  // whose write is granted
+  uint32_t granted_marks_ = 0;  // of these: of waits, which look at nothing
+  Op* writer_ = nullptr;        // whose write is granted
   const Kind kind_;
   std::atomic<uint32_t> pending_writes_{0};
   std::atomic<bool> failed_{false};  // whether failure_ is set; spares the lock on the good path

@@ -11,7 +11,7 @@ namespace lazyeng::fuse {
 class Math {
  public:
   Math(Registers& r, c10::ScalarType dtype)
-      : r_(r), dtype_(is_narrow(dtype) ? c10::kFloat : dtype), type_(register_type(dtype)) {
+      : r_(r), dtype_(math_dtype(dtype)), type_(register_type(dtype)) {
     if (!c10::isFloatingType(dtype)) throw Unfit();
   }
 

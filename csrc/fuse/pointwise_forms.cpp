@@ -170,7 +170,7 @@ Operand threshold(Registers& r) {
   const c10::ScalarType dtype = r.args().dtype_at(0);
   const Type type = register_type(dtype);
   const RegisterId x = r.as(0, dtype);
-  const RegisterId limit = r.number(1, is_narrow(dtype) ? c10::kFloat : dtype);
+  const RegisterId limit = r.number(1, math_dtype(dtype));
   const RegisterId low = r.builder().step(Opcode::le, type, Type::b8, {x, limit});
   return {r.builder().step(Opcode::select, type, type, {low, r.number(2, dtype), x}), dtype};
 }
@@ -208,7 +208,7 @@ Operand nan_to_num(Registers& r) {
 
 Operand scaled_by(Registers& r, double factor) {
   const c10::ScalarType dtype = r.args().float_dtype(r.args().dtype_at(0));
-  const RegisterId number = r.constant(factor, is_narrow(dtype) ? c10::kFloat : dtype);
+  const RegisterId number = r.constant(factor, math_dtype(dtype));
   return r.step(Opcode::mul, dtype, {r.as(0, dtype), number});
 }
 
@@ -270,7 +270,7 @@ Operand dropout_backward(Registers& r) {
   const c10::ScalarType dtype = r.args().dtype_at(0);
   if (!c10::isFloatingType(dtype) || r.args().dtype_at(1) != c10::kBool) throw Unfit();
   const RegisterId factor =
-      r.constant(r.args().node().args[2].toDouble(), is_narrow(dtype) ? c10::kFloat : dtype);
+      r.constant(r.args().node().args[2].toDouble(), math_dtype(dtype));
   const RegisterId kept = r.step(Opcode::mul, dtype, {r.as(0, dtype), r.as(1, dtype)}).reg;
   return r.step(Opcode::mul, dtype, {kept, factor});
 }
@@ -287,7 +287,7 @@ Operand with_numbers(Registers& r, Opcode opcode) {
     if (r.args().tensor_at(arg) >= 0)
       in.push_back(r.as(arg, dtype));
     else if (r.args().node().info.args[arg].kind == run::ArgKind::scalar)
-      in.push_back(r.number(arg, is_narrow(dtype) ? c10::kFloat : dtype));
+      in.push_back(r.number(arg, math_dtype(dtype)));
   }
   switch (in.size()) {
     case 2:
@@ -338,7 +338,7 @@ Operand power(Registers& r) {
     if (cube) return r.step(Opcode::mul, dtype, {square.reg, x});
     return r.step(Opcode::reciprocal, dtype, {square.reg});
   }
-  return r.step(Opcode::pow, dtype, {x, r.number(1, is_narrow(dtype) ? c10::kFloat : dtype)});
+  return r.step(Opcode::pow, dtype, {x, r.number(1, math_dtype(dtype))});
 }
 
 Operand cast(Registers& r) {

@@ -14,6 +14,11 @@ inline bool is_narrow(c10::ScalarType dtype) {
   return dtype == c10::kHalf || dtype == c10::kBFloat16;
 }
 
+/// What torch's kernels compute in.
+inline c10::ScalarType math_dtype(c10::ScalarType dtype) {
+  return is_narrow(dtype) ? c10::kFloat : dtype;
+}
+
 /// Tensors with dims count more than those without, and those more than Python numbers.
 class ResultType {
  public:

@@ -256,7 +256,7 @@ void lower_exact_rows(Registers& r, const OpRule& rule, const Extent& extent) {
   args.row = extent.row;
   args.inner = extent.inner;
   args.order_of = memory_type(dtype);
-  const c10::ScalarType wide = is_narrow(dtype) ? c10::kFloat : dtype;
+  const c10::ScalarType wide = math_dtype(dtype);
   args.number = [&r, wide](double value) { return r.constant(value, wide); };
   for (size_t arg = 0; arg < r.args().node().args.size(); ++arg)
     if (r.args().tensor_at(arg) >= 0)  // (beside narrow elements torch takes float32 weights)

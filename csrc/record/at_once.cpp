@@ -158,14 +158,8 @@ bool write_number(const run::OpInfo& info, torch::jit::Stack& arguments) {
 }
 
 /// Nothing that was recorded before reads or writes the memory, and nobody keeps a failure of it.
-/// `recording`: the lock of the window.
-bool is_untouched(const run::StorageVar& var, std::mutex& recording) {
-  if (var.awaited()) return false;
-  {
-    std::lock_guard lock(recording);
-    if (!var.all_pushed()) return false;
-  }
-  return !var.awaited() && !var.failure() && var.idle();
+bool is_untouched(const run::StorageVar& var, const Window& window) {
+  return !var.awaited() && window.all_pushed(var) && !var.awaited() && !var.failure() && var.idle();
 }
 
 /// The program reads its values: what is known of a plain tensor does not live long.
@@ -174,14 +168,14 @@ bool is_read(const at::Tensor& tensor, const run::StorageVar& var) {
 }
 
 /// Runs a counter (is_counter in recorder.cpp) without a Node. False: it may be one all the same.
-bool write_number_at_once(const run::OpInfo& info, torch::jit::Stack& stack, std::mutex& recording,
+bool write_number_at_once(const run::OpInfo& info, torch::jit::Stack& stack, const Window& window,
                           RecordCounters& counters) {
   if (!changes_elements(info) || !is_of_numbers(info, stack) || has_new_autograd_node())
     return false;
   const size_t count = info.args.size();
   const at::Tensor written = torch::jit::peek(stack, 0, count).toTensor();
   const run::StorageVarRef var = known_var(written);
-  if (var && !(is_read(written, *var) && is_untouched(*var, recording))) return false;
+  if (var && !(is_read(written, *var) && is_untouched(*var, window))) return false;
   torch::jit::Stack arguments(stack.end() - static_cast<ptrdiff_t>(count), stack.end());
   if (!complete_tensors(info, arguments) || !write_number(info, arguments)) return false;
   note_backward_of_lazy();
@@ -229,7 +223,7 @@ bool Recorder::answer_at_once(const run::OpInfo& info, torch::jit::Stack* stack)
   if (!(returns_no_tensor(info) || info.writes) || info.random || !info.aten || run::tracing() ||
       info.collective != run::Collectivity::none || thread_mode().mode != Mode::async)
     return false;
-  if (info.writes) return write_number_at_once(info, *stack, window_mutex_, counters_);
+  if (info.writes) return write_number_at_once(info, *stack, window_, counters_);
   note_values_read(info, *stack);
   if (!complete_tensors(info, *stack)) return false;
   counters_.fallbacks.fetch_add(1, std::memory_order_relaxed);
@@ -241,9 +235,10 @@ bool Recorder::answer_at_once(const run::OpInfo& info, torch::jit::Stack* stack)
 }
 
 bool Recorder::may_run_at_once(const Call& call, const Plan& plan) const {
-  if (!read_habit.expects_read() || thread_mode().mode != Mode::async || !watched()) return false;
+  if (!read_habit.expects_read() || thread_mode().mode != Mode::async || !window_.watched())
+    return false;
   if (!is_brief(plan) || !is_free_of_order(call, plan) || !are_complete(call)) return false;
-  const bool joins = fusion_.load(std::memory_order_relaxed) && is_fusable(call, plan);
+  const bool joins = window_.fuses() && is_fusable(call, plan);
   return read_habit.runs_at_once(joins) && !reports_waits();
 }
 
@@ -273,11 +268,7 @@ bool Recorder::run_at_once(const Call& call, const Plan& plan, AtOnce& done) {
 
 /// Returns the number that stands for the call in the trace.
 uint64_t Recorder::trace_at_once(const Call& call, int64_t begin) {
-  uint64_t number = 0;
-  {
-    std::lock_guard lock(window_mutex_);
-    number = ++last_number_;
-  }
+  const uint64_t number = window_.next_number();
   run::trace(
       {.kind = run::TraceEvent::Kind::run, .op = &call.info, .number = number, .begin = begin});
   return number;
@@ -305,10 +296,7 @@ void note_at_once(const Call& call, const Plan& plan, AtOnce& done, const at::Te
 }
 
 void Recorder::fail_at_once(run::Node& node, AtOnce& done) {
-  {
-    std::lock_guard lock(window_mutex_);
-    number_locked(node);
-  }
+  window_.number(node);
   counters_.at_once.fetch_add(1, std::memory_order_relaxed);
   if (done.begin != 0) [[unlikely]]
     run::trace({.kind = run::TraceEvent::Kind::run,

@@ -247,7 +247,8 @@ void convolve(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 at::Tensor lazy_clone(const at::Tensor& self) { return self.clone(); }
 
 template <size_t N, class Function>
-void add(torch::Library& library, const std::array<const char*, N>& names, Function function) {
+void add_composites(torch::Library& library, const std::array<const char*, N>& names,
+                    Function function) {
   for (const char* name : names) library.impl(name, function());
 }
 
@@ -276,53 +277,54 @@ void register_opaque_composites() {
     return torch::CppFunction::makeFromBoxedFunction<&read_integers_first>();
   };
   const auto whole = [] { return torch::CppFunction::makeFromBoxedFunction<&record_whole>(); };
-  add(autograd, kReadMemory, reads);
-  add(backend, kReadMemory, reads);
+  add_composites(autograd, kReadMemory, reads);
+  add_composites(backend, kReadMemory, reads);
   const auto indices = [] {
     return torch::CppFunction::makeFromBoxedFunction<&read_indices_first>();
   };
-  add(autograd, kReadIndices, indices);
-  add(backend, kReadIndices, indices);
+  add_composites(autograd, kReadIndices, indices);
+  add_composites(backend, kReadIndices, indices);
   const auto prints = [] {
     return torch::CppFunction::makeFromBoxedFunction<&read_what_is_no_vector>();
   };
-  add(autograd, kPrint, prints);
-  add(backend, kPrint, prints);
+  add_composites(autograd, kPrint, prints);
+  add_composites(backend, kPrint, prints);
   const auto prints_results = [] {
     return torch::CppFunction::makeFromBoxedFunction<&read_for_an_error>();
   };
-  add(autograd, kPrintResults, prints_results);
-  add(backend, kPrintResults, prints_results);
+  add_composites(autograd, kPrintResults, prints_results);
+  add_composites(backend, kPrintResults, prints_results);
   for (torch::Library* library : {&autograd, &backend}) {
     library->impl("to.dtype_layout", &to_layout);
     library->impl("to.device", &to_device);
   }
-  add(autograd, kRefuseGradInKernel,
-      [] { return torch::CppFunction::makeFromBoxedFunction<&refuse_grad>(); });
-  add(backend, kReadMemoryWithoutGrad, whole);
-  add(autograd, kReadMemoryWithoutGrad,
-      [] { return torch::CppFunction::makeFromBoxedFunction<&decompose_for_grad>(); });
-  add(backend, kWholeOnCuda,
-      [] { return torch::CppFunction::makeFromBoxedFunction<&record_whole_on_cuda>(); });
-  add(autograd, kWholeOnCuda,
-      [] { return torch::CppFunction::makeFromBoxedFunction<&differentiate_whole_on_cuda>(); });
+  add_composites(autograd, kRefuseGradInKernel,
+                 [] { return torch::CppFunction::makeFromBoxedFunction<&refuse_grad>(); });
+  add_composites(backend, kReadMemoryWithoutGrad, whole);
+  add_composites(autograd, kReadMemoryWithoutGrad,
+                 [] { return torch::CppFunction::makeFromBoxedFunction<&decompose_for_grad>(); });
+  add_composites(backend, kWholeOnCuda,
+                 [] { return torch::CppFunction::makeFromBoxedFunction<&record_whole_on_cuda>(); });
+  add_composites(autograd, kWholeOnCuda, [] {
+    return torch::CppFunction::makeFromBoxedFunction<&differentiate_whole_on_cuda>();
+  });
   const auto fills = [] {
     return torch::CppFunction::makeFromBoxedFunction<&with_lazy_factories>();
   };
-  add(autograd, kFillFactory, fills);
-  add(backend, kFillFactory, fills);
+  add_composites(autograd, kFillFactory, fills);
+  add_composites(backend, kFillFactory, fills);
   const auto numbers = [] {
     return torch::CppFunction::makeFromBoxedFunction<&with_lazy_factories_on_cuda>();
   };
-  add(autograd, kFillNumber, numbers);
-  add(backend, kFillNumber, numbers);
-  add(backend, kStartFromFactory, whole);
-  add(backend, kWorkOnMemory, whole);
-  add(autograd, kWorkOnMemory, [] { return torch::CppFunction::makeFallthrough(); });
+  add_composites(autograd, kFillNumber, numbers);
+  add_composites(backend, kFillNumber, numbers);
+  add_composites(backend, kStartFromFactory, whole);
+  add_composites(backend, kWorkOnMemory, whole);
+  add_composites(autograd, kWorkOnMemory, [] { return torch::CppFunction::makeFallthrough(); });
   const run::IgnoredWarnings silent;  // it replaces the kernel that records
   backend.impl("_lazy_clone", &lazy_clone);
   backend.impl("convolution", torch::CppFunction::makeFromBoxedFunction<&convolve>());
-  add(autograd, kStartFromFactory, [] { return torch::CppFunction::makeFallthrough(); });
+  add_composites(autograd, kStartFromFactory, [] { return torch::CppFunction::makeFallthrough(); });
 }
 
 }  // namespace lazyeng::record

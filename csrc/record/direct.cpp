@@ -385,47 +385,4 @@ PyObject* detach_directly(PyObject* self) {
   });
 }
 
-bool Recorder::record_direct(Call& call, bool view, at::Tensor& result) {
-  PlanRef plan = plan_of_offset_view(call);
-  if (!plan) {
-    PlanKey key;
-    if (!make_key(call, key)) return false;
-    plan = plans_.find(key);
-  }
-  if (!plan || plan->run_now || plan->only_metadata != view || !plan->rewrites.empty())
-    return false;
-  note_backward_of_lazy();
-  find_forward_node();
-  if (view) {
-    const OutputPlan& output = plan->outputs[0];
-    if (output.kind != OutputPlan::Kind::view || output.of != 0) return false;
-    result = make_lazy(make_ref<run::Value>(call.tensors[0].value->var_ref(),
-                                            output.look(call.looks[0]->offset())));
-    if (has_new_autograd_node()) note_forward(stacks::capture(), at::Tensor());
-    trace_record(call, nullptr);
-    return true;
-  }
-  AtOnce at_once;
-  if (run_at_once(call, *plan, at_once)) {
-    result = make_lazy(std::move(at_once.values[0]));
-    note_at_once(call, *plan, at_once, at::Tensor());
-    return true;
-  }
-  const Ref<run::Node> node = build_node(call, false);
-  c10::SmallVector<run::ValueRef, 2> values = add_outputs(*node, call, *plan);
-  if (!values.empty()) result = make_lazy(std::move(values[0]));
-  node->stack = stacks::capture();
-  node->forward_stack = forward_stack();
-  // (An autograd.Function has a node, although what it calls is not differentiated.)
-  if (has_new_autograd_node())
-    note_forward(node->forward_stack ? node->forward_stack : node->stack, at::Tensor());
-  if (at_once.thrown)
-    fail_at_once(*node, at_once);
-  else
-    schedule(*node);
-  trace_record(call, node.get());
-  throttle(*node);
-  return true;
-}
-
 }  // namespace lazyeng::record

@@ -24,6 +24,7 @@
 #include "csrc/record/signals.h"
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/buffers.h"
+#include "csrc/run/failure_log.h"
 #include "csrc/run/launch_log.h"
 #include "csrc/run/openmp_team.h"
 #include "csrc/run/plain_storage.h"

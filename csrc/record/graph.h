@@ -21,7 +21,7 @@ struct GraphNode {
 using Graph = std::vector<GraphNode>;
 
 /// What can be found from these ops: `window` stands in the window, in groups as they would be
-/// pushed now (Recorder::planned); what the engine holds is found through the vars that they and
+/// pushed now (Pusher::planned); what the engine holds is found through the vars that they and
 /// `vars` name. Only what one of `vars` needs is kept, all if there are none.
 Graph make_graph(const std::vector<Ref<engine::Op>>& window,
                  const std::vector<run::StorageVarRef>& vars);

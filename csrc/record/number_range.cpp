@@ -3,6 +3,7 @@
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
+#include <c10/util/complex.h>
 #include <c10/util/overflows.h>
 
 #include <algorithm>
@@ -18,6 +19,8 @@ constexpr int64_t kSmall = 127;
 template <class T>
 bool fits(const c10::IValue& number) {
   if (number.isInt()) return !c10::overflows<T, int64_t>(number.toInt());
+  if (number.isComplexDouble())
+    return !c10::overflows<T, c10::complex<double>>(number.toComplexDouble());
   return number.isDouble() && !c10::overflows<T, double>(number.toDouble());
 }
 
@@ -43,6 +46,18 @@ bool fits_dtype(const c10::IValue& number, c10::ScalarType dtype) {
       return fits<float>(number);
     case c10::kDouble:
       return fits<double>(number);
+    case c10::kUInt16:
+      return fits<uint16_t>(number);
+    case c10::kUInt32:
+      return fits<uint32_t>(number);
+    case c10::kUInt64:
+      return fits<uint64_t>(number);
+    case c10::kComplexHalf:
+      return fits<c10::complex<c10::Half>>(number);
+    case c10::kComplexFloat:
+      return fits<c10::complex<float>>(number);
+    case c10::kComplexDouble:
+      return fits<c10::complex<double>>(number);
     default:
       return false;
   }

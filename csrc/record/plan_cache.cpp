@@ -122,6 +122,12 @@ void add_pair(const Call& call, size_t i, size_t j, PlanKey& key) {
   if (a.dtype() != b.dtype()) key.push_back(static_cast<uint64_t>(b.offset()));
 }
 
+/// Of two arguments, if one is written: whether they share memory decides overlap errors.
+void add_sharing(const Call& call, size_t i, size_t j, PlanKey& key) {
+  if ((call.tensors[i].written || call.tensors[j].written) && share_memory(call, i, j))
+    add_pair(call, i, j, key);
+}
+
 /// The places of its tensors, those of each storage one after the other.
 std::vector<std::vector<size_t>> by_storage(const Call& call) {
   std::unordered_map<const run::StorageVar*, size_t> known;
@@ -135,21 +141,29 @@ std::vector<std::vector<size_t>> by_storage(const Call& call) {
   return groups;
 }
 
-/// Which written argument shares memory with which other argument: decides overlap errors. (Lists
-/// of an optimizer have thousands of tensors, each in a storage of its own.)
+/// Of one storage: in the order in which they begin, those that overlap stand close together.
+void add_overlaps(const Call& call, std::vector<size_t>& places, PlanKey& key) {
+  const auto look = [&](size_t i) -> const run::Geometry& {
+    return call.tensors[i].value->geometry();
+  };
+  const auto begin = [&](size_t i) { return look(i).extent_bytes() - look(i).span_bytes(); };
+  std::ranges::stable_sort(places, {}, begin);
+  for (auto one = places.begin(); one != places.end(); ++one) {
+    const uint64_t end = look(*one).extent_bytes();
+    for (auto other = one + 1; other != places.end() && begin(*other) < end; ++other)
+      add_sharing(call, std::max(*one, *other), std::min(*one, *other), key);
+  }
+}
+
+/// (Lists of an optimizer have thousands of tensors.)
 void add_sharing(const Call& call, PlanKey& key) {
   constexpr size_t kFew = 16;
-  const auto add = [&](size_t i, size_t j) {
-    if (share_memory(call, i, j)) add_pair(call, i, j, key);
-  };
-  if (call.tensors.size() <= kFew) {
-    for (size_t i = 0; i < call.tensors.size(); ++i)
-      for (size_t j = 0; j < i; ++j) add(i, j);
+  if (call.tensors.size() > kFew && !call.info.offset_matters) {
+    for (std::vector<size_t>& group : by_storage(call)) add_overlaps(call, group, key);
     return;
   }
-  for (const std::vector<size_t>& group : by_storage(call))
-    for (size_t i = 0; i < group.size(); ++i)
-      for (size_t j = 0; j < i; ++j) add(group[i], group[j]);
+  for (size_t i = 0; i < call.tensors.size(); ++i)
+    for (size_t j = 0; j < i; ++j) add_sharing(call, i, j, key);
 }
 
 /// What is no tensor.

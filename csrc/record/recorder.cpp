@@ -10,11 +10,13 @@
 #include "csrc/record/doubts.h"
 #include "csrc/record/factories.h"
 #include "csrc/record/first_use.h"
+#include "csrc/record/fork.h"
 #include "csrc/record/forward_stacks.h"
 #include "csrc/record/gate.h"
 #include "csrc/record/kept_values.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
+#include "csrc/record/meta_answers.h"
 #include "csrc/record/node_builder.h"
 #include "csrc/record/offset_views.h"
 #include "csrc/record/probe.h"
@@ -24,6 +26,7 @@
 #include "csrc/record/temporaries.h"
 #include "csrc/run/as_engine_thread.h"
 #include "csrc/run/executor.h"
+#include "csrc/run/failure_log.h"
 #include "csrc/run/ignored_warnings.h"
 #include "csrc/run/launch_order.h"
 #include "csrc/run/openmp_team.h"
@@ -137,6 +140,16 @@ bool reads_what_is_complete(const Call& call, const run::Node& node) {
   return node.written_vars.empty() && call.info.aten && has_arguments(node);
 }
 
+/// Runs it here. False: it has to wait for its turn.
+bool run_complete(const Call& call, run::Node& node) {
+  if (!reads_what_is_complete(call, node)) return false;
+  const run::NoGil released;
+  node.run();
+  if (!node.asks_again()) return true;
+  node.was_not_run();  // it lacks memory: once more, when nothing else runs
+  return false;
+}
+
 /// A number changed in place, with nothing else pending on it: a counter, as optimizers keep for
 /// their steps and read soon with item(). Behind the ops in the queue it would make that read wait
 /// for all of them; run at once, it costs what it does in eager.
@@ -218,6 +231,30 @@ bool counts_writes(const run::OpInfo& info, const run::Node& node) {
          std::ranges::none_of(node.tensors, &run::TensorArg::silent);
 }
 
+/// An index that is out of range, in a call that eager would not have refused for its looks.
+bool fails_by_a_value(const Call& call, const run::Node& node) {
+  if (!node.found.thrown || call.info.writes || thread_mode().mode == Mode::sync) return false;
+  if (std::ranges::any_of(call.looks, [](const auto& look) { return look && look->numel() == 0; }))
+    return false;
+  try {
+    std::rethrow_exception(node.found.thrown);
+  } catch (const c10::IndexError&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+/// What the node threw, or found failed. `had_failed`: so had what it was to change, before.
+void raise_found(const Call& call, const run::Node& node, bool had_failed) {
+  const run::Node::Discovery& found = node.found;
+  if (!found.thrown && !found.poisoned) return;
+  if (counts_writes(call.info, node)) run::take_back_own_writes();
+  if (!found.thrown) run::throw_python_error(found.poisoned);
+  if (!had_failed) update_written(call, node);
+  std::rethrow_exception(found.thrown);
+}
+
 constexpr const char* kWritesOutside = "a write to a plain tensor, or a draw, outside lazy()";
 
 /// Nobody sees old memory from now on: the node's writes count as pending. Whether somebody might.
@@ -240,8 +277,8 @@ void set_current_recorder(Recorder* recorder) { current = recorder; }
 
 Recorder::Recorder(std::unique_ptr<engine::Engine> engine) : engine_(std::move(engine)) {
   engine::install_reserve();
-  engine_->set_hungry([this](engine::QueueId queue) { return hungry(queue); });
-  engine_->set_watch([this] { return watch(); });
+  engine_->set_hungry([this](engine::QueueId queue) { return pusher_.hungry(queue); });
+  engine_->set_watch([this] { return pusher_.watch(); });
   engine_->set_thread_init([](engine::QueueId, unsigned) {
     engine::Owing::for_life();
     run::init_engine_thread();
@@ -257,12 +294,12 @@ Recorder::Recorder(std::unique_ptr<engine::Engine> engine) : engine_(std::move(e
 Recorder::~Recorder() { run::set_parts_engine(nullptr); }
 
 void Recorder::start_threads() {
-  watched_.store(true, std::memory_order_relaxed);
+  window_.set_watched(true);
   run::openmp_helpers().start();
 }
 
 void Recorder::stop_threads() {
-  watched_.store(false, std::memory_order_relaxed);
+  window_.set_watched(false);
   run::openmp_helpers().stop();
 }
 
@@ -307,7 +344,7 @@ void Recorder::record(Call call, torch::jit::Stack* results) {
       plan = infer(call);
     }
     if (!plan) return run_now(call, keyed ? &key : nullptr, results);
-    const uint64_t number = counters_.recorded.load(std::memory_order_relaxed);
+    const uint64_t number = window_.recorded();
     want_trials(call, number);
     run_due_trials(number);
     if (keyed) plans_.insert(key, call, plan);
@@ -319,40 +356,48 @@ void Recorder::record(Call call, torch::jit::Stack* results) {
 
 void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* results) {
   const engine::Owing owing;
+  if (plan.only_metadata) return record_metadata(call, plan, results);
+  AtOnce tried;
+  if (!run_at_once(call, plan, tried)) return record_node(call, plan, tried, results);
   Made made;
-  if (plan.only_metadata) {
-    c10::SmallVector<run::ValueRef, 2> views, after;
-    for (const OutputPlan& output : plan.outputs)
-      views.push_back(output.kind == OutputPlan::Kind::undefined
-                          ? nullptr
-                          : make_ref<run::Value>(call.tensors[output.of].value->var_ref(),
-                                                 output.look(call.looks[output.of]->offset())));
-    for (const Plan::Rewrite& rewrite : plan.rewrites) {
-      after.push_back(
-          make_ref<run::Value>(call.tensors[rewrite.tensor].value->var_ref(), rewrite.after));
-    }
-    run::note_own_writes(call.written);  // it bumps as a write does
-    push_recorded(call, plan, views, made, results);
-    apply_rewrites(call, call.tensors, plan, after);
-    run::Gil gil;
-    make_python_objects(made);
-    if (has_new_autograd_node()) note_forward(stacks::capture(), first_result(made, call));
-    trace_record(call, nullptr);
-    return;
-  }
-  AtOnce at_once;
-  if (run_at_once(call, plan, at_once)) {
-    push_recorded(call, plan, at_once.values, made, results);
-    run::Gil gil;
-    make_python_objects(made);
-    return note_at_once(call, plan, at_once, first_result(made, call));
-  }
+  push_recorded(call, plan, tried.values, made, results);
+  run::Gil gil;
+  make_python_objects(made);
+  note_at_once(call, plan, tried, first_result(made, call));
+}
+
+/// A view, or another shape for what is there: nothing runs.
+void Recorder::record_metadata(Call& call, const Plan& plan, torch::jit::Stack* results) {
+  const auto value = [&](size_t tensor, run::GeometryRef look) {
+    return make_ref<run::Value>(call.tensors[tensor].value->var_ref(), std::move(look));
+  };
+  c10::SmallVector<run::ValueRef, 2> views, after;
+  for (const OutputPlan& output : plan.outputs)
+    views.push_back(output.kind == OutputPlan::Kind::undefined
+                        ? nullptr
+                        : value(output.of, output.look(call.looks[output.of]->offset())));
+  for (const Plan::Rewrite& rewrite : plan.rewrites)
+    after.push_back(value(rewrite.tensor, rewrite.after));
+  run::note_own_writes(call.written);  // it bumps as a write does
+  Made made;
+  push_recorded(call, plan, views, made, results);
+  apply_rewrites(call, call.tensors, plan, after);
+  run::Gil gil;
+  make_python_objects(made);
+  if (has_new_autograd_node()) note_forward(stacks::capture(), first_result(made, call));
+  trace_record(call, nullptr);
+}
+
+/// `tried`: what became of it at the call, if it was.
+void Recorder::record_node(Call& call, const Plan& plan, AtOnce& tried,
+                           torch::jit::Stack* results) {
   const bool reads_now = brings_to_device(call);
-  const bool runs_now = reads_now && thread_mode().mode == Mode::async;
-  if (reads_now && !runs_now) take_copy(call.tensors.back());
-  Ref<run::Node> node = build_node(call, false);
+  const bool runs_now = reads_now && thread_mode().mode == Mode::async && !tried.thrown;
+  if (reads_now && thread_mode().mode != Mode::async) take_copy(call.tensors.back());
+  const Ref<run::Node> node = build_node(call, false);
   c10::SmallVector<run::ValueRef, 2> values = add_outputs(*node, call, plan);
   add_rewrites(*node, plan);
+  Made made;
   push_recorded(call, plan, values, made, results);
   c10::SmallVector<run::ValueRef, 2> after;
   for (const run::Node::Rewrite& rewrite : node->rewrites) after.push_back(rewrite.after);
@@ -362,15 +407,58 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
     make_python_objects(made);
     capture_stacks(*node, first_result(made, call));
   }
-  if (at_once.thrown)
-    fail_at_once(*node, at_once);
-  else if (runs_now && !node->plain_reads.empty())
+  if (runs_now && !node->plain_reads.empty()) {
     run_in_order(*node, Before::needed);
-  else
-    schedule(*node);
-  trace_record(call, node.get());
+    trace_record(call, node.get());
+  } else {
+    submit(call, *node, tried);
+  }
   complete_eager_effects(call, *node);
   throttle(*node);
+}
+
+bool Recorder::record_direct(Call& call, bool view, at::Tensor& result) {
+  PlanRef plan = plan_of_offset_view(call);
+  if (!plan) {
+    PlanKey key;
+    if (!make_key(call, key)) return false;
+    plan = plans_.find(key);
+  }
+  if (!plan || plan->run_now || plan->only_metadata != view || !plan->rewrites.empty())
+    return false;
+  note_backward_of_lazy();
+  find_forward_node();
+  if (view) {
+    const OutputPlan& output = plan->outputs[0];
+    if (output.kind != OutputPlan::Kind::view || output.of != 0) return false;
+    result = make_lazy(make_ref<run::Value>(call.tensors[0].value->var_ref(),
+                                            output.look(call.looks[0]->offset())));
+    if (has_new_autograd_node()) note_forward(stacks::capture(), at::Tensor());
+    trace_record(call, nullptr);
+    return true;
+  }
+  AtOnce tried;
+  if (run_at_once(call, *plan, tried)) {
+    result = make_lazy(std::move(tried.values[0]));
+    note_at_once(call, *plan, tried, at::Tensor());
+    return true;
+  }
+  const Ref<run::Node> node = build_node(call, false);
+  c10::SmallVector<run::ValueRef, 2> values = add_outputs(*node, call, *plan);
+  if (!values.empty()) result = make_lazy(std::move(values[0]));
+  capture_stacks(*node, at::Tensor());  // (an autograd.Function has a node, though this has none)
+  submit(call, *node, tried);
+  throttle(*node);
+  return true;
+}
+
+/// To the engine, or, if it has thrown at the call, to those that read its results.
+void Recorder::submit(const Call& call, run::Node& node, AtOnce& tried) {
+  if (tried.thrown)
+    fail_at_once(node, tried);
+  else
+    schedule(node);
+  trace_record(call, &node);
 }
 
 void Recorder::schedule(run::Node& node) {
@@ -387,9 +475,11 @@ void Recorder::schedule(run::Node& node) {
     if (!run_unpushed(node)) run_in_order(node, Before::needed);
     return;
   }
-  const bool fusable = fusion_.load(std::memory_order_relaxed) && fuse::may_join(node);
-  const bool for_reader = async && read_habit.records(node.brief, fusable) && watched();
-  append(node, for_reader);
+  const bool fusable = window_.fuses() && fuse::may_join(node);
+  const bool for_reader = async && read_habit.records(node.brief, fusable) && window_.watched();
+  engine_->admit(node.cost_bytes);
+  const Window::Appended appended = window_.append(node, async, for_reader);
+  if (async) pusher_.offer(appended);
   if (guard_plain_memory(node) && !thread_mode().inside()) wait_for_writes(node);
 }
 
@@ -408,11 +498,8 @@ void Recorder::wait_for_writes(const run::Node& node) {
 
 /// Runs a counter on this thread without the engine. False: somebody has to wait for somebody.
 bool Recorder::run_unpushed(run::Node& node) {
-  {
-    std::lock_guard lock(window_mutex_);
-    if (meets_unpushed_locked(node) || !has_arguments(node) || !may_write(node)) return false;
-    number_locked(node);
-  }
+  if (!window_.number_if(node, [&] { return has_arguments(node) && may_write(node); }))
+    return false;
   const run::AsEngineThread as_engine_thread;
   const engine::FailurePtr failure = node.run();
   counters_.at_once.fetch_add(1, std::memory_order_relaxed);
@@ -425,21 +512,15 @@ bool Recorder::run_unpushed(run::Node& node) {
 
 /// Pushes the node and runs it on this thread when its turn comes.
 void Recorder::run_in_order(run::Node& node, Before before) {
+  const EngineWhileForking while_forking(*this);  // (before any lock)
   const run::NoGil released;
   const run::RealDispatch below;
   const Gate::Inside inside;
   const engine::GuestScope guest(*engine_);  // also of what is pushed first
-  Taken window;
   Batch pushed;
-  std::unique_lock pushing(push_mutex_);
-  {
-    std::lock_guard lock(window_mutex_);
-    if (!window_.empty() && (before == Before::all || meets_unpushed_locked(node)))
-      window = take_window_locked(/*whole=*/true);
-    // The engine counts its writes as pending from now on: they never stand in the window.
-    number_locked(node);
-  }
-  if (!window.nodes.empty()) pushed = push_taken(std::move(window));
+  std::unique_lock pushing = pusher_.lock();
+  // The engine counts its writes as pending from now on: they never stand in the window.
+  pushed = pusher_.push_before(node, before == Before::all);
   engine_->admit(node.cost_bytes);
   wait_until_done([&](const engine::Interrupt& interrupt) {
     return engine_->push_and_run(Ref<engine::Op>(&node), interrupt, [&] {
@@ -455,7 +536,7 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
   const std::vector<run::StorageVarRef> storages = storages_of(call);  // set_ may let them grow
   for (const run::StorageVarRef& var : storages) finish_accesses(*var);
   const bool had_failed = let_go_of_failed(call);
-  Ref<run::Node> node = build_node(call, true);
+  const Ref<run::Node> node = build_node(call, true);
   bool noted = false;
   {
     run::Gil gil;
@@ -465,14 +546,7 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
   WaitScope waits("its result is needed at the call");
   const std::vector<run::StorageVarRef> kept = kept_for_checks(*node);
   read_habit.reads();
-  bool ran = reads_what_is_complete(call, *node);
-  if (ran) {
-    const run::NoGil released;
-    node->run();
-    ran = !node->asks_again();  // or it lacks memory: once more, when nothing else runs
-    if (!ran) node->was_not_run();
-  }
-  if (!ran) {
+  if (!run_complete(call, *node)) {
     if (waits.wanted() && is_awaited(call)) waits.begin(call.info.torch_name);
     try {
       run_in_order(*node, Before::all);
@@ -483,23 +557,9 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
   }
   for (const run::StorageVarRef& var : storages) follow_moves(*var);
   for (run::StorageVar* var : node->written_vars) run::plain_storages().release(*var);
-  if ((node->found.thrown || node->found.poisoned) && counts_writes(call.info, *node))
-    run::take_back_own_writes();
-  if (node->found.thrown) {
-    if (!had_failed) update_written(call, *node);
-    std::rethrow_exception(node->found.thrown);
-  }
-  if (node->found.poisoned) run::throw_python_error(node->found.poisoned);
-  if (learn_under) {
-    note_kernel_accepted(call);
-    compare_with_meta(call, node->found);
-    if (!structured_meta_agrees(call, node->found))
-      doubt_of(call).structured.store(true, std::memory_order_relaxed);
-    if (PlanRef plan = learn(call, node->found)) {
-      want_trials(call, counters_.recorded.load(std::memory_order_relaxed));
-      plans_.insert(*learn_under, call, std::move(plan));
-    }
-  }
+  if (learn_under && fails_by_a_value(call, *node) && record_failed(call, *node, results)) return;
+  raise_found(call, *node, had_failed);
+  if (learn_under) learn_from(call, *node, *learn_under);
   Made made;
   push_found(call, *node, made, results);
   {
@@ -509,6 +569,30 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
   }
   trace_record(call, node.get());
   waits.report();
+}
+
+/// Of a first call, which nothing but its run could tell about: its results fail, as of any later
+/// call. False: the meta function does not say what they would be.
+bool Recorder::record_failed(Call& call, const run::Node& node, torch::jit::Stack* results) {
+  MetaAnswer answer = MetaAnswer::none;
+  const PlanRef plan = ask_meta(call, StandIns::For::meta, answer);
+  if (!plan || plan->run_now || plan->only_metadata || !plan->rewrites.empty()) return false;
+  AtOnce tried;
+  tried.thrown = node.found.thrown;
+  record_node(call, *plan, tried, results);
+  return true;
+}
+
+/// What kernels gave that ran at the call is a plan for the next call of that kind.
+void Recorder::learn_from(const Call& call, const run::Node& node, const PlanKey& key) {
+  note_kernel_accepted(call);
+  compare_with_meta(call, node.found);
+  if (!structured_meta_agrees(call, node.found))
+    doubt_of(call).structured.store(true, std::memory_order_relaxed);
+  PlanRef plan = learn(call, node.found);
+  if (!plan) return;
+  want_trials(call, window_.recorded());
+  plans_.insert(key, call, std::move(plan));
 }
 
 /// What eager code around us may look at without coming through our kernels is complete when the

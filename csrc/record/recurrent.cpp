@@ -113,17 +113,17 @@ void layer(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 template <CudnnMode mode>
-void add(torch::Library& library, const std::string& name) {
+void add_network(torch::Library& library, const std::string& name) {
   for (const char* form : {".input", ".data"})
     library.impl((name + form).c_str(), torch::CppFunction::makeFromBoxedFunction<&layer<mode>>());
 }
 
 void fill(torch::Library& library) {
   library.impl("cudnn_is_acceptable", &never_acceptable);
-  add<kRelu>(library, "rnn_relu");
-  add<kTanh>(library, "rnn_tanh");
-  add<kLstm>(library, "lstm");
-  add<kGru>(library, "gru");
+  add_network<kRelu>(library, "rnn_relu");
+  add_network<kTanh>(library, "rnn_tanh");
+  add_network<kLstm>(library, "lstm");
+  add_network<kGru>(library, "gru");
 }
 
 }  // namespace

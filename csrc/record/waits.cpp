@@ -104,7 +104,7 @@ void Recorder::wait_until_done(
     const std::function<engine::WaitResult(const engine::Interrupt&)>& wait) {
   const engine::Owing owing;
   std::exception_ptr raised;
-  const EngineWhileForking engine(*this);
+  const EngineWhileForking while_forking(*this);
   {
     const run::NoGil released;
     const Gate::Inside inside;
@@ -116,9 +116,15 @@ void Recorder::wait_until_done(
   if (raised) std::rethrow_exception(raised);
 }
 
-std::string Recorder::writer_name(const run::StorageVar& var) {
-  std::lock_guard lock(window_mutex_);
-  return var.writer.info ? var.writer.info->torch_name : "";
+std::string Recorder::describe_writer(const run::StorageVar& var) {
+  const run::StorageVar::Writer writer = window_.writer_of(var);
+  if (!writer.info) return "";
+  const std::string line = stacks::innermost_user_line(writer.stack);
+  return line.empty() ? writer.info->name : writer.info->name + " @ " + line;
+}
+
+Graph Recorder::pending(const std::vector<run::StorageVarRef>& vars) {
+  return make_graph(pusher_.planned(), vars);
 }
 
 void Recorder::wait_for(run::StorageVar& var) {
@@ -130,7 +136,10 @@ void Recorder::wait_until_written(run::StorageVar& var, WaitScope& waits) {
   if (!var.awaited()) return;
   read_habit.reads();
   counters_.syncs.fetch_add(1, std::memory_order_relaxed);
-  if (waits.wanted()) waits.begin(writer_name(var));
+  if (waits.wanted()) {
+    const run::OpInfo* const writer = window_.writer_of(var).info;
+    waits.begin(writer ? writer->torch_name : "");
+  }
   KernelWait kernel(var);
   wait_until_done([&](const engine::Interrupt& interrupt) {
     if (var.has_unpushed()) flush();
@@ -149,10 +158,14 @@ void Recorder::complete(run::StorageVar& var) {
 }
 
 void Recorder::follow_moves(run::StorageVar& var) {
-  if (!run::plain_storages().has_moved(var)) return;
-  // (Reads that have not run fail, as the tensor was changed. A kernel may be one of them.)
-  if (!run::InCustomKernel::active()) finish_accesses(var);
-  if (var.idle()) run::plain_storages().follow_resize(var, /*through_user_face=*/true);
+  // (Reads that have not run fail, as the tensor was changed. A kernel may be one of them. Other
+  // threads may read on: the old memory must not be gone from under them, nor be read after this.)
+  while (run::plain_storages().has_moved(var)) {
+    const bool in_kernel = run::InCustomKernel::active();
+    if (!in_kernel) finish_accesses(var);
+    if (var.idle()) return run::plain_storages().follow_resize(var, /*through_user_face=*/true);
+    if (in_kernel) return;
+  }
 }
 
 void Recorder::wait_and_check(const run::Value& value) {
@@ -214,7 +227,7 @@ void Recorder::finish_plain_reads() {
     flush();
   }
   run::plain_values().drop_unused();  // (which the program no longer has)
-  if (run::plain_storages().in_use()) {
+  if (engine_->counters().pending_ops != 0 && run::plain_storages().may_be_in_use()) {
     // (All that was pushed before: a wait for these vars alone would be a write to each, which
     // other threads would take for the program's.)
     if (waits.wanted()) waits.begin("");
@@ -233,17 +246,13 @@ void Recorder::forget_failures(std::vector<Ref<engine::Var>> plain) {
   const run::NoGil released;
   const Gate::Inside inside;
   flush();
-  const std::lock_guard pushing(push_mutex_);
+  const std::unique_lock pushing = pusher_.lock();
   engine_->admit(0);
   engine_->push(std::move(fresh));
 }
 
 void Recorder::finish_accesses(run::StorageVar& var) {
-  bool over;
-  {
-    std::lock_guard lock(window_mutex_);
-    over = var.all_pushed() && var.idle();
-  }
+  bool over = window_.all_pushed(var) && var.idle();
   // (First, so that it is told of: a worker may have it done as soon as it is pushed.)
   if (!over && var.awaited()) wait_for(var);
   if (!over) {

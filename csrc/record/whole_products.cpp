@@ -37,12 +37,27 @@ bool are_alike(const at::Tensor& left, const at::Tensor& right) {
   return is_ordinary(left) && is_ordinary(right) && left.scalar_type() == right.scalar_type();
 }
 
+/// Whether the rows of all matrices are one matrix's without a copy: by strides alone, also those
+/// of a single element, as torch looks at it (should_fold in ATen/native/LinearAlgebra.cpp).
+bool is_one_matrix(const at::Tensor& matrices) {
+  const auto sizes = matrices.sizes();
+  const auto strides = matrices.strides();
+  for (size_t d = 0; d + 2 < sizes.size(); ++d)
+    if (strides[d] != strides[d + 1] * sizes[d + 1]) return false;
+  return true;
+}
+
 /// Matrices by a matrix or a vector: torch makes one matrix of them, and not a batch, if that needs
 /// no copy, or if the other factor requires grad (also where no gradient is asked for). What it is
 /// given where the op runs does not require grad.
 bool folds_where_it_runs(const at::Tensor& matrices, const at::Tensor& other) {
-  return matrices.dim() < 3 || other.dim() > 2 || !other.requires_grad() ||
-         matrices.is_contiguous();
+  return matrices.dim() < 3 || other.dim() > 2 || !other.requires_grad() || is_one_matrix(matrices);
+}
+
+/// Batches by batches: of a factor that requires grad and is a batch of one, torch makes a matrix.
+bool are_batches_where_it_runs(const at::Tensor& left, const at::Tensor& right) {
+  return left.dim() != 3 || right.dim() != 3 || left.size(0) == right.size(0) ||
+         !(left.requires_grad() || right.requires_grad());
 }
 
 /// For a product of so many multiplications.
@@ -81,8 +96,8 @@ struct Matmul {
     if (!are_alike(left, right) || left.dim() == 0 || right.dim() == 0) return false;
     // Two matrices, a matrix by a vector, and two vectors are an op already.
     if (left.dim() <= 2 && right.dim() <= 2 && !(left.dim() == 1 && right.dim() == 2)) return false;
-    if (!folds_where_it_runs(left, right) || (right.dim() > 2 && left.requires_grad()))
-      return false;
+    if (!folds_where_it_runs(left, right) || !are_batches_where_it_runs(left, right)) return false;
+    if (right.dim() > 2 && left.dim() <= 2 && left.requires_grad()) return false;
     return is_small(std::max(products(left, right, 1), products(right, left, 2)));
   }
 

@@ -3,7 +3,7 @@
 // One launches all kernels, in the order in which they may be. Several would take turns in the
 // driver, each with a handle of cuBLAS and its workspace, and find nothing of the one before in
 // their caches; and as long as one is launching, what is recorded meanwhile can wait for it
-// (record/window.cpp) and be grouped.
+// (record/window.h) and be grouped.
 #pragma once
 
 #include <c10/core/Device.h>

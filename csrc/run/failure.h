@@ -10,7 +10,6 @@
 
 #include <atomic>
 #include <exception>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -81,67 +80,6 @@ class OpFailure final : public engine::Failure {
   size_t length_ = 1;
   std::string last_;
 };
-
-/// Failures that no exception and no warning has told of yet, in the order of creation. Of a
-/// program that never asks, and drops what has failed, the oldest are warned of when they become
-/// too many.
-class FailureLog {
- public:
-  enum class Holder : uint8_t {
-    tensor,  ///< somebody holds a failed tensor: the failure lives as long as that
-    log,     ///< nobody does
-  };
-  void add(const std::shared_ptr<FailureRoot>& root, Holder holder);
-  /// An op of a lazy() block failed, or was skipped, and should have written plain tensors, which
-  /// cannot carry a failure: the block raises it. `plain` are their vars, held until the block is
-  /// left (if it is not already: Ctrl-C ends its last wait): the table of plain tensors holds vars
-  /// weakly, and a new one would show the memory as it was before the write.
-  void add_of_block(const std::shared_ptr<FailureRoot>& root, uint64_t block,
-                    std::vector<Ref<engine::Var>> plain);
-  /// The same of an op that wrote through lazy tensors, as which plain tensors were used in the
-  /// block, perhaps through views: the lazy ones tell of the failure (see add()), and so does the
-  /// block if somebody holds a plain one at its end.
-  void add_shared(const std::shared_ptr<FailureRoot>& root, uint64_t block,
-                  std::vector<Ref<engine::Var>> shared);
-  /// Those that are unreported now.
-  std::vector<std::shared_ptr<FailureRoot>> unreported();
-  /// Those of one open lazy() block that failed to write a plain tensor, whoever has told of them:
-  /// that the memory is old is told by the block. GIL.
-  std::vector<std::shared_ptr<FailureRoot>> of_block(uint64_t block);
-  void enter_block(uint64_t block);
-  /// Returns the vars of plain tensors that ops of the block, and of no other that is still open,
-  /// should have written: they have failed no longer. GIL.
-  std::vector<Ref<engine::Var>> leave_block(uint64_t block);
-  /// Of all threads.
-  std::vector<uint64_t> open_blocks();
-
- private:
-  struct Item {
-    std::weak_ptr<FailureRoot> root = {};
-    std::shared_ptr<FailureRoot> kept = {};
-    bool of_block = false;
-    uint64_t block = 0;  ///< whose write failed; the root may be of another
-    std::vector<Ref<engine::Var>> plain = {};
-    bool shared = false;  ///< by lazy tensors: they may be all that is left of it
-
-    bool is_over() const {
-      return plain.empty() && (kept ? kept->reported.load() : root.expired());
-    }
-    /// Nothing but the log holds it.
-    bool is_forgotten() const { return kept && !of_block && plain.empty(); }
-  };
-  void add(Item item);
-  std::vector<Item> take_over_locked();
-  bool is_open_locked(uint64_t block) const;
-  bool is_held_locked(const engine::Var& var) const;
-
-  std::mutex mutex_;
-  std::vector<Item> items_;
-  std::vector<uint64_t> open_blocks_;
-  size_t sweep_at_ = 64;
-};
-
-FailureLog& failure_log();
 
 /// A new exception of the original's type, chained to the creation stack (lazyeng.errors.build).
 /// GIL; new reference; marks the root as reported. Null with a Python error set if that failed.

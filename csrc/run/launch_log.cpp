@@ -24,6 +24,7 @@
 #include <thread>
 #include <vector>
 
+#include "csrc/run/failure_log.h"
 #include "csrc/run/launch_order.h"
 #include "csrc/run/node.h"
 #include "csrc/run/python_error.h"

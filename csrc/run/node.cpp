@@ -11,6 +11,7 @@
 #include "csrc/run/as_engine_thread.h"
 #include "csrc/run/caller_modes.h"
 #include "csrc/run/executor.h"
+#include "csrc/run/failure_log.h"
 #include "csrc/run/free_memory.h"
 #include "csrc/run/ignored_warnings.h"
 #include "csrc/run/kernel_warnings.h"
@@ -379,6 +380,9 @@ engine::FailurePtr Node::run() noexcept {
 engine::FailurePtr Node::run_once() noexcept {
   if (collective && !discover)
     if (const engine::FailurePtr why = collective->kept_back()) return skip(why);
+  // Until the exception is gone: with it go the locals of the Python code, whose destructors are
+  // the program's, and run within this op.
+  std::optional<InCustomKernel> ends;
   try {
     std::optional<RealDispatch> below;
     if (discover) below.emplace();
@@ -387,6 +391,7 @@ engine::FailurePtr Node::run_once() noexcept {
     patient ? execute_patiently() : execute();
     return nullptr;
   } catch (...) {
+    if (is_python_error(std::current_exception())) ends.emplace(*this);
     if (is_out_of_memory(std::current_exception()) && retry_for_memory()) return nullptr;
     if (engine::FailurePtr lost = device_failure(*this, std::current_exception())) {
       if (discover) found.poisoned = lost;

@@ -311,9 +311,10 @@ bool PlainStorages::is_held(StorageVar& var) {
   return alive && is_held_by_others(var, alive);
 }
 
-bool PlainStorages::in_use() {
+bool PlainStorages::may_be_in_use() {
   std::vector<Face> faces;  // until after the lock
   std::lock_guard lock(mutex_);
+  if (vars_.size() > kMostLookedAt) return true;
   return std::ranges::any_of(vars_, [&](const auto& entry) {
     const StorageVar& var = *entry.second;
     if (var.idle() || !var.user_face_ref_) return false;

@@ -62,8 +62,9 @@ class PlainStorages {
   /// Whether anybody but the engine holds the plain memory. GIL.
   bool is_held(StorageVar& var);
   /// Whether ops of the engine use memory of plain tensors that somebody holds, or wait for it.
-  /// (What is recorded and not on its way there does not count.) GIL.
-  bool in_use();
+  /// (What is recorded and not on its way there does not count.) Of very many nobody looks: yes.
+  /// GIL.
+  bool may_be_in_use();
   /// Vars of plain memory that other streams than the default one may still be writing, by ops
   /// whose vars are gone.
   std::vector<StorageVarRef> written_elsewhere();
@@ -102,6 +103,8 @@ class PlainStorages {
   void sweep_left(LeftEntries& over);
 
   static constexpr size_t kFewLeft = 64;
+  /// To look at one takes some 20 ns; at ten thousand, longer than most blocks.
+  static constexpr size_t kMostLookedAt = 4096;
 
   std::mutex mutex_;
   std::unordered_map<c10::StorageImpl*, StorageVar*> vars_;

@@ -1,4 +1,5 @@
 // tests/cpp/test_var.cpp: claims, versions and failures of vars.
+#include "csrc/engine/dependency_tracker.h"
 #include "tests/cpp/ops.h"
 
 using namespace lazyeng;
@@ -133,6 +134,26 @@ void pending_ops_are_seen() {  // in order, the one that writes first; also whil
   check(var->pending_ops().empty(), "nothing is left at the end");
 }
 
+void a_wait_is_no_use() {  // nor while the thread that waits has not been told yet
+  auto var = make_ref<IntVar>();
+  DependencyTracker tracker;
+  ReadyList ready;
+  Ref<Op> write = writes(op([] {}), {var}), mark = reads(op([] {}), {var}),
+          read = reads(op([] {}), {var});
+  tracker.push(std::span(&write, 1), ready);
+  tracker.append_mark(*mark, ready);
+  check(!var->idle(), "a write stands before the mark");
+  tracker.complete(*write, nullptr, ready);
+  check(var->idle(), "the mark alone has its turn");
+  tracker.push(std::span(&read, 1), ready);
+  check(!var->idle(), "a read beside the mark");
+  tracker.complete(*mark, nullptr, ready);
+  check(!var->idle(), "the read alone");
+  tracker.complete(*read, nullptr, ready);
+  check(var->idle(), "nothing");
+  for (Op* const each : {write.get(), mark.get(), read.get()}) each->release();
+}
+
 class SkipOp final : public Op {
  public:
   FailurePtr run() noexcept override { return nullptr; }
@@ -199,6 +220,7 @@ int main(int argc, char** argv) {
                     {"failures spread and stay", failures_spread_and_stay},
                     {"resources are never poisoned", resources_stay_usable},
                     {"pending ops are seen", pending_ops_are_seen},
+                    {"a wait is no use", a_wait_is_no_use},
                     {"skip and finish", skip_and_finish},
                     {"references are dropped on completion", references_are_dropped}});
 }
