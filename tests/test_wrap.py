@@ -565,3 +565,12 @@ def test_a_module_that_cannot_be_wrapped_stays_as_it_is():
     del graph
     wrap(model)
     assert all(isinstance(p, LazyTensor) for p in model.parameters())
+
+
+def test_a_model_that_is_wrapped_in_inference_mode_can_be_trained():
+    model, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    with torch.inference_mode():
+        wrap(model)(x)
+    assert not model.weight.is_inference()
+    model(x).sum().backward()
+    assert unwrap(model.weight.grad).tolist() == [[1, 1], [1, 1]]

@@ -1,6 +1,7 @@
 // csrc/bindings/tensors.cpp: functions of lazyeng._C about a tensor: wrapping it, reading it, what
 // is known of it.
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -38,7 +39,11 @@ const run::ValueRef& value_of(PyObject* object) {
   return lazy->value();
 }
 
+/// (Of a normal tensor a normal one, also in inference mode: a model that is wrapped there may be
+/// trained.)
 PyObject* lazy_over(const at::Tensor& plain) {
+  std::optional<c10::InferenceMode> normal;
+  if (c10::InferenceMode::is_enabled() && !plain.is_inference()) normal.emplace(false);
   return record::python_object(record::make_lazy(run::new_value_of(plain)));
 }
 

@@ -269,8 +269,7 @@ Operand logit(Registers& r) {
 Operand dropout_backward(Registers& r) {
   const c10::ScalarType dtype = r.args().dtype_at(0);
   if (!c10::isFloatingType(dtype) || r.args().dtype_at(1) != c10::kBool) throw Unfit();
-  const RegisterId factor =
-      r.constant(r.args().node().args[2].toDouble(), math_dtype(dtype));
+  const RegisterId factor = r.constant(r.args().node().args[2].toDouble(), math_dtype(dtype));
   const RegisterId kept = r.step(Opcode::mul, dtype, {r.as(0, dtype), r.as(1, dtype)}).reg;
   return r.step(Opcode::mul, dtype, {kept, factor});
 }

@@ -125,7 +125,8 @@ void leave_blocks_of_others(Recorder& recorder) {
 // thread goes on, and closes again. Each time the patience is twice as long, so that what merely
 // takes long comes to an end as well.
 //
-// Handlers of signals run while the gate is open only: they may record, wait and fork.
+// Handlers of signals run while the gate is open only: they may record and wait. (A child that one
+// of them forks loses its gate, as any that is forked within a wait.)
 std::exception_ptr close_for_fork(Recorder& recorder) {
   const run::NoGil released;
   for (milliseconds patience(50);; patience *= 2) {

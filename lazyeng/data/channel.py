@@ -151,7 +151,7 @@ class Channel:
         outcome = None
         try:
             wake()
-            outcome = self._returned.pop() if self._returned else self.made.get()
+            outcome = self._pop_returned() or self.made.get()
             if isinstance(outcome, End):
                 self.finished = True
                 self.made.put(outcome)
@@ -162,6 +162,12 @@ class Channel:
         if not isinstance(outcome, Item | Failure):
             self._ask(-1)
         return outcome
+
+    def _pop_returned(self) -> Item | Failure | None:
+        try:
+            return self._returned.pop()
+        except IndexError:  # another taker may have been faster
+            return None
 
     def take_back(self, outcome: Outcome | Nudge | None) -> None:
         """Who took it was interrupted: it is the next one again, and was not asked for."""
