@@ -28,6 +28,7 @@ _SETTERS = {
     "_set_sdp_use_cudnn": "_get_cudnn_sdp_enabled",
     "_set_sdp_use_overrideable": "_get_overrideable_sdp_enabled",
     "_set_sdp_use_fa3": "_get_fa3_sdp_enabled",
+    "_set_sdp_use_fa4": "_get_fa4_sdp_enabled",
     "_set_sdp_priority_order": "_get_sdp_priority_order",
     "_set_math_sdp_allow_fp16_bf16_reduction": "_get_math_sdp_allow_fp16_bf16_reduction",
     "_set_rocm_fa_preferred_backend": "_get_rocm_fa_preferred_backend",
@@ -47,7 +48,8 @@ _CHOOSE_KERNELS = (
     "_set_cudnn_benchmark", "_set_cudnn_depthwise_kernel", "_set_cudnn_deterministic",
     "_set_cudnn_enabled", "_set_miopen_immediate", "_set_mkldnn_deterministic",
     "_set_mkldnn_enabled", "_set_nnpack_enabled", "_set_onednn_allow_tf32", "_set_qengine",
-    "_set_sm_carveout_experimental",
+    "_set_sm_carveout_experimental", "_set_cublaslt_prefer_grouped_gemm",
+    "_set_native_aot_enabled", "_set_native_aot_unconditional_masked",
 )  # fmt: skip
 
 _Getter = Callable[[], Any]

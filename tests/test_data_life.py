@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import types
 import weakref
 from pathlib import Path
 
@@ -337,6 +338,22 @@ def test_who_is_interrupted_gives_back_what_was_taken(at):
         taken = channel.take(lambda: None)
         assert taken.value == expected if expected is not End else isinstance(taken, End)
     assert isinstance(channel.take(lambda: None), End)  # so does each later one
+
+
+def test_an_item_that_is_given_back_while_another_takes_the_end_is_not_lost():
+    channel = Channel(iter([1]), lambda item: item)
+    channel.make()
+    item = channel.take(lambda: None)
+    channel.make()  # the end
+    # The second taker finds no item, and comes to the end while the first is interrupted.
+    taken, get = channel.made, channel.made.get
+    channel.made = types.SimpleNamespace(
+        get=lambda: (get(), channel.take_back(item))[0], put=taken.put
+    )
+    second = channel.take(lambda: None)
+    assert second.value == 1 and not channel.finished
+    channel.made = taken
+    assert isinstance(channel.take(lambda: None), End) and channel.finished
 
 
 def test_ctrl_c_in_a_terminal():

@@ -106,3 +106,30 @@ def test_numbers_that_do_not_fit(name, dtype, number, length, mode):
         with lazyeng.lazy(mode):
             assert error_of(lambda y=y, value=value: function(y, value)) == expected
         lazyeng.synchronize()
+
+
+BY_VALUE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "index_select": lambda x, i: x.index_select(0, i),
+    "take": lambda x, i: x.take(i),
+    "gather": lambda x, i: x.gather(0, i),
+    "index": lambda x, i: x[i],
+    "embedding": lambda x, i: torch.nn.functional.embedding(i, x.view(-1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", BY_VALUE)
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+@pytest.mark.parametrize("n", [50, 20_011])
+def test_an_index_out_of_range_is_no_refusal(name, mode, n):
+    """Also if nothing but a run of the first call, of large tensors, tells what it returns."""
+    function = BY_VALUE[name]
+    x, i = torch.rand(n), torch.full((n,), n + 1)
+    with pytest.raises((IndexError, RuntimeError)) as expected:
+        function(x, i)
+    with lazyeng.lazy(mode):
+        failed = function(x, i)
+        shape = function(x, i.clamp(max=n - 1)).shape
+    assert failed.shape == shape
+    with pytest.raises(expected.type) as caught:
+        failed.tolist()
+    assert isinstance(caught.value, lazyeng.LazyError) and str(caught.value) == str(expected.value)

@@ -27,8 +27,9 @@ _OF_THE_THREAD = {  # or each op has them, or they are asked for before it is re
     "set_autocast_xla_enabled", "set_flush_denormal", "set_num_threads",
 }  # fmt: skip
 _OF_TENSORS = {
-    "_set_conj", "_set_neg", "_set_tensor_metadata", "_set_throw_on_mutable_data_ptr",
-    "_set_warn_deprecated_on_mutable_data_ptr",
+    "_set_conj", "_set_fake_constant", "_set_neg", "_set_storage_access_error_msg",
+    "_set_storage_data_ptr_access_error_msg", "_set_tensor_metadata",
+    "_set_throw_on_mutable_data_ptr", "_set_warn_deprecated_on_mutable_data_ptr",
 }  # fmt: skip
 _READ_AT_THE_CALL = {  # by autograd, DTensor and what parses arguments
     "_set_autograd_fallback_mode", "_set_backcompat_broadcast_warn",
@@ -40,7 +41,7 @@ _OF_NO_KERNEL = {  # compilers, serialization, data loaders, what is set before 
     "_set_cached_tensors_enabled", "_set_default_mobile_cpu_allocator", "_set_generator_metaclass",
     "_set_graph_exec_group", "_set_graph_executor_optimize",
     "_set_print_stack_traces_on_fatal_signal", "_set_should_use_format_with_string_table",
-    "_set_worker_pids", "_set_worker_signal_handlers", "set_num_interop_threads",
+    "_set_worker_pids", "_set_worker_signal_handlers", "set_num_interop_threads", "set_vital",
 }  # fmt: skip
 _HARMLESS = _OF_THE_THREAD | _OF_TENSORS | _READ_AT_THE_CALL | _OF_NO_KERNEL
 

@@ -557,7 +557,8 @@ void Recorder::run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack
   }
   for (const run::StorageVarRef& var : storages) follow_moves(*var);
   for (run::StorageVar* var : node->written_vars) run::plain_storages().release(*var);
-  if (learn_under && fails_by_a_value(call, *node) && record_failed(call, *node, results)) return;
+  if (learn_under && fails_by_a_value(call, *node) && record_failed(call, *node, results))
+    return waits.report();
   raise_found(call, *node, had_failed);
   if (learn_under) learn_from(call, *node, *learn_under);
   Made made;

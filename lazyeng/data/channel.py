@@ -153,8 +153,9 @@ class Channel:
             wake()
             outcome = self._pop_returned() or self.made.get()
             if isinstance(outcome, End):
-                self.finished = True
                 self.made.put(outcome)
+                outcome = self._pop_returned() or outcome  # (given back since)
+            self.finished |= isinstance(outcome, End)
             wake()
         except BaseException:
             self.take_back(outcome)
