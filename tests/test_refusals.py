@@ -133,3 +133,18 @@ def test_an_index_out_of_range_is_no_refusal(name, mode, n):
     with pytest.raises(expected.type) as caught:
         failed.tolist()
     assert isinstance(caught.value, lazyeng.LazyError) and str(caught.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+@pytest.mark.parametrize("n", [50, 20_011])
+def test_a_dim_that_is_not_there_is_refused_at_the_call(mode, n):
+    x, i = torch.rand(n), torch.zeros(n, dtype=torch.long)
+    for function in (
+        lambda: x.index_select(7, i), lambda: x.gather(7, i), lambda: i.softmax(7),
+        lambda: i.cumsum(7), lambda: torch.stack([i, i], 7), lambda: i.argmax(7),
+        lambda: torch.take_along_dim(x, i, 7), lambda: i.unique(dim=7),
+        lambda: torch.cat([i, i], 7), lambda: i.flip(7), lambda: i.median(7),
+    ):  # fmt: skip
+        with lazyeng.lazy(mode), pytest.raises(IndexError) as caught:
+            function()
+        assert not isinstance(caught.value, lazyeng.LazyError)

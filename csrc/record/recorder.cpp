@@ -231,9 +231,11 @@ bool counts_writes(const run::OpInfo& info, const run::Node& node) {
          std::ranges::none_of(node.tensors, &run::TensorArg::silent);
 }
 
-/// An index that is out of range, in a call that eager would not have refused for its looks.
+/// An index that is out of range, and nothing that eager would have refused for its looks. (A dim
+/// that is not there is an IndexError, too, and not all meta functions look at that.)
 bool fails_by_a_value(const Call& call, const run::Node& node) {
   if (!node.found.thrown || call.info.writes || thread_mode().mode == Mode::sync) return false;
+  if (!call.info.looks_up_by_values) return false;
   if (std::ranges::any_of(call.looks, [](const auto& look) { return look && look->numel() == 0; }))
     return false;
   try {

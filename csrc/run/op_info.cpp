@@ -197,6 +197,8 @@ void OpInfo::read_work() {
   if (name == base && makes_slices(work, handle.schema())) out_form = find_out_form(base);
   takes_some_of_first =
       work == Work::lookups || base == "aten::embedding" || base == "aten::index_select";
+  looks_up_by_values =
+      base == "aten::embedding" || base == "aten::index_select" || base == "aten::take";
   indexes = base == "aten::index" || base == "aten::_unsafe_index";
 }
 

@@ -126,6 +126,8 @@ struct OpInfo {
   bool trusts_contents = false;
   /// Of its first tensor it takes some rows or elements: that may be much larger than what it does.
   bool takes_some_of_first = false;
+  /// Its IndexErrors are of values: by its looks the meta function has refused what is refused.
+  bool looks_up_by_values = false;
   bool pointwise = false;   ///< by torch's tag
   bool reduction = false;   ///< likewise
   bool fans_out = false;    ///< its kernel starts helpers for tensors of any size
