@@ -1135,37 +1135,40 @@ def interrupts_at(event):
     return profile
 
 
-def test_an_interrupt_anywhere_at_the_end_of_a_block_leaves_it(mode):
-    plain = torch.zeros(3)
+def interrupted_everywhere(program):
+    """Runs it until no call or return is left at which it was not interrupted: how often it was.
+    Each time the thread records no more."""
     for event in range(10_000):
-        block = lazy(mode)
         try:
-            with block:
-                plain.add_(1)
-                sys.setprofile(interrupts_at(event))
-            break
+            program(interrupts_at(event))
+            return event
         except Interrupt:
             pass
         finally:
             sys.setprofile(None)
         assert type(torch.ones(1) + 1) is torch.Tensor
-        with block:  # it may be entered again
-            pass
-        lazyeng.synchronize()
-    assert 3 < event < 9_999, "as many places as there are"
-    assert plain.tolist() == [event + 1.0] * 3
+    raise AssertionError("it has no end")
+
+
+def test_an_interrupt_anywhere_at_the_end_of_a_block_leaves_it(mode):
+    plain = torch.zeros(3)
+
+    def program(profile):
+        with block:
+            plain.add_(1)
+            sys.setprofile(profile)
+
+    block = lazy(mode)
+    times = interrupted_everywhere(program)
+    assert times > 3, "as many places as there are"
+    lazyeng.synchronize()
+    assert plain.tolist() == [times + 1.0] * 3
 
 
 def test_an_interrupt_anywhere_at_the_beginning_of_a_block_leaves_it(mode):
-    for event in range(10_000):
-        try:
-            sys.setprofile(interrupts_at(event))
-            with lazy(mode):
-                sys.setprofile(None)
-                break
-        except Interrupt:
-            pass
-        finally:
+    def program(profile):
+        sys.setprofile(profile)
+        with lazy(mode):
             sys.setprofile(None)
-        assert type(torch.ones(1) + 1) is torch.Tensor
-    assert event < 9_999
+
+    assert interrupted_everywhere(program) > 0

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "csrc/run/plain_storage.h"
+#include "csrc/run/python_ref.h"
 
 namespace lazyeng::run {
 
@@ -27,7 +28,10 @@ std::vector<std::shared_ptr<FailureRoot>> in_order_of_creation(
 bool is_seen(const Ref<engine::Var>& var) {
   constexpr std::chrono::microseconds kPauses[] = {0us, 50us, 200us, 1000us};
   return std::ranges::all_of(kPauses, [&](std::chrono::microseconds pause) {
-    if (pause.count() > 0) std::this_thread::sleep_for(pause);
+    if (pause.count() > 0) {
+      const NoGil released;
+      std::this_thread::sleep_for(pause);
+    }
     return plain_storages().is_held(static_cast<StorageVar&>(*var));
   });
 }
