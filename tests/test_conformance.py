@@ -191,6 +191,16 @@ def test_a_page_keeps_the_reasons_of_what_was_not_run_again():
     assert "op:mul" not in mended and "error:take" not in mended
 
 
+def test_a_page_keeps_the_reasons_of_what_was_run_again_in_some_lines_only():
+    """In which it may be equal, as in mode sync, though not in those that were not run."""
+    page = report.docs_page([result("mul", "different"), result("mul", mode="sync")])
+    some = report.docs_page([result("mul", mode="sync")], page)
+    assert "| `op:mul, int64, fusion auto` | unexplained" in some
+    assert report.docs_page([result("mul", limit=1)], page).count("| `op:mul") == 1
+    mended = report.docs_page([result("mul"), result("mul", mode="sync")], page)
+    assert "op:mul" not in mended
+
+
 def test_the_full_run_is_the_product_of_all():
     plans = [*conformance.plans(conformance.arguments(["--full"]))]
     assert len({*plans}) == len(plans) == (11 * 6 + 4) * 3 * 3

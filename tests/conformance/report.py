@@ -265,12 +265,28 @@ def not_equal(results: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def kept(earlier: str, heading: str, results: list[dict[str, Any]]) -> dict[str, str]:
-    """What an earlier page says under a heading of the entries that were not run again."""
-    again = {key(r) for r in results}
-    again |= {f"{key(r)}, {r['dtype']}, fusion {r['fusion']}" for r in results}
+    """What an earlier page says under a heading of the entries that were not run again, or not in
+    each of the lines that it speaks for."""
+    again: dict[str, set[tuple[str, ...]]] = {}
+    for result in results:
+        if not result["limit"]:
+            again.setdefault(key(result), set()).add(tuple(result[part] for part in GROUP[:5]))
     section = earlier.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     found = re.findall(r"^\| `(.+?)` \| (.*) \|$", section, re.MULTILINE)
-    return {entry: text for entry, text in found if entry not in again}
+    return {
+        entry: text
+        for entry, text in found
+        if entry.partition(",")[0] not in again
+        or not lines_of(entry, earlier) <= again[entry.partition(",")[0]]
+    }
+
+
+def lines_of(entry: str, page: str) -> set[tuple[str, ...]]:
+    """The lines of a page that count `op:mul, int64, fusion on`, or `op:mul` of each dtype."""
+    name, *where = entry.split(", ")
+    suite = name.partition(":")[0]
+    wanted = (suite, *(part.removeprefix("fusion ") for part in where))
+    return {cells[:5] for cells in rows(page) if cells[: len(wanted)] == wanted}
 
 
 def late_errors(results: list[dict[str, Any]]) -> dict[str, str]:
