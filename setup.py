@@ -132,6 +132,11 @@ def together(sources):
     return groups
 
 
+def by_folder(path):
+    """A folder's own files stand together, those of its folders behind them."""
+    return path.parent, path.name
+
+
 def extension():
     flags = ["-std=c++20", "-O2", "-g0", "-DNDEBUG", "-fvisibility=hidden", "-Wall", "-Wextra"]
     flags.append("-Wno-maybe-uninitialized")  # gcc 12 sees ghosts in c10::SmallVector, inlined here
@@ -145,7 +150,7 @@ def extension():
     flags += [f"-isystem{path}" for path in include_paths()]  # no warnings about torch's headers
     return CppExtension(
         "lazyeng._C",
-        sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.cpp")),
+        [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("csrc/**/*.cpp"), key=by_folder)],
         include_dirs=[str(ROOT)],
         extra_compile_args={"cxx": flags},
         extra_link_args=sanitize,

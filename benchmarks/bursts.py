@@ -2,8 +2,8 @@
 
 `Runner` is the measuring side; `python -m benchmarks.bursts` the measured one. Before its first
 burst a process warms up for `WARM_UP` steps without reads and as many with: by then lazyeng's
-trials of widths and of functions that may be fused (csrc/run/width.h, csrc/fuse/trials.h) are over,
-as are torch.compile's compilations; eager code runs as many.
+trials of widths and of functions that may be fused (csrc/run/cores/width.h,
+csrc/fuse/bits/trials.h) are over, as are torch.compile's compilations; eager code runs as many.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What ops cost on one core and on all, beside the table by which lazyeng decides between the two.
 
-The table (csrc/run/width.cpp) has three rates: multiplications and additions of a product of
+The table (csrc/run/cores/width.cpp) has three rates: multiplications and additions of a product of
 matrices, bytes of an op that goes over its elements or rows, lookups. An op that one core does in
 less than `worth all cores` microseconds by that table runs on one core, if a trial shows eager's
 bits there.
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from lazyeng import _C
 
-# Microseconds; kWorthAllCores in csrc/run/width.h.
+# Microseconds; kWorthAllCores in csrc/run/cores/width.h.
 WORTH_ALL_CORES = 150
 
 Op = tuple[str, str, Callable[..., torch.Tensor], Callable[[int], Sequence[torch.Tensor]]]

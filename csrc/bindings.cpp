@@ -3,14 +3,14 @@
 // Makes the recorder, and with it the engine.
 #include "csrc/bindings/bindings.h"
 
-#include "csrc/fuse/torch_functions.h"
+#include "csrc/fuse/bits/torch_functions.h"
 #include "csrc/generator_hooks.h"
 #include "csrc/legacy_types.h"
-#include "csrc/record/fork.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
+#include "csrc/record/methods/slots.h"
+#include "csrc/record/process/fork.h"
 #include "csrc/record/recorder.h"
-#include "csrc/record/slots.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::bindings {

@@ -8,8 +8,8 @@
 
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/recorder.h"
-#include "csrc/run/plain_storage.h"
-#include "csrc/run/python_error.h"
+#include "csrc/run/failures/python_error.h"
+#include "csrc/run/plain/plain_storage.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng {

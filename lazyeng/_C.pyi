@@ -51,7 +51,7 @@ def set_limits(max_pending_ops: int, max_pending_bytes: int, /) -> None:
     """Sets the bounds of run-ahead, in ops and in bytes."""
 
 def keep_accelerator() -> bool:
-    """To be called before PrivateUse1 is named; False: it must not be (csrc/record/accelerator.h)."""
+    """To be called before PrivateUse1 is named; False: it must not be (csrc/record/device/accelerator.h)."""
 
 def set_backing_device(device: str, /) -> None:
     """Sets the device that torch.device("lazyeng") stands for."""
@@ -349,7 +349,7 @@ def stats() -> dict[str, int]:
 def microseconds_on_one_core(
     name: str, overload: str, tensors: list[torch.Tensor], num_args: int, /
 ) -> float:
-    """What the table of costs (csrc/run/width.cpp) says of the op with these arguments, then results. Infinite: it does not know it."""
+    """What the table of costs (csrc/run/cores/width.cpp) says of the op with these arguments, then results. Infinite: it does not know it."""
 
 def kernel_settings_changed() -> None:
     """Which kernels torch chooses may be others from now on."""
@@ -364,7 +364,7 @@ def set_trials_bounded(bounded: bool, /) -> None:
     """For tests: whether trials of widths and parts stop once they have taken their time."""
 
 def set_always_in_parts(always: bool, /) -> None:
-    """For tests: what threads that have nothing else to do may help with is done in parts, whoever is there (csrc/run/parts.h)."""
+    """For tests: what threads that have nothing else to do may help with is done in parts, whoever is there (csrc/run/cores/parts.h)."""
 
 # ---- graph
 

@@ -1,9 +1,9 @@
 """Backward passes: torch is told which of them start from lazy tensors.
 
 Gradients that autograd makes from zeros() have no tensor argument that would make them lazy; see
-csrc/record/factories.h. And those on a GPU run in the thread that asked for them, which would wait
-for it: autograd has a thread for each GPU, so that launches on several overlap, and recording
-launches nothing.
+csrc/record/special/factories.h. And those on a GPU run in the thread that asked for them, which
+would wait for it: autograd has a thread for each GPU, so that launches on several overlap, and
+recording launches nothing.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def _after_what_is_recorded(destroy: Callable[..., Any]) -> Callable[..., Any]:
 
 def _announced(increment: Callable[[Any], None]) -> Callable[[Any], None]:
     """An op made by custom_op moves the version counters of what it writes before its kernel is
-    called (those of aten do so afterwards): see csrc/run/own_writes.h."""
+    called (those of aten do so afterwards): see csrc/run/plain/own_writes.h."""
 
     @functools.wraps(increment)
     def increment_version(value: Any) -> None:

@@ -113,7 +113,8 @@ _SEEKING_ACCELERATORS = (
 
 def is_available() -> bool:
     """True, but for those parts of torch that look for an accelerator to use in the CPU's place:
-    this device is none (csrc/record/accelerator.h), and no program gets it that does not name it.
+    this device is none (csrc/record/device/accelerator.h), and no program gets it that does not
+    name it.
     """
     caller = sys._getframe(1)
     module, function = caller.f_globals.get("__name__"), caller.f_code.co_name

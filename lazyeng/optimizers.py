@@ -2,11 +2,12 @@
 
 torch.optim has two of each: a loop over the parameters, its default on the CPU, and one that calls
 ops over lists of them (``foreach=True``), its default on accelerators. The second calls from Python
-once for all parameters; what it calls is recorded tensor by tensor (csrc/record/tensor_lists.cpp)
-and runs as groups. So where neither ``foreach`` nor ``fused`` is given, it is the default here too:
-for optimizers whose two implementations give the same bits, and parameters that are small, where
-calls cost more than arithmetic. (With SGD the loop's few calls cost less than what goes before a
-call over lists; what lists keep between their calls, of large parameters, has to be written.)
+once for all parameters; what it calls is recorded tensor by tensor
+(csrc/record/special/tensor_lists.cpp) and runs as groups. So where neither ``foreach`` nor
+``fused`` is given, it is the default here too: for optimizers whose two implementations give the
+same bits, and parameters that are small, where calls cost more than arithmetic. (With SGD the
+loop's few calls cost less than what goes before a call over lists; what lists keep between their
+calls, of large parameters, has to be written.)
 
 Lists are handed to it in portions: a window of recorded ops should hold all that is done to a
 parameter, which is then one group and goes over the parameter's memory once.

@@ -3,7 +3,7 @@
 Values of a plain tensor are read through operators, which record, except by the few methods that
 look at its memory. Inside lazy(), and while a recorded write is pending, those would find stale
 memory, or a LazyTensor where they need storage. (Whatever else touches the memory meanwhile, such
-as a foreign C++ kernel, gets the error of csrc/run/plain_storage.cpp.)
+as a foreign C++ kernel, gets the error of csrc/run/plain/plain_storage.cpp.)
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def install() -> None:
 
 
 def _giving(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """`original`, which engine and recorder hear of (csrc/run/unseen_writers.h)."""
+    """`original`, which engine and recorder hear of (csrc/run/plain/unseen_writers.h)."""
 
     def numpy(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         _C.before_lending(self)

@@ -1,5 +1,5 @@
 """Process groups: what a program does to them directly, past torch's dispatcher, keeps its place
-among the collectives that are recorded (csrc/record/collectives.cpp)."""
+among the collectives that are recorded (csrc/record/special/collectives.cpp)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """lazyeng.profile: what was recorded, run and waited for, on which thread and when.
 
-The C++ core keeps the ranges of recording and running (csrc/run/trace.h), sync_debug tells of
-waits. Here they become a trace in Chrome's format, which Perfetto and chrome://tracing show:
+The C++ core keeps the ranges of recording and running (csrc/run/traces/trace.h), sync_debug tells
+of waits. Here they become a trace in Chrome's format, which Perfetto and chrome://tracing show:
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 

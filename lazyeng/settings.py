@@ -4,7 +4,7 @@ A kernel reads them when it runs, which may be later than its call: the default 
 mean of integers returns, `torch.use_deterministic_algorithms` what is refused, and what new memory
 holds. Kernels of custom ops call other ops, so that all that decides a call matters to them: which
 attention `sdpa_kernel` allows, whether autograd looks for anomalies. (Those of the thread go with
-each op: csrc/run/thread_settings.h.)
+each op: csrc/run/caller/thread_settings.h.)
 """
 
 from __future__ import annotations

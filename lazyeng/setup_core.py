@@ -96,7 +96,7 @@ def look_again() -> None:
     """The environment may have changed since the import, which the program does not see happen.
 
     `import torch` imports lazyeng; what a program sets after that line, and before it uses lazyeng,
-    counts. Called by the core (csrc/record/first_use.h).
+    counts. Called by the core (csrc/record/process/first_use.h).
 
     Raises:
         ValueError: a variable has a value that is not allowed; the message names both.

@@ -1,4 +1,4 @@
-"""torch.profiler sees the engine's threads, and no trials (csrc/run/torch_profiler.h).
+"""torch.profiler sees the engine's threads, and no trials (csrc/run/traces/torch_profiler.h).
 
 A profile ends when what was recorded in it is complete, so that all of it is in there.
 """

@@ -472,7 +472,7 @@ def exact_functions() -> dict[str, tuple[int, Callable[..., Tensor]]]:
 
 
 def tried_functions() -> dict[str, tuple[int, Callable[..., Tensor]]]:
-    """The same of those that are tried on the CPU (csrc/fuse/trials.h), whatever is found."""
+    """The same of those that are tried on the CPU (csrc/fuse/bits/trials.h), whatever is found."""
     f, aten = torch.nn.functional, torch.ops.aten
     made: dict[str, tuple[int, Callable[..., Tensor]]] = {
         one.__name__: (1, one)

@@ -1,4 +1,4 @@
-"""Chains: short steps that run in one pass (csrc/fuse/chains.h), against eager, bit for bit."""
+"""Chains: short steps that run in one pass (csrc/fuse/tiles/chains.h), with eager's bits."""
 
 from __future__ import annotations
 

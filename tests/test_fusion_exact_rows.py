@@ -1,5 +1,5 @@
 """Reductions of floats that join groups by default, as a trial found that they give eager's bits
-(csrc/fuse/row_trials.cpp)."""
+(csrc/fuse/bits/row_trials.cpp)."""
 
 import contextlib
 import itertools

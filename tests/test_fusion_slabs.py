@@ -1,5 +1,5 @@
 """softmax and log_softmax along a dim that is not the last one join groups, with eager's bits
-(csrc/fuse/across_kernels.inc)."""
+(csrc/fuse/tiles/across_kernels.inc)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What joins groups because a trial found eager's bits (csrc/fuse/trials.h) gives eager's bits.
+"""What joins groups because a trial found eager's bits (csrc/fuse/bits/trials.h) gives them.
 
 Of each op half of the cases are run, of in-place forms a quarter, always the same ones;
 LAZYENG_TEST_ALL_CASES=1 runs all."""

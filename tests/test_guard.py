@@ -1,4 +1,5 @@
-"""The guard of plain memory that a recorded write is about to change (csrc/run/plain_storage.cpp).
+"""The guard of plain memory that a recorded write is about to change
+(csrc/run/plain/plain_storage.cpp).
 
 A storage looked at directly raises until the write is complete; the engine lifts that meanwhile.
 Shared memory, as what the engine knows of it lives no longer than what is recorded on it.

@@ -1,4 +1,4 @@
-"""Large ops that are done in parts, also by threads that wait (csrc/run/parts.h): eager's bits."""
+"""Large ops in parts, also by threads that wait (csrc/run/cores/parts.h): eager's bits."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor

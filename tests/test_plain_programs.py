@@ -1,5 +1,5 @@
 """Programs that do not use lazyeng: where it is installed, torch imports it, and nothing that they
-do may change by that (csrc/record/accelerator.h)."""
+do may change by that (csrc/record/device/accelerator.h)."""
 
 from . import fresh
 

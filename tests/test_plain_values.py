@@ -1,4 +1,4 @@
-"""Plain tensors that are used again and again inside lazy() (csrc/run/plain_values.h)."""
+"""Plain tensors that are used again and again inside lazy() (csrc/run/plain/plain_values.h)."""
 
 import gc
 

@@ -459,7 +459,7 @@ def test_torchs_profiler_sees_what_engine_threads_run():
 
 
 def test_torchs_profiler_sees_an_op_in_parts_once():
-    """Whichever threads do them (csrc/run/parts.h), and not the trials that go before."""
+    """Whichever threads do them (csrc/run/cores/parts.h), and not the trials that go before."""
     x = torch.rand(256, 256)
     _C.set_always_in_parts(True)
     try:

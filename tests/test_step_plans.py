@@ -93,8 +93,8 @@ def test_random_views_and_writes(seed):
 
 @pytest.fixture
 def no_trial_is_due():
-    """What a trial finds out about an op (csrc/fuse/trials.h) has all loops planned anew: those
-    that other tests have made due come first."""
+    """What a trial finds out about an op (csrc/fuse/bits/trials.h) has all loops planned anew:
+    those that other tests have made due come first."""
     with lazy("deferred"):
         for _ in range(40):
             x = wrap(torch.zeros(8))

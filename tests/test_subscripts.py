@@ -1,5 +1,5 @@
-"""x[key] and x[key] = value of LazyTensors, for keys of numbers (csrc/record/subscripts.h) and for
-those left to torch: as in eager."""
+"""x[key] and x[key] = value of LazyTensors, for keys of numbers (csrc/record/methods/subscripts.h)
+and for those left to torch: as in eager."""
 
 import operator
 import random

@@ -1,8 +1,8 @@
 """Memory that is changed without a trace while a recorded call has yet to read it.
 
 Eager gives a call what its arguments held when it was called; so must a recorded one, whoever
-writes the memory afterwards: numpy, DLPack, a C library, `.data` (csrc/run/unseen_writers.h). Where
-that would cost too much, the change must at least not go unnoticed.
+writes the memory afterwards: numpy, DLPack, a C library, `.data` (csrc/run/plain/unseen_writers.h).
+Where that would cost too much, the change must at least not go unnoticed.
 """
 
 import ctypes

@@ -6,7 +6,7 @@
 
 #include <Python.h>
 
-#include "csrc/run/python_error.h"
+#include "csrc/run/failures/python_error.h"
 
 namespace lazyeng::bindings {
 

@@ -1,15 +1,15 @@
 // csrc/bindings/blocks.cpp: functions of lazyeng._C about lazy() blocks, and what is reported to
 // the program.
 #include "csrc/bindings/bindings.h"
-#include "csrc/record/factories.h"
-#include "csrc/record/first_use.h"
 #include "csrc/record/library.h"
+#include "csrc/record/process/first_use.h"
 #include "csrc/record/recorder.h"
+#include "csrc/record/special/factories.h"
 #include "csrc/record/sync_debug.h"
-#include "csrc/run/caller_modes.h"
-#include "csrc/run/failure_log.h"
-#include "csrc/run/kernel_warnings.h"
-#include "csrc/run/plain_values.h"
+#include "csrc/run/caller/caller_modes.h"
+#include "csrc/run/failures/failure_log.h"
+#include "csrc/run/failures/kernel_warnings.h"
+#include "csrc/run/plain/plain_values.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::bindings {

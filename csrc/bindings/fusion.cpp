@@ -9,11 +9,11 @@
 
 #include "csrc/bindings/bindings.h"
 #include "csrc/bindings/programs.h"
-#include "csrc/fuse/device_kernels.h"
+#include "csrc/fuse/bits/trials.h"
+#include "csrc/fuse/device/device_kernels.h"
 #include "csrc/fuse/numbers.h"
 #include "csrc/fuse/op_table.h"
 #include "csrc/fuse/plan.h"
-#include "csrc/fuse/trials.h"
 #include "csrc/record/recorder.h"
 
 namespace lazyeng::bindings {

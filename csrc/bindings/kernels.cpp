@@ -7,9 +7,9 @@
 #include "csrc/bindings/bindings.h"
 #include "csrc/bindings/programs.h"
 #include "csrc/fuse/chosen_ops.h"
-#include "csrc/fuse/device_calls.h"
-#include "csrc/fuse/kernel_requests.h"
-#include "csrc/run/own_kernels.h"
+#include "csrc/fuse/device/device_calls.h"
+#include "csrc/fuse/device/kernel_requests.h"
+#include "csrc/run/device/own_kernels.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::bindings {

@@ -1,20 +1,20 @@
 // csrc/bindings/settings.cpp: functions of lazyeng._C that change how the engine, recording and
 // fusion work.
 #include "csrc/bindings/bindings.h"
+#include "csrc/fuse/graphs/step_graph.h"
 #include "csrc/fuse/group.h"
 #include "csrc/fuse/op_table.h"
-#include "csrc/fuse/step_graph.h"
-#include "csrc/record/accelerator.h"
-#include "csrc/record/collectives.h"
-#include "csrc/record/gate.h"
+#include "csrc/record/device/accelerator.h"
+#include "csrc/record/process/gate.h"
 #include "csrc/record/recorder.h"
-#include "csrc/run/buffers.h"
-#include "csrc/run/cpu_allocator.h"
-#include "csrc/run/finding.h"
-#include "csrc/run/ignored_warnings.h"
-#include "csrc/run/parts.h"
+#include "csrc/record/special/collectives.h"
+#include "csrc/run/cores/finding.h"
+#include "csrc/run/cores/parts.h"
+#include "csrc/run/cores/width_trial.h"
+#include "csrc/run/failures/ignored_warnings.h"
+#include "csrc/run/memory/buffers.h"
+#include "csrc/run/memory/cpu_allocator.h"
 #include "csrc/run/python_ref.h"
-#include "csrc/run/width_trial.h"
 
 namespace lazyeng::bindings {
 namespace {

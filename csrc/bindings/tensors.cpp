@@ -7,20 +7,20 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "csrc/bindings/bindings.h"
-#include "csrc/record/first_use.h"
-#include "csrc/record/gate.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
 #include "csrc/record/plain_views.h"
+#include "csrc/record/process/first_use.h"
+#include "csrc/record/process/gate.h"
 #include "csrc/record/recorder.h"
-#include "csrc/run/caller_modes.h"
+#include "csrc/run/caller/caller_modes.h"
+#include "csrc/run/device/launch_log.h"
 #include "csrc/run/executor.h"
-#include "csrc/run/launch_log.h"
-#include "csrc/run/own_writes.h"
-#include "csrc/run/plain_storage.h"
-#include "csrc/run/plain_values.h"
+#include "csrc/run/plain/own_writes.h"
+#include "csrc/run/plain/plain_storage.h"
+#include "csrc/run/plain/plain_values.h"
+#include "csrc/run/plain/unseen_writers.h"
 #include "csrc/run/python_ref.h"
-#include "csrc/run/unseen_writers.h"
 
 namespace lazyeng::bindings {
 namespace {

@@ -11,9 +11,9 @@
 #include <semaphore>
 
 #include "csrc/bindings/bindings.h"
-#include "csrc/record/gate.h"
+#include "csrc/record/process/gate.h"
 #include "csrc/record/recorder.h"
-#include "csrc/run/as_engine_thread.h"
+#include "csrc/run/caller/as_engine_thread.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/python_ref.h"
 

@@ -1,11 +1,11 @@
 // csrc/bindings/trace.cpp: functions of lazyeng._C about the trace that lazyeng.profile makes.
-#include "csrc/run/trace.h"
+#include "csrc/run/traces/trace.h"
 
 #include "csrc/bindings/bindings.h"
-#include "csrc/record/gate.h"
+#include "csrc/record/process/gate.h"
 #include "csrc/record/sync_debug.h"
 #include "csrc/run/python_ref.h"
-#include "csrc/run/torch_profiler.h"
+#include "csrc/run/traces/torch_profiler.h"
 
 namespace lazyeng::bindings {
 namespace {

@@ -4,8 +4,8 @@
 // plain store makes it cheaper than std::mutex (bench_engine), and a var 32 bytes smaller.
 // A thread that meets a preempted holder gives its core away. No user code runs under it, its
 // holder waits for nothing, and two of them are never held together. Most sections are a few
-// instructions; the longest look through a list (csrc/run/plain_values.cpp, of at most 512), or let
-// a table grow, a dozen times in a process (csrc/record/plan_cache.cpp).
+// instructions; the longest look through a list (csrc/run/plain/plain_values.cpp, of at most 512),
+// or let a table grow, a dozen times in a process (csrc/record/metadata/plan_cache.cpp).
 #pragma once
 
 #include <atomic>

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "csrc/fuse/numbers.h"
-#include "csrc/run/buffers.h"
+#include "csrc/run/memory/buffers.h"
 
 namespace lazyeng::fuse {
 namespace {

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
-#include "csrc/fuse/device_kernels.h"
+#include "csrc/fuse/device/device_kernels.h"
 #include "csrc/fuse/extent.h"
 #include "csrc/fuse/op_table.h"
-#include "csrc/run/device_queues.h"
+#include "csrc/run/device/device_queues.h"
 
 namespace lazyeng::fuse {
 namespace {

@@ -5,9 +5,9 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "csrc/fuse/device_kernels.h"
+#include "csrc/fuse/device/device_kernels.h"
 #include "csrc/fuse/op_table.h"
-#include "csrc/run/device_queues.h"
+#include "csrc/run/device/device_queues.h"
 
 namespace lazyeng::fuse {
 namespace {

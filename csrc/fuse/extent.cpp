@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "csrc/fuse/exact_rows.h"
+#include "csrc/fuse/bits/exact_rows.h"
 #include "csrc/fuse/iteration.h"
 
 namespace lazyeng::fuse {

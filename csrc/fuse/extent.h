@@ -2,13 +2,13 @@
 #pragma once
 
 #include "csrc/fuse/op_table.h"
-#include "csrc/fuse/tile_program.h"
+#include "csrc/fuse/tiles/tile_program.h"
 
 namespace lazyeng::fuse {
 
 /// Rows that a group may have. Shorter ones pay where some are folded side by side
-/// (csrc/fuse/row_kernels.inc). Of longer ones several registers would not stay in the cache of the
-/// third level, nor a block in the registers of a device's core.
+/// (csrc/fuse/tiles/row_kernels.inc). Of longer ones several registers would not stay in the cache
+/// of the third level, nor a block in the registers of a device's core.
 inline constexpr int64_t kShortestRow = kLanes, kShortestExactRow = 2;
 inline constexpr int64_t kLongestRow = 1 << 18, kLongestRowOfDevice = 1 << 15;
 /// Elements of a whole vector of any instruction set.
@@ -23,7 +23,7 @@ struct Extent {
   Places places = {};  ///< of what it folds them to
   int64_t row = 0;     ///< otherwise: how many are reduced together; 0: a pointwise op
   int64_t inner = 1;   ///< of a row, elements that are not reduced together: these are a layer, and
-                       ///< layers are (csrc/fuse/across_kernels.inc)
+                       ///< layers are (csrc/fuse/tiles/across_kernels.inc)
   uint32_t outer =
       0;  ///< as iterate(): tensor arguments of one element a row, without the last dim
 };

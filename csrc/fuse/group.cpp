@@ -9,14 +9,14 @@
 
 #include "csrc/engine/dependency_tracker.h"
 #include "csrc/fuse/binding.h"
-#include "csrc/fuse/device_calls.h"
+#include "csrc/fuse/device/device_calls.h"
 #include "csrc/fuse/plan.h"
 #include "csrc/fuse/planned_programs.h"
-#include "csrc/run/launch_log.h"
-#include "csrc/run/parts.h"
-#include "csrc/run/spare_cores.h"
-#include "csrc/run/torch_profiler.h"
-#include "csrc/run/trace.h"
+#include "csrc/run/cores/parts.h"
+#include "csrc/run/cores/spare_cores.h"
+#include "csrc/run/device/launch_log.h"
+#include "csrc/run/traces/torch_profiler.h"
+#include "csrc/run/traces/trace.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -179,8 +179,8 @@ double Group::microseconds_on_one_core(const Program& program) const {
          rows * static_cast<double>(folds) * kMicrosecondsPerRow;
 }
 
-/// Which cores it takes (csrc/run/width.h). Only sums over all elements depend on that. (Those in
-/// torch's order do not, but on one core they take twice the time at 1 MiB.)
+/// Which cores it takes (csrc/run/cores/width.h). Only sums over all elements depend on that.
+/// (Those in torch's order do not, but on one core they take twice the time at 1 MiB.)
 Cores Group::cores_for(const Program& program) const {
   if (depends_on_width(program))
     return static_cast<uint64_t>(numel) * sizeof(float) >= run::kWideBytes ? Cores::team

@@ -12,8 +12,8 @@
 #include <atomic>
 #include <chrono>
 
-#include "csrc/fuse/outcomes.h"
-#include "csrc/fuse/tile_program.h"
+#include "csrc/fuse/graphs/outcomes.h"
+#include "csrc/fuse/tiles/tile_program.h"
 #include "csrc/run/node.h"
 
 namespace lazyeng::fuse {

@@ -5,7 +5,7 @@
 // with one dim.
 #pragma once
 
-#include "csrc/fuse/tile_program.h"
+#include "csrc/fuse/tiles/tile_program.h"
 #include "csrc/run/geometry.h"
 
 namespace lazyeng::fuse {

@@ -1,5 +1,5 @@
 // csrc/fuse/lowering.cpp: from the members of a group to the steps of a program.
-#include "csrc/fuse/forms.h"
+#include "csrc/fuse/forms/forms.h"
 
 namespace lazyeng::fuse {
 namespace {

@@ -1,7 +1,7 @@
 // csrc/fuse/names.cpp: what programs are made of, by name, for those who read one (lazyeng/fuse).
 #include <iterator>
 
-#include "csrc/fuse/tile_kernel.h"
+#include "csrc/fuse/tiles/tile_kernel.h"
 
 namespace lazyeng::fuse {
 namespace {

@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include "csrc/fuse/tile_kernel.h"
+#include "csrc/fuse/tiles/tile_kernel.h"
 #include "csrc/run/node.h"
 
 namespace lazyeng::fuse {
@@ -109,8 +109,8 @@ enum class Bits : uint8_t {
 };
 /// Of functions torch has several versions: for whole vectors, for what is left over, for memory
 /// with gaps. So it is with a product that is added to something, which is rounded in between, or
-/// is not: what cannot be known is tried (csrc/fuse/trials.h). And a sum of floats has an order.
-/// `result` is the dtype of the result.
+/// is not: what cannot be known is tried (csrc/fuse/bits/trials.h). And a sum of floats has an
+/// order. `result` is the dtype of the result.
 Bits bits_of(const OpRule& rule, const run::Node& node, c10::ScalarType result,
              const Extent& extent);
 

@@ -6,9 +6,9 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "csrc/fuse/device_kernels.h"
-#include "csrc/fuse/exact_rows.h"
-#include "csrc/fuse/forms.h"
+#include "csrc/fuse/bits/exact_rows.h"
+#include "csrc/fuse/device/device_kernels.h"
+#include "csrc/fuse/forms/forms.h"
 #include "csrc/fuse/key.h"
 #include "csrc/fuse/op_table.h"
 

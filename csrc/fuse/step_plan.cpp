@@ -6,10 +6,10 @@
 #include <bit>
 #include <cstring>
 
+#include "csrc/fuse/graphs/planned_segments.h"
+#include "csrc/fuse/graphs/step_graph.h"
 #include "csrc/fuse/op_table.h"
 #include "csrc/fuse/planned_programs.h"
-#include "csrc/fuse/planned_segments.h"
-#include "csrc/fuse/step_graph.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -39,8 +39,8 @@ uint64_t bits_of_tensor(const at::Tensor& number) {
   return bits;
 }
 
-/// The numbers whose value decides about bits or steps (csrc/fuse/bits.cpp, plan.cpp); all others
-/// are read when the program runs.
+/// The numbers whose value decides about bits or steps (csrc/fuse/bits/bits.cpp, plan.cpp); all
+/// others are read when the program runs.
 void add_deciding_numbers(const run::Node& node, const OpRule& rule, Key& words) {
   if (rule.form == Form::binary_scaled || rule.form == Form::reversed) {
     const c10::IValue& alpha = node.args.back();

@@ -15,7 +15,7 @@
 // at while replaying: that what was one value is one value again. If not, that window is
 // partitioned, and the plan stays.
 //
-// Windows repeat as somebody reads in each step, or as csrc/record/loop_cuts.h has them cut.
+// Windows repeat as somebody reads in each step, or as csrc/record/window/loop_cuts.h has them cut.
 //
 // Not thread safe: used under the lock of pushes.
 #pragma once

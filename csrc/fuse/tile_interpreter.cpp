@@ -5,13 +5,13 @@
 #include <atomic>
 #include <memory>
 
-#include "csrc/fuse/chains.h"
-#include "csrc/fuse/moves.h"
-#include "csrc/fuse/picked_sum.h"
-#include "csrc/fuse/prefetch.h"
-#include "csrc/fuse/totals.h"
-#include "csrc/run/openmp_team.h"
-#include "csrc/run/parts.h"
+#include "csrc/fuse/tiles/chains.h"
+#include "csrc/fuse/tiles/moves.h"
+#include "csrc/fuse/tiles/picked_sum.h"
+#include "csrc/fuse/tiles/prefetch.h"
+#include "csrc/fuse/tiles/totals.h"
+#include "csrc/run/cores/openmp_team.h"
+#include "csrc/run/cores/parts.h"
 
 namespace lazyeng::fuse {
 namespace {

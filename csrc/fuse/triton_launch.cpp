@@ -1,7 +1,7 @@
 // csrc/fuse/triton_launch.cpp: the driver's calls for kernels.
 #include "csrc/fuse/triton_launch.h"
 
-#include "csrc/fuse/cuda_functions.h"
+#include "csrc/fuse/device/cuda_functions.h"
 
 namespace lazyeng::fuse {
 namespace {

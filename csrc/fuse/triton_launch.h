@@ -13,7 +13,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "csrc/fuse/cuda_driver.h"
+#include "csrc/fuse/device/cuda_driver.h"
 
 namespace lazyeng::fuse {
 

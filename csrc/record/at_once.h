@@ -3,7 +3,7 @@
 
 #include <exception>
 
-#include "csrc/record/infer.h"
+#include "csrc/record/metadata/infer.h"
 
 namespace lazyeng::record {
 

@@ -10,8 +10,8 @@
 #include "csrc/record/recorder.h"
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/executor.h"
-#include "csrc/run/plain_storage.h"
-#include "csrc/run/plain_values.h"
+#include "csrc/run/plain/plain_storage.h"
+#include "csrc/run/plain/plain_values.h"
 
 namespace lazyeng::record {
 namespace {

@@ -7,7 +7,7 @@
 #include <unordered_map>
 
 #include "csrc/run/node.h"
-#include "csrc/run/trace.h"
+#include "csrc/run/traces/trace.h"
 
 namespace lazyeng::record {
 

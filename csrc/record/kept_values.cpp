@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "csrc/record/thread_mode.h"
-#include "csrc/run/buffers.h"
-#include "csrc/run/unseen_writers.h"
+#include "csrc/run/memory/buffers.h"
+#include "csrc/run/plain/unseen_writers.h"
 
 namespace lazyeng::record {
 namespace {

@@ -2,7 +2,7 @@
 //
 // Eager reads its arguments at the call. A recorded call reads them later; what is written
 // meanwhile through operators is ordered behind it, or noticed (run/storage_var.h). What nobody can
-// notice (run/unseen_writers.h) must not matter: small arguments are copied when the call is
+// notice (run/plain/unseen_writers.h) must not matter: small arguments are copied when the call is
 // recorded, calls with larger ones have run when they return. So do calls that write such memory,
 // for whoever looks at it without asking us.
 //

@@ -10,7 +10,7 @@
 #include <typeinfo>
 
 #include "csrc/record/recorder.h"
-#include "csrc/run/plain_storage.h"
+#include "csrc/run/plain/plain_storage.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::record {

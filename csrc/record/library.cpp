@@ -13,14 +13,14 @@
 #include <array>
 #include <unordered_map>
 
-#include "csrc/record/collectives.h"
-#include "csrc/record/composites.h"
-#include "csrc/record/factories.h"
-#include "csrc/record/gate.h"
-#include "csrc/record/meta_answers.h"
-#include "csrc/record/recurrent.h"
-#include "csrc/record/tensor_lists.h"
-#include "csrc/record/whole_products.h"
+#include "csrc/record/metadata/meta_answers.h"
+#include "csrc/record/process/gate.h"
+#include "csrc/record/special/collectives.h"
+#include "csrc/record/special/composites.h"
+#include "csrc/record/special/factories.h"
+#include "csrc/record/special/recurrent.h"
+#include "csrc/record/special/tensor_lists.h"
+#include "csrc/record/special/whole_products.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::record {

@@ -6,12 +6,12 @@
 #include <algorithm>
 
 #include "csrc/engine/reserve.h"
-#include "csrc/record/collectives.h"
 #include "csrc/record/generators.h"
 #include "csrc/record/kept_values.h"
+#include "csrc/record/special/collectives.h"
 #include "csrc/record/thread_mode.h"
-#include "csrc/run/caller_modes.h"
-#include "csrc/run/plain_storage.h"
+#include "csrc/run/caller/caller_modes.h"
+#include "csrc/run/plain/plain_storage.h"
 
 namespace lazyeng::record {
 namespace {

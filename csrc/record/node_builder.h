@@ -1,7 +1,7 @@
 // csrc/record/node_builder.h: from a call to a node that claims its vars.
 #pragma once
 
-#include "csrc/record/infer.h"
+#include "csrc/record/metadata/infer.h"
 
 namespace lazyeng::record {
 

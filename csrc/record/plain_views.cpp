@@ -12,7 +12,7 @@
 #include "csrc/record/call.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/recorder.h"
-#include "csrc/run/plain_values.h"
+#include "csrc/run/plain/plain_values.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::record {

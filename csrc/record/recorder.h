@@ -6,10 +6,10 @@
 #include "csrc/record/at_once.h"
 #include "csrc/record/call.h"
 #include "csrc/record/graph.h"
-#include "csrc/record/infer.h"
-#include "csrc/record/pusher.h"
+#include "csrc/record/metadata/infer.h"
 #include "csrc/record/sync_debug.h"
 #include "csrc/record/thread_mode.h"
+#include "csrc/record/window/pusher.h"
 
 namespace lazyeng::record {
 

@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "csrc/record/lazy_tensor.h"
-#include "csrc/run/launch_order.h"
-#include "csrc/run/plain_storage.h"
+#include "csrc/run/device/launch_order.h"
+#include "csrc/run/plain/plain_storage.h"
 
 namespace lazyeng::record {
 namespace {

@@ -1,7 +1,7 @@
 // csrc/record/results.h: from values and real tensors to what the caller of an op gets back.
 #pragma once
 
-#include "csrc/record/infer.h"
+#include "csrc/record/metadata/infer.h"
 
 namespace lazyeng::record {
 

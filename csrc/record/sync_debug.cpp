@@ -3,7 +3,7 @@
 
 #include <atomic>
 
-#include "csrc/run/python_error.h"
+#include "csrc/run/failures/python_error.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::record {

@@ -11,7 +11,7 @@
 
 #include <mutex>
 
-#include "csrc/run/failure.h"
+#include "csrc/run/failures/failure.h"
 #include "csrc/run/op_info.h"
 #include "csrc/run/storage_var.h"
 

@@ -8,9 +8,9 @@
 #include <algorithm>
 
 #include "csrc/run/arguments.h"
-#include "csrc/run/cpu_allocator.h"
-#include "csrc/run/kernel_warnings.h"
-#include "csrc/run/plain_storage.h"
+#include "csrc/run/failures/kernel_warnings.h"
+#include "csrc/run/memory/cpu_allocator.h"
+#include "csrc/run/plain/plain_storage.h"
 
 namespace lazyeng::run {
 namespace {

@@ -11,13 +11,13 @@
 
 #include "csrc/engine/block_pool.h"
 #include "csrc/engine/op.h"
+#include "csrc/run/caller/thread_settings.h"
 #include "csrc/run/collective.h"
-#include "csrc/run/failure.h"
-#include "csrc/run/host_copy.h"
+#include "csrc/run/cores/width.h"
+#include "csrc/run/device/host_copy.h"
+#include "csrc/run/failures/failure.h"
 #include "csrc/run/op_info.h"
-#include "csrc/run/thread_settings.h"
 #include "csrc/run/value.h"
-#include "csrc/run/width.h"
 #include "csrc/stacks/stack_table.h"
 
 namespace lazyeng::run {
@@ -122,8 +122,8 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   // Of an op of a device:
   /// What the program had selected there. A copy's own stream is another (host_copy.h).
   c10::StreamId stream_id = 0;
-  /// Its kernels go into a graph (csrc/fuse/memory_graph.h), on that stream: nothing waits for
-  /// them, and nobody is told.
+  /// Its kernels go into a graph (csrc/fuse/graphs/memory_graph.h), on that stream: nothing waits
+  /// for them, and nobody is told.
   bool captured = false;
   c10::Stream stream() const { return c10::Stream(c10::Stream::UNSAFE, device, stream_id); }
   /// Of a copy between host and device that is launched; the device may not have done it.

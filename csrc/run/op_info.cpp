@@ -230,7 +230,7 @@ void OpInfo::read_tables() {
   asks_grad_mode = contains(kAsksGradMode, base);
   calls_cast_ops = contains(kCallsCastOps, base);
   other_on_one_core = contains(kOtherOnOneCore, base);
-  // (record/recurrent.cpp passes the weights as they are.)
+  // (record/special/recurrent.cpp passes the weights as they are.)
   if (base == "aten::_cudnn_rnn") ignored_warning = "RNN module weights are not part of single";
 }
 

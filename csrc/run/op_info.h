@@ -46,7 +46,7 @@ struct ReturnInfo {
   bool may_alias = false;  ///< annotated as a view: Tensor(a)
 };
 
-/// What decides the order of arithmetic of an op's kernel (csrc/run/width.h).
+/// What decides the order of arithmetic of an op's kernel (csrc/run/cores/width.h).
 enum class Work : uint8_t {
   other,     ///< perhaps values
   copies,    ///< there is no arithmetic
@@ -65,10 +65,10 @@ enum class Collectivity : uint8_t {
   work,        ///< it returns a Work besides, which is waited for; ReturnInfo leaves that out
 };
 
-/// Views that csrc/record/offset_views.h knows.
+/// Views that csrc/record/metadata/offset_views.h knows.
 enum class OffsetView : uint8_t { none, select, slice };
 
-/// What runs have shown of calls of one kind (record/doubts.h). Never freed.
+/// What runs have shown of calls of one kind (record/metadata/doubts.h). Never freed.
 struct Doubt {
   /// How often a result had other strides than its plan said. A plan is good for as long as it does
   /// not change; once it has, plans come from runs.

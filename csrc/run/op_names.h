@@ -24,8 +24,8 @@ inline constexpr std::array<std::string_view, 14> kMetadataOnly = {
     "aten::_version"};
 
 /// Ops that take any number of their dtypes: their Scalar arguments (step sizes, decay rates) are
-/// no part of what decides a plan (record/number_range.h). All other ops may refuse a value, or let
-/// it decide a shape (arange).
+/// no part of what decides a plan (record/metadata/number_range.h). All other ops may refuse a
+/// value, or let it decide a shape (arange).
 inline constexpr std::array<std::string_view, 37> kScalarsAreData = {
     "aten::add",         "aten::add_",         "aten::sub",       "aten::sub_",
     "aten::rsub",        "aten::mul",          "aten::mul_",      "aten::div",

@@ -6,9 +6,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "csrc/run/own_writes.h"
-#include "csrc/run/plain_storage.h"
-#include "csrc/run/safe_free.h"
+#include "csrc/run/device/safe_free.h"
+#include "csrc/run/plain/own_writes.h"
+#include "csrc/run/plain/plain_storage.h"
 
 namespace lazyeng::run {
 namespace {

@@ -20,7 +20,7 @@
 #include "csrc/engine/block_pool.h"
 #include "csrc/engine/spin_lock.h"
 #include "csrc/engine/var.h"
-#include "csrc/run/streams.h"
+#include "csrc/run/device/streams.h"
 #include "csrc/stacks/stack_table.h"
 
 namespace lazyeng::run {
@@ -180,7 +180,7 @@ class SiblingGroup final : public RefCounted {
   std::vector<StorageVarRef> members() const;
 
   /// Guards the members of all groups, which are few and small. One for all, so that a fork can
-  /// take it (csrc/record/fork.cpp).
+  /// take it (csrc/record/process/fork.cpp).
   static std::mutex& mutex();
 
  private:

@@ -4,7 +4,7 @@
 #include <ATen/core/TensorBody.h>
 #include <ATen/ops/empty.h>
 
-#include "csrc/run/plain_storage.h"
+#include "csrc/run/plain/plain_storage.h"
 
 namespace lazyeng::run {
 namespace {

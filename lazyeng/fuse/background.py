@@ -1,7 +1,7 @@
 """The threads that make kernels for devices; torch's own run until they are there.
 
-Engine threads ask (``csrc/fuse/kernel_requests``); the first time that one does, they begin. Each
-has a process that compiles (``compiler_process.py``).
+Engine threads ask (``csrc/fuse/device/kernel_requests``); the first time that one does, they begin.
+Each has a process that compiles (``compiler_process.py``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Captures of CUDA graphs, by torch's own class: called by csrc/fuse/cuda_graph.cpp."""
+"""Captures of CUDA graphs, by torch's own class: called by csrc/fuse/graphs/cuda_graph.cpp."""
 
 from __future__ import annotations
 

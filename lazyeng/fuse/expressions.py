@@ -1,9 +1,10 @@
 """One table: what each operation of a program is in Triton.
 
-The operations are those of ``Opcode`` (csrc/fuse/tile_kernel.h), which ``csrc/fuse/op_table.cpp``
-gives to the names of aten ops; ``{0}``, ``{1}``, ... are their operands. What takes more than an
-expression is a function of ``functions.py``, named ``{f}...`` here. Where bool has a meaning of its
-own, or floats do not compute as the operator says, the key names the type, or its kind.
+The operations are those of ``Opcode`` (csrc/fuse/tiles/tile_kernel.h), which
+``csrc/fuse/op_table.cpp`` gives to the names of aten ops; ``{0}``, ``{1}``, ... are their operands.
+What takes more than an expression is a function of ``functions.py``, named ``{f}...`` here. Where
+bool has a meaning of its own, or floats do not compute as the operator says, the key names the
+type, or its kind.
 """
 
 from __future__ import annotations

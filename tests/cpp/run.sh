@@ -18,7 +18,7 @@ mkdir -p "$out"
 export TSAN_OPTIONS="halt_on_error=1 die_after_fork=0 ${TSAN_OPTIONS:-}"
 
 # Rebuilt only when a source is newer: enough for a handful of files.
-newest_header=$(ls -t csrc/engine/*.h csrc/fuse/kept_plans.h csrc/fuse/cuda_driver.h csrc/fuse/cuda_functions.h csrc/fuse/triton_launch.h csrc/record/loop_cuts.h csrc/record/loop_period.h csrc/record/read_habit.h csrc/run/crowding.h csrc/run/finding.h csrc/run/other_programs.h csrc/run/program_time.h csrc/run/spare_cores.h csrc/run/trial_time.h tests/cpp/*.h tests/cpp/run.sh |
+newest_header=$(ls -t csrc/engine/*.h csrc/fuse/kept_plans.h csrc/fuse/device/cuda_driver.h csrc/fuse/device/cuda_functions.h csrc/fuse/triton_launch.h csrc/record/window/loop_cuts.h csrc/record/window/loop_period.h csrc/record/window/read_habit.h csrc/run/cores/crowding.h csrc/run/cores/finding.h csrc/run/cores/other_programs.h csrc/run/cores/program_time.h csrc/run/cores/spare_cores.h csrc/run/cores/trial_time.h tests/cpp/*.h tests/cpp/run.sh |
   head -n 1)
 stale() {  # source file ...: "source object" of each that needs compiling
   for source in "$@"; do
@@ -30,8 +30,8 @@ stale() {  # source file ...: "source object" of each that needs compiling
 }
 [ $# -gt 0 ] || set -- tests/cpp/test_*.cpp
 # What is tested is one file: most of a compiler's time goes by on headers that all have in common.
-sources="csrc/engine/*.cpp csrc/fuse/cuda_driver.cpp csrc/fuse/triton_launch.cpp csrc/run/finding.cpp csrc/run/other_programs.cpp
-  csrc/run/program_time.cpp csrc/run/spare_cores.cpp"
+sources="csrc/engine/*.cpp csrc/fuse/device/cuda_driver.cpp csrc/fuse/triton_launch.cpp csrc/run/cores/finding.cpp csrc/run/cores/other_programs.cpp
+  csrc/run/cores/program_time.cpp csrc/run/cores/spare_cores.cpp"
 tested=$out/tested.cpp
 if [ ! "$tested" -nt "$(ls -t $sources | head -n 1)" ]; then
   printf '#include "%s"\n' $sources >"$tested"

@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
-#include "csrc/run/crowding.h"
-#include "csrc/run/other_programs.h"
+#include "csrc/run/cores/crowding.h"
+#include "csrc/run/cores/other_programs.h"
 #include "tests/cpp/check.h"
 
 namespace lazyeng::test {

@@ -1,5 +1,5 @@
 // tests/cpp/test_finding.cpp: for what findings of trials hold (run/finding.h).
-#include "csrc/run/finding.h"
+#include "csrc/run/cores/finding.h"
 #include "tests/cpp/check.h"
 
 namespace lazyeng::test {

@@ -1,5 +1,5 @@
 // tests/cpp/test_loop_cuts.cpp: where the windows of loops are cut (record/loop_cuts.h).
-#include "csrc/record/loop_cuts.h"
+#include "csrc/record/window/loop_cuts.h"
 #include "tests/cpp/check.h"
 
 namespace lazyeng::test {

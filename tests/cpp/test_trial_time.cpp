@@ -1,5 +1,5 @@
 // tests/cpp/test_trial_time.cpp: how much time trials may take (run/trial_time.h).
-#include "csrc/run/trial_time.h"
+#include "csrc/run/cores/trial_time.h"
 #include "tests/cpp/check.h"
 
 namespace lazyeng::test {

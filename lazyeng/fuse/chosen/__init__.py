@@ -1,6 +1,6 @@
 """Which ops of CUDA tensors hand-written kernels run (``triton_kernels/``), in place of torch's.
 
-``calls``     recorded calls as plain data, as the core looks them up (``csrc/fuse/device_calls``)
+``calls``     recorded calls as plain data, as the core (``csrc/fuse/device``) looks them up
 ``launches``  how kernels are launched for them: grid, operands, constants, scratch memory, tables
 ``kernels``   the text of a kernel, read from its file; ``requests`` ask the compiler for it
 ``names``     of the ops

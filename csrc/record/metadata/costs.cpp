@@ -1,0 +1,86 @@
+// csrc/record/metadata/costs.cpp: which calls are brief, and which one core may do.
+#include "csrc/record/metadata/costs.h"
+
+#include <algorithm>
+
+namespace lazyeng::record {
+namespace {
+
+/// Most elementwise kernels fan out from 32,768 elements, those of MKL's functions from 2,048.
+constexpr uint64_t kElementsFanOut = 2048 * sizeof(float);
+
+/// Microseconds from which a BLAS may use helpers (30,000 flops, far fewer than pay).
+constexpr double kProductFansOut = 0.5;
+
+/// All tensors but numbers lie in one way, side by side: the kernel goes over them as over one row.
+bool are_alike(const std::vector<run::GeometryRef>& tensors) {
+  const run::Geometry* first = nullptr;
+  for (const run::GeometryRef& tensor : tensors) {
+    if (!tensor || tensor->numel() == 1) continue;
+    if (!tensor->dense()) return false;
+    if (first && (first->sizes() != tensor->sizes() || first->strides() != tensor->strides()))
+      return false;
+    first = tensor.get();
+  }
+  return first;
+}
+
+/// The arguments (null: none, or a table), then the results. Empty: some of them are not the CPU's.
+std::vector<run::GeometryRef> tensors_of(const Call& call, const Plan& plan) {
+  std::vector<run::GeometryRef> tensors(call.looks.begin(), call.looks.end());
+  for (const OutputPlan& output : plan.outputs) tensors.push_back(output.geometry);
+  const auto elsewhere = [](const run::GeometryRef& tensor) {
+    return tensor && !tensor->device().is_cpu();
+  };
+  if (std::any_of(tensors.begin(), tensors.end(), elsewhere)) tensors.clear();
+  run::leave_out_table(call.info, tensors);
+  return tensors;
+}
+
+/// All tensors of the call together fit the second-level cache with ease, and none has so many
+/// elements that kernels fan out for them. (Who waits runs such an op: a team of helpers of that
+/// thread's own would stop those of the engine's threads from spinning, which cost a SAC step a
+/// third of its time, and let a step of ResNet-18 wake its helper 300 times.)
+bool are_small(const std::vector<run::GeometryRef>& tensors) {
+  constexpr uint64_t kMostBytes = 1 << 17;
+  constexpr int64_t kFanOut = 1 << 15;
+  uint64_t bytes = 0;
+  for (const run::GeometryRef& tensor : tensors) {
+    if (!tensor) continue;
+    if (tensor->numel() >= kFanOut) return false;
+    bytes += static_cast<uint64_t>(tensor->numel()) * c10::elementSize(tensor->dtype());
+  }
+  return bytes <= kMostBytes;
+}
+
+bool starts_helpers(const Call& call, const std::vector<run::GeometryRef>& tensors) {
+  const run::Work work = call.info.work;
+  const bool copies = work == run::Work::copies || work == run::Work::lookups;
+  const auto is_list = [](const run::ArgInfo& arg) { return run::is_list(arg.kind); };
+  if (!copies && std::any_of(call.info.args.begin(), call.info.args.end(), is_list)) return false;
+  uint64_t most_bytes = 0;
+  for (const run::GeometryRef& tensor : tensors)
+    if (tensor) most_bytes = std::max(most_bytes, tensor->span_bytes());
+  return !(copies || work == run::Work::elements) || most_bytes >= kElementsFanOut ||
+         call.info.fans_out;
+}
+
+}  // namespace
+
+void add_costs(const Call& call, Plan& plan) {
+  if (plan.run_now || plan.only_metadata || call.looks.size() != call.tensors.size()) return;
+  const std::vector<run::GeometryRef> tensors = tensors_of(call, plan);
+  if (tensors.empty()) return;
+  const double microseconds = run::microseconds_on_one_core(call.info, tensors, call.looks.size());
+  const bool apart = call.info.work == run::Work::elements && !are_alike(tensors);
+  if (microseconds < run::kAlwaysAllCores && !apart && !call.info.other_on_one_core &&
+      starts_helpers(call, tensors))
+    plan.width =
+        make_ref<run::Width>(call.info, microseconds, tensors[0] ? tensors[0]->numel() : 0);
+  const bool fans_out = call.info.fans_out ||
+                        (call.info.work == run::Work::product && microseconds >= kProductFansOut);
+  plan.brief = are_small(tensors) && (plan.width || !fans_out);
+  plan.brief_if_narrow = plan.brief && fans_out;
+}
+
+}  // namespace lazyeng::record

@@ -1,0 +1,12 @@
+// csrc/record/metadata/costs.h: what is known about the cost of a call once it is known what it
+// returns.
+#pragma once
+
+#include "csrc/record/metadata/infer.h"
+
+namespace lazyeng::record {
+
+/// Sets `brief` and `width` of the plan.
+void add_costs(const Call& call, Plan& plan);
+
+}  // namespace lazyeng::record

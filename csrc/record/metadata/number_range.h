@@ -1,0 +1,19 @@
+// csrc/record/metadata/number_range.h: numbers that the dtypes of a call cannot hold.
+//
+// Most kernels convert the numbers that they get to the dtype that they compute in, and raise
+// "value cannot be converted to type at::Half without overflow" where one does not fit; meta
+// functions convert nothing.
+#pragma once
+
+#include "csrc/record/call.h"
+
+namespace lazyeng::record {
+
+/// Whether a number, or each number of a list, is one of every dtype that the call computes in, as
+/// far as its tensors and its argument "dtype" tell. (True of what is no number, and of masks:
+/// every number is true or false.) Where it is not, kernels may refuse, and only they know.
+bool number_fits(const Call& call, const c10::IValue& number);
+/// Of all Scalar arguments.
+bool numbers_fit(const Call& call);
+
+}  // namespace lazyeng::record

@@ -1,0 +1,116 @@
+// csrc/record/metadata/probe.cpp: calling a kernel on stand-ins to hear whether it refuses.
+#include "csrc/record/metadata/probe.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+
+#include "csrc/record/metadata/kind_table.h"
+#include "csrc/record/metadata/stand_ins.h"
+#include "csrc/record/thread_mode.h"
+#include "csrc/run/cores/width.h"
+#include "csrc/run/executor.h"
+#include "csrc/run/failures/python_error.h"
+
+namespace lazyeng::record {
+namespace {
+
+/// True: may refuse.
+KindTable<bool>& refusals() {
+  static auto* const instance = new KindTable<bool>;
+  return *instance;
+}
+
+/// Same dtype for all floating tensors, and one of those that every kernel is compiled for.
+bool ordinary_dtypes(const Call& call) {
+  std::optional<c10::ScalarType> seen;
+  for (const run::GeometryRef& look : call.looks) {
+    if (!look || look->data().wrapped_number || c10::isIntegralType(look->dtype(), false)) continue;
+    if (look->dtype() != c10::kFloat && look->dtype() != c10::kDouble) return false;
+    if (seen && *seen != look->dtype()) return false;
+    seen = look->dtype();
+  }
+  return seen.has_value();
+}
+
+/// What one element shows as well as many: a number does not fit, or is no range to draw from.
+bool is_about_numbers(const Call& call, std::string_view error) {
+  return (call.info.random && call.info.writes) ||
+         error.find("without overflow") != std::string_view::npos;
+}
+
+enum class Trial : uint8_t { works, refused, fails };
+
+Trial try_kernel(const Call& call, StandIns::For whom, int integers) {
+  run::RealDispatch below;
+  const run::OneCore one(at::get_num_threads());
+  try {
+    torch::jit::Stack stack = StandIns(call, whom, integers).arguments();
+    call.info.handle.callBoxed(stack);
+    return Trial::works;
+  } catch (const c10::NotImplementedError&) {  // «"bitwise_and_cpu" not implemented for 'Float'»
+    return Trial::refused;
+  } catch (const c10::IndexError&) {  // a dim out of range: the stand-ins have the true rank
+    return Trial::refused;
+  } catch (const std::exception& error) {
+    if (run::is_interrupt(std::current_exception())) throw;
+    return is_about_numbers(call, error.what()) ? Trial::refused : Trial::fails;
+  }
+}
+
+bool ask_kernel(const Call& call) {
+  const Trial trial = try_kernel(call, StandIns::For::one_element, 0);
+  if (trial != Trial::fails) return trial == Trial::refused;
+  // One element may simply be too few for the op.
+  if (!kernel_can_be_tried(call)) return !ordinary_dtypes(call);
+  return try_kernel(call, StandIns::For::kernel, 0) != Trial::works &&
+         try_kernel(call, StandIns::For::kernel, 1) != Trial::works;
+}
+
+bool runs_on_cpu(const Call& call) {
+  for (const run::GeometryRef& look : call.looks)
+    if (look) return look->device().is_cpu();
+  return false;
+}
+
+bool may_be_probed(const Call& call) {
+  return call.info.aten && (!call.info.random || call.info.takes_generator) && runs_on_cpu(call);
+}
+
+bool has_out(const Call& call) {
+  const std::vector<c10::Argument>& arguments = call.info.handle.schema().arguments();
+  return std::any_of(arguments.begin(), arguments.end(),
+                     [](const c10::Argument& argument) { return argument.is_out(); });
+}
+
+}  // namespace
+
+bool kernel_may_refuse(const Call& call) {
+  PlanKey kind;
+  if (!may_be_probed(call) || !make_kind_key(call, kind)) return false;
+  if (const std::optional<bool> known = refusals().find(kind)) return *known;
+  const bool refuses = call.info.trusts_contents ? !ordinary_dtypes(call) : ask_kernel(call);
+  refusals().note(kind, refuses);
+  return refuses;
+}
+
+bool out_may_be_refused(const Call& call) {
+  PlanKey kind;
+  if (!call.info.aten || !has_out(call) || !make_kind_key(call, kind)) return false;
+  if (const std::optional<bool> known = refusals().find(kind)) return *known;
+  if (thread_mode().mode != Mode::deferred) return true;
+  // (There nothing may run. The results that sort and its like are given need not have one dtype.)
+  return !ordinary_dtypes(call) ||
+         (may_be_probed(call) && !call.info.trusts_contents &&
+          try_kernel(call, StandIns::For::one_element, 0) != Trial::works);
+}
+
+void note_kernel_accepted(const Call& call) {
+  const auto is_empty = [](const run::GeometryRef& look) { return look && look->numel() == 0; };
+  if (std::ranges::any_of(call.looks, is_empty)) return;  // (many kernels do nothing then)
+  const bool asked = call.info.structured_meta || call.info.pointwise || has_out(call);
+  PlanKey kind;
+  if (asked && make_kind_key(call, kind)) refusals().note(kind, false);
+}
+
+}  // namespace lazyeng::record

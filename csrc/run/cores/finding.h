@@ -1,0 +1,28 @@
+// csrc/run/cores/finding.h: whether a kernel run in another way has the same bits, once tried.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+
+namespace lazyeng::run {
+
+/// Settings of the process that decide which kernels run (oneDNN on or off, reduced precision) are
+/// others from now on: what was found no longer holds. Any thread.
+void kernel_settings_changed();
+
+/// What a trial has found, for so many threads and the settings of the process then. Any thread.
+class Finding {
+ public:
+  /// Nothing: not tried.
+  std::optional<bool> of(int threads) const;
+  /// Tried, for whatever number of threads, and the same.
+  bool holds() const;
+  void note(int threads, bool same);
+
+ private:
+  /// Settings, threads, one bit; 0: nothing.
+  std::atomic<uint64_t> found_{0};
+};
+
+}  // namespace lazyeng::run

@@ -1,0 +1,177 @@
+// csrc/run/cores/width.cpp: what an op costs, and how many cores it has.
+#include "csrc/run/cores/width.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "csrc/run/caller/as_engine_thread.h"
+#include "csrc/run/cores/openmp_team.h"
+#include "csrc/run/cores/own_threads.h"
+#include "csrc/run/cores/parts.h"
+#include "csrc/run/cores/spare_cores.h"
+#include "csrc/run/cores/width_trial.h"
+
+namespace lazyeng::run {
+namespace {
+
+/// A multiple of the elements that any vectorised kernel takes at a time.
+constexpr int64_t kVectors = 256;
+/// A program that runs an op only so often gains nothing by the trial; nor by that of a large one,
+/// which takes milliseconds.
+constexpr int kUsesBeforeTrial = 3;
+constexpr int kUsesOfLargeBeforeTrial = 20;
+
+// The table of costs, for a core of about 3 GHz.
+constexpr double kFlopsPerMicrosecond = 60e3;
+constexpr double kBytesPerMicrosecond = 10e3;
+constexpr double kLookupsPerMicrosecond = 150;
+constexpr double kElementsOfWindowsPerMicrosecond = 250;
+
+std::atomic<uint64_t> on_one_core{0};
+
+/// Nothing if the tensors are not those of a product.
+std::optional<double> flops_of_product(const OpInfo& info, const std::vector<GeometryRef>& tensors,
+                                       size_t num_args) {
+  if (num_args < 2 || !tensors.back()) return std::nullopt;
+  // (add)mm, (b)addbmm: the two factors are the last arguments; of linear a bias follows.
+  const GeometryRef& left = tensors[info.short_name == "linear" ? 0 : num_args - 2];
+  if (!left || left->sizes().empty()) return std::nullopt;
+  return 2.0 * static_cast<double>(left->sizes().back()) *
+         static_cast<double>(tensors.back()->numel());
+}
+
+/// Arguments: input and weight; of the gradient that of the result, then these two.
+std::optional<double> flops_of_convolution(const OpInfo& info,
+                                           const std::vector<GeometryRef>& tensors,
+                                           size_t num_args) {
+  const bool gradient = info.short_name == "convolution_backward";
+  if (num_args < 3 || num_args >= tensors.size()) return std::nullopt;
+  const GeometryRef& input = tensors[gradient ? 1 : 0];
+  const GeometryRef& weight = tensors[gradient ? 2 : 1];
+  const GeometryRef& result = tensors[gradient ? 0 : num_args];
+  if (!input || !weight || !result || weight->numel() == 0 || result->sizes().size() < 3)
+    return std::nullopt;
+  // A weight begins with the channels of the result; where it is transposed, of the input.
+  const int64_t channels = weight->sizes()[0];
+  const GeometryRef& places = result->sizes()[1] == channels ? result : input;
+  return (gradient ? 4.0 : 2.0) * static_cast<double>(places->numel()) *
+         static_cast<double>(weight->numel()) / static_cast<double>(channels);
+}
+
+double elements(const std::vector<GeometryRef>& tensors) {
+  double sum = 0;
+  for (const GeometryRef& tensor : tensors)
+    if (tensor) sum += static_cast<double>(tensor->numel());
+  return sum;
+}
+
+double bytes(const std::vector<GeometryRef>& tensors) {
+  double sum = 0;
+  for (const GeometryRef& tensor : tensors)
+    if (tensor)
+      sum += static_cast<double>(tensor->numel()) *
+             static_cast<double>(c10::elementSize(tensor->dtype()));
+  return sum;
+}
+
+}  // namespace
+
+double microseconds_of_flops(double flops) { return flops / kFlopsPerMicrosecond; }
+
+void leave_out_table(const OpInfo& info, std::vector<GeometryRef>& tensors) {
+  if (info.takes_some_of_first && !tensors.empty()) tensors[0] = nullptr;
+}
+
+double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRef>& tensors,
+                                size_t num_args) {
+  constexpr double kUnknown = std::numeric_limits<double>::infinity();
+  switch (info.work) {
+    case Work::lookups:
+      return static_cast<double>(tensors.back() ? tensors.back()->numel() : 0) /
+             kLookupsPerMicrosecond;
+    case Work::copies:
+    case Work::elements:
+    case Work::rows:
+      return bytes(tensors) / kBytesPerMicrosecond;
+    case Work::windows:
+      return elements(tensors) / kElementsOfWindowsPerMicrosecond;
+    case Work::product:
+      return microseconds_of_flops(flops_of_product(info, tensors, num_args).value_or(kUnknown));
+    case Work::convolution:
+      return microseconds_of_flops(
+          flops_of_convolution(info, tensors, num_args).value_or(kUnknown));
+    case Work::other:
+      break;
+  }
+  return kUnknown;
+}
+
+bool takes_all_cores(double microseconds) {
+  if (microseconds >= kAlwaysAllCores) return true;
+  if (always_in_parts()) return false;
+  if (microseconds >= kWorthAllCores) return spare_cores().for_large_ops();
+  // (A guest has no helpers: OpenMP would make it some of its own.)
+  return microseconds >= kWorthFreeCores && spare_cores().for_large_ops() &&
+         spare_cores().program_waits() && !openmp_helpers().sleep() && !AsEngineThread::active();
+}
+
+bool Width::is_one(const OpInfo& info, const torch::jit::Stack& args, int threads) {
+  // (What it took may have been a wait for helpers, or for a core: no more than the table says.)
+  const double cost = std::min(microseconds_, microseconds());
+  if (threads == 1 || !has_own_threads() || takes_all_cores(cost)) return false;
+  if (in_vectors_ && numel_ % (kVectors * threads) != 0) return false;
+  if (!copies_) {
+    std::optional<bool> same = same_on_one_.of(threads);
+    if (!same) {
+      const int enough = cost < kWorthAllCores ? kUsesBeforeTrial : kUsesOfLargeBeforeTrial;
+      if (uses_.fetch_add(1, std::memory_order_relaxed) < enough || !trials_have_time())
+        return false;
+      same = one_core_gives_the_bits(info, args, threads);
+      same_on_one_.note(threads, *same);
+    }
+    if (!*same) return false;
+  }
+  on_one_core.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+double Width::microseconds() const {
+  const float best = best_.load(std::memory_order_relaxed);
+  return best == std::numeric_limits<float>::max() ? microseconds_ : best;
+}
+
+bool Width::slices_have_the_bits(const OpInfo& info, const torch::jit::Stack& args,
+                                 c10::ArrayRef<const Geometry*> results, int threads) {
+  std::optional<bool> same = same_in_slices_.of(threads);
+  if (!same) {
+    if (!trials_have_time()) return false;
+    same = slices_give_the_bits(info, args, results, threads);
+    same_in_slices_.note(threads, *same);
+  }
+  return *same;
+}
+
+double Width::took(double microseconds, int cores) {
+  constexpr float kForgets = 1.01f;
+  const float before = best_.load(std::memory_order_relaxed);
+  const float now = std::min(static_cast<float>(microseconds * cores), before * kForgets);
+  best_.store(now, std::memory_order_relaxed);
+  return now;
+}
+
+uint64_t ops_on_one_core() { return on_one_core.load(std::memory_order_relaxed); }
+
+OneCore::OneCore(int threads) : threads_(threads) {
+  set_own_threads(1);
+  mkl_threads_ = set_own_mkl_threads(1);
+}
+
+OneCore::~OneCore() {
+  set_own_threads(threads_);
+  set_own_mkl_threads(mkl_threads_);
+}
+
+}  // namespace lazyeng::run

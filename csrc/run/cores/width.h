@@ -1,0 +1,106 @@
+// csrc/run/cores/width.h: ops that are soon done run on one core.
+//
+// A kernel that fans out wakes a helper thread of OpenMP and waits for it. That costs some 50 us
+// where the helper sleeps, as it does while the program records, and takes the core from the
+// recording thread: a product of 40 us took as long on two cores as on one, and the program lost
+// the time twice. So what one core does in less than kWorthAllCores runs there.
+//
+// But a result must have eager's bits, and those may depend on the number of threads: a product's
+// partial sums may be others. For most shapes they are not, which no library promises. So it is
+// tried, once for each plan (width_trial.h): the kernel runs on made-up numbers, on one core and on
+// all. Only ops whose order of arithmetic is decided by shapes alone are asked (OpInfo::work). An
+// op whose bits differ keeps eager's width, as does one while trials have taken their time.
+// Elementwise kernels do the last few elements of each thread's share in another way, which a
+// trial may miss: they are asked only where shares are whole vectors. Copies need no trial.
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include <atomic>
+#include <limits>
+
+#include "csrc/engine/ref.h"
+#include "csrc/run/cores/finding.h"
+#include "csrc/run/geometry.h"
+#include "csrc/run/op_info.h"
+
+namespace lazyeng::run {
+
+/// Microseconds on one core from which it may pay to wake the others: if the program leaves them
+/// (spare_cores.h).
+inline constexpr double kWorthAllCores = 150;
+/// From which on an op has all cores in any case.
+inline constexpr double kAlwaysAllCores = 5000;
+/// From which it pays to use the others if they are awake, and the program waits.
+inline constexpr double kWorthFreeCores = 30;
+
+/// Whether what takes so long on one core, by the table, has all of them now.
+bool takes_all_cores(double microseconds);
+
+/// Leaves out the tensor that a lookup (of elements, of rows) takes some of: it may be much larger
+/// than what the op goes over.
+void leave_out_table(const OpInfo& info, std::vector<GeometryRef>& tensors);
+
+/// Of so many floating point operations of products, by the same table.
+double microseconds_of_flops(double flops);
+
+/// Of an op with these tensors: the arguments (null: none, or left out), then the results.
+/// Microseconds on one core, by a table for float32 on a core of about 3 GHz with AVX2; infinite
+/// for ops that are not among those above.
+double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRef>& tensors,
+                                size_t num_args);
+
+/// What was found for one plan. Any thread.
+class Width final : public RefCounted {
+ public:
+  /// `numel`: of each tensor of an elementwise op.
+  Width(const OpInfo& info, double microseconds, int64_t numel)
+      : microseconds_(microseconds),
+        copies_(info.work == Work::copies || info.work == Work::lookups),
+        in_vectors_(info.work == Work::elements),
+        numel_(numel) {}
+
+  /// Whether the kernel runs on one core now; else with `threads`, as in eager. `args` are the
+  /// arguments of this run. Tries it, once, when the plan has been used a few times.
+  bool is_one(const OpInfo& info, const torch::jit::Stack& args, int threads);
+  /// Whether the kernel is known to start no helpers where is_one() is asked: a thread that waits
+  /// may run it.
+  bool starts_no_helpers() const { return copies_ || same_on_one_.holds(); }
+  /// What it takes on one core, so far as is known.
+  double microseconds() const;
+  /// Whether slices (slices.h), one by one, have the bits of the whole, on one core. Tries it,
+  /// once.
+  bool slices_have_the_bits(const OpInfo& info, const torch::jit::Stack& args,
+                            c10::ArrayRef<const Geometry*> results, int threads);
+  /// A run took so long on so many cores. Returns what it takes on one, from what
+  /// it took at best lately (helpers that stand in line say nothing about the op).
+  double took(double microseconds, int cores);
+
+ private:
+  const double microseconds_;  // on one core, by the table
+  std::atomic<float> best_{std::numeric_limits<float>::max()};
+  const bool copies_;
+  const bool in_vectors_;
+  const int64_t numel_;
+  std::atomic<int> uses_{0};
+  Finding same_on_one_;     // one core gives the bits of all
+  Finding same_in_slices_;  // so many slices do
+};
+
+/// How many ops were run on one core that would have had all of them.
+uint64_t ops_on_one_core();
+
+/// While it lives, kernels of the calling thread start no helpers.
+class OneCore {
+ public:
+  explicit OneCore(int threads);
+  ~OneCore();
+  OneCore(const OneCore&) = delete;
+  OneCore& operator=(const OneCore&) = delete;
+
+ private:
+  const int threads_;
+  int mkl_threads_ = 0;
+};
+
+}  // namespace lazyeng::run

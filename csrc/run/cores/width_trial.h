@@ -1,0 +1,27 @@
+// csrc/run/cores/width_trial.h: whether an op has the same bits on one core, and in slices, as on
+// all.
+//
+// The kernel runs on made-up numbers, in one way and in the other. Only results of many elements
+// prove anything (other orders of summation show in most of them), and never the program's own
+// numbers (which may be zeros).
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include "csrc/run/geometry.h"
+#include "csrc/run/op_info.h"
+
+namespace lazyeng::run {
+
+/// Whether trials may take more time at present (trial_time.h).
+bool trials_have_time();
+/// For tests: they always may.
+void set_trials_bounded(bool bounded);
+
+/// `args`: of a run. Their shapes, layouts and integers are taken.
+bool one_core_gives_the_bits(const OpInfo& info, const torch::jit::Stack& args, int threads);
+/// Slices of csrc/run/cores/slices.h, one by one, on one core.
+bool slices_give_the_bits(const OpInfo& info, const torch::jit::Stack& args,
+                          c10::ArrayRef<const Geometry*> results, int threads);
+
+}  // namespace lazyeng::run
