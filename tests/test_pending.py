@@ -67,6 +67,16 @@ def test_order_without_data():
     del total, after
 
 
+def test_a_part_that_is_overwritten_keeps_the_rest():
+    """The engine reads the version before, and so the picture says."""
+    x = wrap(torch.rand(4))
+    with lazy("deferred"):
+        x.copy_(torch.ones(4))
+        x[:2].copy_(torch.zeros(2))
+        whole, part = graph().ops
+    assert part.reads == (whole.label,) and part.follows == ()
+
+
 def test_views_share_their_storage():
     x = wrap(torch.rand(4, 4))
     with lazy("deferred"):

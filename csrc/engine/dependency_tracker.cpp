@@ -70,12 +70,14 @@ bool DependencyTracker::append(Access& access) {
 }
 
 FailurePtr DependencyTracker::failed_input(const Op& op) {
-  // Without the lock: a version changes only when a write completes, and no write other than our
-  // own can be granted (V2). What the last one published happened before our grant, by the lock
-  // under which it was granted and by ungranted_.
-  for (const Access& access : op.accesses_)
-    if (!access.overwrites && access.var && access.var->failed_.load(std::memory_order_relaxed))
-      return access.var->failure_;
+  // Whether one is there may be asked without the lock: a version changes when a write completes,
+  // and no write other than our own can be granted (V2). What the last one published happened
+  // before our grant, by the lock under which it was granted and by ungranted_. But the failure
+  // itself an op of another thread that is never pushed may exchange meanwhile (fail_unpushed).
+  for (const Access& access : op.accesses_) {
+    if (access.overwrites || !access.var) continue;
+    if (FailurePtr failure = access.var->failure()) return failure;
+  }
   return nullptr;
 }
 

@@ -50,7 +50,8 @@ class Engine {
                                   const std::function<void()>& appended = {}) = 0;
 
   /// For an op that its caller has run and that is never pushed: it failed, so the vars that it
-  /// writes, which no other op has claimed yet, get that failure.
+  /// writes get that failure. (No op had claimed them when it began; one of another thread may have
+  /// since, and sees either version.)
   static void fail_unpushed(const Op& op, const FailurePtr& failure) noexcept;
 
   /// Returns when every write appended to the var before the call is complete.
@@ -80,8 +81,9 @@ class Engine {
   void set_hungry(std::function<bool(QueueId)> hungry) { hungry_ = std::move(hungry); }
   /// Called by an idle worker of the CPU pool about every watch_every() for as long as it returns
   /// true, and for about 2 ms after that: the owner holds ops back, and pushes them when no more
-  /// come. Without any lock. Set before start(). Never throws.
-  void set_watch(std::function<bool()> watch) { watch_ = std::move(watch); }
+  /// come. With `last` it pushes nothing, and tells whether it holds some: the worker has something
+  /// else to do. Without any lock. Set before start(). Never throws.
+  void set_watch(std::function<bool(bool last)> watch) { watch_ = std::move(watch); }
   /// Much longer than recording an op takes, much shorter than what holding a chain of large ops
   /// back saves (benchmarks/windows.py). Any time.
   std::chrono::microseconds watch_every() const noexcept {
@@ -91,7 +93,9 @@ class Engine {
     watch_every_.store(every, std::memory_order_relaxed);
   }
   /// Whether a worker does that now. If not, a nudge makes one begin. A hint, but not a lossy one:
-  /// a worker that stops calls watch() once more, and sees what was held back before this call.
+  /// a worker that stops calls watch() once more, and sees what was held back before this call. If
+  /// there is something it goes on, or has another idle worker begin. (Without another one, it
+  /// looks for work of the owner, and watches again, as soon as it is idle.)
   virtual bool is_watched() const noexcept = 0;
   /// True if some worker of the queue would start at once on a pushed op; false if no thread serves
   /// it now. A hint, but not a lossy one: a worker that the answer misses will call hungry() after
@@ -155,7 +159,7 @@ class Engine {
 
  protected:
   std::function<bool(QueueId)> hungry_;
-  std::function<bool()> watch_;
+  std::function<bool(bool)> watch_;
   std::atomic<std::chrono::microseconds> watch_every_{std::chrono::microseconds(50)};
   std::function<void(QueueId, unsigned)> thread_init_;
   std::function<void()> long_idle_;

@@ -179,7 +179,7 @@ WorkerPool& ThreadedEngine::make_pool(QueueId queue) {
       {},
       [this] { return watch_every(); },
   };
-  if (is_cpu) hooks.watch = [this] { return watch_ && watch_(); };
+  if (is_cpu) hooks.watch = [this](bool last) { return watch_ && watch_(last); };
   owned_[slot] =
       std::make_unique<WorkerPool>(QueueId(slot), threads_of(queue), !is_cpu, std::move(hooks));
   if (running_) owned_[slot]->start(/*now=*/false);

@@ -137,15 +137,25 @@ WaitResult TrackedEngine::push_and_run(Ref<Op> op, const Interrupt& interrupt,
   ReadyList ready;
   append(std::span(&op, 1), ready);
   op = nullptr;  // the engine's reference is left
-  if (appended) appended();
+  try {
+    if (appended) appended();
+  } catch (...) {  // the op is appended, so somebody must run it
+    if (!turn->abandon()) run_here(mine, ready);
+    throw;
+  }
   if (turn->wait(interrupt, guest()) == WaitResult::interrupted && turn->abandon())
     return WaitResult::interrupted;
+  run_here(mine, ready);
+  return WaitResult::done;
+}
+
+/// An op whose turn it is.
+void TrackedEngine::run_here(Op* op, ReadyList& ready) {
   if (Guest* const self = guest()) self->leave();  // the op may take long
-  while (execute(*mine, ready) != Outcome::done)
+  while (execute(*op, ready) != Outcome::done)
     if (!ready.empty()) dispatch(std::exchange(ready, {}));
   if (!ready.empty()) dispatch(ready);
-  retire(mine);
-  return WaitResult::done;
+  retire(op);
 }
 
 WaitResult TrackedEngine::wait_for_var(Var& var, const Interrupt& interrupt) {

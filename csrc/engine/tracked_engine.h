@@ -41,6 +41,7 @@ class TrackedEngine : public Engine {
   void append(std::span<Ref<Op>> ops, ReadyList& ready);
 
  private:
+  void run_here(Op* op, ReadyList& ready);
   FailurePtr run_alone(Op& op) noexcept;
   void move(Op& op, ReadyList& ready) noexcept;
 

@@ -356,12 +356,14 @@ WorkerPool::Watched WorkerPool::watch(Worker& self) {
     if (watched_.exchange(true, std::memory_order_seq_cst)) return Watched::no;
     for (int quiet = 0; !unparked && quiet < kQuietLooks; ++quiet) {
       unparked = self.unparked.try_acquire_for(hooks_.watch_every());
-      if (!unparked && hooks_.watch()) quiet = 0;
+      if (!unparked && hooks_.watch(false)) quiet = 0;
     }
     watched_.store(false, std::memory_order_seq_cst);
     // Dekker with is_watched(): the recorder holds ops back, then asks; we have answered no, and
     // look for such ops again.
-  } while (!unparked && hooks_.watch());
+  } while (!unparked && hooks_.watch(false));
+  // (Who was parked for good, as we watched, takes our place.)
+  if (unparked && hooks_.watch(true)) nudge();
   return unparked ? Watched::until_unparked : Watched::until_quiet;
 }
 
@@ -409,14 +411,16 @@ void WorkerPool::unpark(Worker* worker) {
 // answer is yes, and the nudge finds the worker. If ours does, the worker's reads from it or from
 // a later one, it synchronizes with us, and hungry sees the window as we left it. (A plain load, or
 // a fetch_add on one side only, would let both miss each other: the store-buffer case of Dekker.
-// TSan does not know fences, but it does know this.)
+// TSan does not know fences, but it does know this.) A worker that the answer found may be chosen
+// for something else before the nudge looks. So the nudge asks in the same way: a plain load that
+// finds nobody there would not make that worker's next call of hungry see the window.
 bool WorkerPool::has_idle_worker() const noexcept {
   return num_idle_.load(std::memory_order_relaxed) != 0 ||
          num_idle_.fetch_add(0, std::memory_order_acq_rel) != 0;
 }
 
 bool WorkerPool::nudge() noexcept {
-  if (num_idle_.load(std::memory_order_relaxed) == 0) return false;
+  if (!has_idle_worker()) return false;
   Worker* woken = nullptr;
   {
     std::lock_guard lock(mutex_);

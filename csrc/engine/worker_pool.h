@@ -60,8 +60,9 @@ class WorkerPool {
     /// Called on a thread that has had nothing to do for kLongIdle, once, until it has worked
     /// again.
     std::function<void()> long_idle;
-    /// Asked by one idle worker every so often while it returns true; empty: never.
-    std::function<bool()> watch;
+    /// Asked by one idle worker every so often while it returns true, and with true when it has to
+    /// stop; empty: never.
+    std::function<bool(bool last)> watch;
     std::function<std::chrono::microseconds()> watch_every;
   };
 

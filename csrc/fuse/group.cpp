@@ -289,9 +289,19 @@ PlanRef Group::plan_of_program() const {
   return plan;
 }
 
+/// Null if the members had better run one by one; they tell what has gone wrong, too.
+PlanRef Group::trusted_plan() const noexcept {
+  try {
+    PlanRef plan = plan_of_program();
+    return is_trusted(*plan) ? plan : PlanRef();
+  } catch (...) {
+    return PlanRef();
+  }
+}
+
 bool Group::run_planned() {
-  const PlanRef plan = plan_of_program();
-  if (!is_trusted(*plan) || !run_fused(plan)) return false;
+  const PlanRef plan = trusted_plan();
+  if (!plan || !run_fused(plan)) return false;
   if (logging()) report(*this, *plan);
   return true;
 }
@@ -301,7 +311,7 @@ bool Group::capture() noexcept {
   Launched launched = Launched::no;
   if (by_hand)
     launched = launch_by_hand(error);
-  else if (const PlanRef plan = plan_of_program(); is_trusted(*plan))
+  else if (const PlanRef plan = trusted_plan())
     launched = launch_group(*this, plan, error);
   if (launched != Launched::no) return launched == Launched::yes;
   return std::ranges::all_of(members, [](const Member& member) {

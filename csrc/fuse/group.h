@@ -6,7 +6,8 @@
 // the order of recording, each with its own outcome: a failure is that of the member that failed,
 // and of those that read what it should have made.
 //
-// Built under the lock of pushes, immutable once pushed, run by one engine thread.
+// Built under the lock of pushes, run by one engine thread, which alone changes it once it is
+// pushed (outcomes_), except for a capture, as with nodes (csrc/run/node.h).
 #pragma once
 
 #include <atomic>
@@ -84,6 +85,7 @@ class Group final : public engine::Op, public GroupTraits, public engine::Pooled
   bool run_by_hand();
   bool run_planned();
   std::shared_ptr<const Plan> plan_of_program() const;
+  std::shared_ptr<const Plan> trusted_plan() const noexcept;
   void settle_lost(const std::exception_ptr& error);
   bool is_trusted(const Plan& plan) const;
   double microseconds_on_one_core(const Program& program) const;

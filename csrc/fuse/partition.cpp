@@ -367,7 +367,16 @@ void Partition::close(size_t open) {
   out_.push_back(group);
 }
 
-Partition::Batch Partition::run(Batch nodes) {
+Partition::Batch Partition::run(Batch nodes) { return divide(std::move(nodes), false); }
+
+Partition::Batch Partition::plan(const Batch& nodes) { return divide(nodes, true); }
+
+Partition::Batch Partition::divide(Batch nodes, bool only_plans) {
+  only_plans_ = only_plans;
+  for (Open& left : open_) {  // by a run that has thrown
+    left.serial = 0;
+    left.group = nullptr;
+  }
   out_.clear();
   out_.reserve(nodes.size());
   spared_ = 0;
@@ -404,13 +413,6 @@ Partition::Batch Partition::run(Batch nodes) {
     close(oldest);
   }
   return std::move(out_);
-}
-
-Partition::Batch Partition::plan(const Batch& nodes) {
-  only_plans_ = true;
-  Batch ops = run(nodes);
-  only_plans_ = false;
-  return ops;
 }
 
 }  // namespace lazyeng::fuse

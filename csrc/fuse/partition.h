@@ -71,6 +71,7 @@ class Partition {
     } in[kSlots];
   };
 
+  Batch divide(Batch nodes, bool only_plans);
   VarState& state(run::StorageVar& var);
   int slot_in(size_t open, run::StorageVar& var);
   bool conflicts(size_t open, const run::Node& node);

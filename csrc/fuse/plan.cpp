@@ -118,8 +118,10 @@ PlanRef find_plan(const Group& group, const std::vector<bool>& needed) {
   if (!group.members[0].node->device.is_cpu()) made->kernels = std::make_shared<PlanKernels>();
   entry.plan = std::move(made);
   PlanRef plan = entry.plan;
+  decltype(table()
+               .plans) dropped;  // after the lock: a plan may be the last to hold a module of CUDA
   std::lock_guard lock(table().mutex);
-  if (table().plans.size() >= kMaxPlans) table().plans.clear();
+  if (table().plans.size() >= kMaxPlans) dropped.swap(table().plans);
   table().plans.emplace(std::move(key), std::move(entry));
   return plan;
 }

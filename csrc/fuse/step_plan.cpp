@@ -31,7 +31,7 @@ bool divides(const OpRule& rule) {
          rule.opcode == Opcode::fmod || rule.opcode == Opcode::remainder;
 }
 
-/// A Python number among the tensors, as bits_of.cpp asks a divisor for its value.
+/// A Python number among the tensors, as bits/bits.cpp asks a divisor for its value.
 uint64_t bits_of_tensor(const at::Tensor& number) {
   uint64_t bits = 0;
   const size_t size = std::min<size_t>(sizeof bits, number.numel() == 1 ? number.itemsize() : 0);

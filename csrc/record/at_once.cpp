@@ -33,9 +33,7 @@ namespace lazyeng::record {
 namespace {
 
 bool are_complete(const Call& call) {
-  return std::none_of(call.tensors.begin(), call.tensors.end(), [](const run::TensorArg& arg) {
-    return arg.value && (arg.value->var().awaited() || arg.value->var().failure());
-  });
+  return std::ranges::all_of(call.tensors, &run::TensorArg::is_ready);
 }
 
 uint64_t bytes_of_results(const Plan& plan) {
@@ -158,6 +156,8 @@ bool write_number(const run::OpInfo& info, torch::jit::Stack& arguments) {
 }
 
 /// Nothing that was recorded before reads or writes the memory, and nobody keeps a failure of it.
+/// (Awaited is asked last once more: what stood in the window may have come to the engine
+/// meanwhile.)
 bool is_untouched(const run::StorageVar& var, const Window& window) {
   return !var.awaited() && window.all_pushed(var) && !var.awaited() && !var.failure() && var.idle();
 }
@@ -201,10 +201,7 @@ void note_values_read(const run::OpInfo& info, const torch::jit::Stack& stack) {
 
 torch::jit::Stack real_arguments(const Call& call) {
   size_t next = 0;
-  return run::arguments_with(call.info, call.args, [&] {
-    const run::TensorArg& arg = call.tensors[next++];
-    return arg.value ? arg.value->real() : arg.raw;
-  });
+  return run::arguments_with(call.info, call.args, [&] { return call.tensors[next++].real(); });
 }
 
 void call_kernel(const Call& call, const Plan& plan, torch::jit::Stack& stack) {

@@ -76,10 +76,10 @@ void connect(Graph& graph) {
   for (size_t i = 0; i < graph.size(); ++i) {
     GraphNode& node = graph[i];
     const auto overwrites = [&](run::StorageVar& var) {
-      return std::any_of(
-          node.node->tensors.begin(), node.node->tensors.end(), [&](const run::TensorArg& arg) {
-            return arg.value && &arg.value->var() == &var && arg.written && arg.overwritten;
-          });
+      return std::any_of(node.node->tensors.begin(), node.node->tensors.end(),
+                         [&](const run::TensorArg& arg) {
+                           return arg.value && &arg.value->var() == &var && arg.overwrites_memory();
+                         });
     };
     for_each_var(*node.node, [&](run::StorageVar& var, bool) {
       const Last& before = last[&var];

@@ -9,6 +9,7 @@
 
 #include <typeinfo>
 
+#include "csrc/record/process/gate.h"
 #include "csrc/record/recorder.h"
 #include "csrc/run/plain/plain_storage.h"
 #include "csrc/run/python_ref.h"
@@ -87,6 +88,7 @@ void LazyImpl::set_value(run::ValueRef value) {
 }
 
 const c10::Storage& LazyImpl::storage() const {
+  const Gate::Inside inside;  // C++ that asks may have let go of the GIL
   current_recorder()->wait_and_check(*value_);
   c10::Storage now = run::plain_storages().user_face(value_->var());
   current_recorder()->note_handed_out(value_->var());

@@ -358,6 +358,7 @@ void adopt_new_ops() {
 // given such an op its kernels must find it. (The lock is not the lists': the dispatcher holds its
 // own when it tells of an op.)
 void adopt_ops_with_kernels() {
+  const Gate::Inside inside;  // to the end of the lock, for which the GIL may be let go of
   static std::mutex* const one_at_a_time = new std::mutex;
   std::unique_lock adopting(*one_at_a_time, std::try_to_lock);
   if (!adopting) {

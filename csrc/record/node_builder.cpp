@@ -21,10 +21,6 @@ void write(run::Node& node, const run::StorageVarRef& var, bool overwrites) {
   node.written_vars.push_back(var.get());
 }
 
-bool overwrites(const run::TensorArg& arg) {
-  return arg.overwritten && arg.value->geometry().covers(arg.value->var().nbytes());
-}
-
 /// A check fails what was computed together with the tensor that it checks.
 void claim_checked(run::Node& node, const run::Value& value) {
   write(node, value.var_ref(), false);
@@ -38,9 +34,9 @@ void claim(run::Node& node, const run::StorageVarRef& generator) {
     const run::ValueRef& value = arg.value;
     if (!value) continue;
     if (value->var().exposed())
-      node.plain_reads.push_back({value->var_ref(), value->var().foreign_writes_when_recorded()});
+      node.plain_reads.push_back({value->var_ref(), value->var().foreign_writes()});
     if (arg.written)
-      write(node, value->var_ref(), overwrites(arg));
+      write(node, value->var_ref(), arg.overwrites_memory());
     else if (node.info.checks_values)
       claim_checked(node, *value);
     else

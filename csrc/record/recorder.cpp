@@ -124,9 +124,7 @@ bool is_awaited(const Call& call) {
 }
 
 bool has_arguments(const run::Node& node) {
-  return std::none_of(node.tensors.begin(), node.tensors.end(), [](const run::TensorArg& arg) {
-    return arg.value && (arg.value->var().awaited() || arg.value->var().failure());
-  });
+  return std::ranges::all_of(node.tensors, &run::TensorArg::is_ready);
 }
 
 /// Whether nothing that the engine has uses what the node writes.
@@ -280,7 +278,7 @@ void set_current_recorder(Recorder* recorder) { current = recorder; }
 Recorder::Recorder(std::unique_ptr<engine::Engine> engine) : engine_(std::move(engine)) {
   engine::install_reserve();
   engine_->set_hungry([this](engine::QueueId queue) { return pusher_.hungry(queue); });
-  engine_->set_watch([this] { return pusher_.watch(); });
+  engine_->set_watch([this](bool last) { return pusher_.watch(last); });
   engine_->set_thread_init([](engine::QueueId, unsigned) {
     engine::Owing::for_life();
     run::init_engine_thread();

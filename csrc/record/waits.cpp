@@ -135,6 +135,7 @@ void Recorder::wait_for(run::StorageVar& var) {
 
 void Recorder::wait_until_written(run::StorageVar& var, WaitScope& waits) {
   if (!var.awaited()) return;
+  const Gate::Inside from_the_first_lock;
   read_habit.reads();
   counters_.syncs.fetch_add(1, std::memory_order_relaxed);
   if (waits.wanted()) {
@@ -253,6 +254,7 @@ void Recorder::forget_failures(std::vector<Ref<engine::Var>> plain) {
 }
 
 void Recorder::finish_accesses(run::StorageVar& var) {
+  const Gate::Inside from_the_first_lock;
   bool over = window_.all_pushed(var) && var.idle();
   // (First, so that it is told of: a worker may have it done as soon as it is pushed.)
   if (!over && var.awaited()) wait_for(var);

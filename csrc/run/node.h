@@ -1,6 +1,8 @@
 // csrc/run/node.h: a recorded call: the engine op that runs one aten op on real tensors.
 //
-// Built by the recorder on the recording thread, immutable once pushed, run by one engine thread. A
+// Built by the recorder on the recording thread, and run by one engine thread. Once pushed it is
+// changed by two only: the thread that runs it (what it has found and made; that it lacked memory),
+// and a capture, which exchanges values and stream of nodes that are not running (fuse/graphs). A
 // node holds values and plain scalars, never lazy tensors or tensors that Python knows.
 #pragma once
 
@@ -34,6 +36,15 @@ struct TensorArg {
   /// The call writes the value through another tensor object. (Kernels that refuse inputs which
   /// overlap what they write cannot tell of tensors with gaps, unless both are one object.)
   bool another_object = false;
+
+  /// Every byte of the memory, without looking at it.
+  bool overwrites_memory() const {
+    return written && overwritten && value->geometry().covers(value->var().nbytes());
+  }
+  /// The value is there, and is no failure.
+  bool is_ready() const { return !value || !(value->var().awaited() || value->var().failure()); }
+  /// What a kernel gets. Only if it is there.
+  at::Tensor real() const { return value ? value->real() : raw; }
 };
 
 class Node final : public engine::Op, public engine::Pooled<Node> {

@@ -43,13 +43,13 @@ struct Table {
 // own one, which whoever counts an own write does.
 
 /// The version first: never too large, but too small while writes are recorded.
-int64_t foreign_writes(const TrackedVersion& tracked) {
+int64_t foreign_writes_now(const TrackedVersion& tracked) {
   const int64_t version = tracked.counter.current_version();
   return version - tracked.own_writes.load(std::memory_order_seq_cst);
 }
 
 int64_t most_foreign_writes(TrackedVersion& tracked) {
-  const int64_t found = foreign_writes(tracked);
+  const int64_t found = foreign_writes_now(tracked);
   int64_t most = tracked.most_foreign.load(std::memory_order_relaxed);
   while (found > most && !tracked.most_foreign.compare_exchange_weak(most, found)) {
   }
@@ -139,15 +139,7 @@ void StorageVar::drop_versions_that_are_over() {
   });
 }
 
-// A read has been interfered with if more are counted when it runs than when it was recorded.
-int64_t StorageVar::foreign_writes_when_recorded() const {
-  const std::lock_guard<engine::SpinLock> lock(versions_mutex_);
-  int64_t sum = earlier_foreign_writes_;
-  for (const SeenVersion& seen : versions_) sum += most_foreign_writes(*seen.tracked) - seen.base;
-  return sum;
-}
-
-int64_t StorageVar::foreign_writes_when_run() const {
+int64_t StorageVar::foreign_writes() const {
   const std::lock_guard<engine::SpinLock> lock(versions_mutex_);
   int64_t sum = earlier_foreign_writes_;
   for (const SeenVersion& seen : versions_) sum += most_foreign_writes(*seen.tracked) - seen.base;

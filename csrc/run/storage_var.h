@@ -45,8 +45,8 @@ struct TrackedVersion {
   std::atomic<int64_t> most_foreign{0};
 };
 
-/// Vars written by one op that reports its success in a tensor named "info": a later check of that
-/// tensor fails all of them.
+/// The vars of one op with several fresh results. If one of these reports its success (a tensor
+/// named "info"), a later check of it fails all of them.
 class SiblingGroup;
 struct OpInfo;
 
@@ -62,7 +62,7 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
   explicit StorageVar(generator_tag) : Var(Kind::resource), nbytes_(0) {}
   ~StorageVar() override;
 
-  /// Not before the op that makes it has run. Set once, by that op.
+  /// Not before the op that makes it has run, which sets it, or who fills a value that is fresh.
   const c10::Storage& engine_face() const { return engine_face_; }
   void set_engine_face(c10::Storage storage) { engine_face_ = std::move(storage); }
   /// Nobody can ask for its memory any more.
@@ -96,10 +96,9 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
   /// through a view, the program wants to find in that tensor.
   std::atomic<bool> used_as_plain{false};
   void note_version(std::shared_ptr<TrackedVersion> tracked);
-  /// Changes made to the plain tensors other than through recorded writes, up to a constant. Taken
-  /// when a read is recorded; a larger number when it runs means that eager code has interfered.
-  int64_t foreign_writes_when_recorded() const;
-  int64_t foreign_writes_when_run() const;
+  /// Changes made to the plain tensors other than through recorded writes, up to a constant. If a
+  /// read counts more when it runs than when it was recorded, eager code has interfered.
+  int64_t foreign_writes() const;
 
   Ref<SiblingGroup> siblings;  ///< set when recorded, before the op is appended to the window
 

@@ -355,7 +355,7 @@ void a_busy_queue_fetches_for_itself() {
 class HeldWindow {
  public:
   explicit HeldWindow(Engine& engine) : engine_(engine) {
-    engine.set_watch([this] { return watch(); });
+    engine.set_watch([this](bool last) { return last ? newest_.load() != 0 : watch(); });
   }
   void record(Ref<Op> op) {
     engine_.admit(op->cost_bytes);
@@ -413,6 +413,44 @@ void held_ops_are_watched() {
     }
     engine->stop();
   }
+}
+
+// The watching worker is called away for long while an op is held. The other one, which parked
+// because somebody watched, takes over.
+void another_worker_goes_on_watching() {
+  auto engine = make_threaded_engine(2);
+  HeldWindow window(*engine);
+  engine->start();
+  std::atomic<int> count{0};
+  const auto until = [&](int enough) {
+    for (int ms = 0; count != enough && ms < 5000; ++ms) sleep_ms(1);
+    same(count.load(), enough, "held ops that were pushed");
+  };
+  constexpr int kQuiet = 8;  // ms: longer than anybody watches, or sleeps before it parks for good
+  for (int i = 0; i < scaled(20); ++i) {
+    {
+      Gate gate, other;  // both threads are there, and what follows one of them does
+      push(*engine, op([&] { gate.wait(); }));
+      push(*engine, op([&] { other.wait(); }));
+      gate.until_entered(), other.until_entered();
+      gate.open(), other.open();
+      engine->wait_for_all({});
+    }
+    sleep_ms(kQuiet);
+    push(*engine, op([] {}));
+    engine->wait_for_all({});
+    sleep_ms(kQuiet);
+    window.record(op([&] { ++count; }));
+    until(2 * i + 1);
+    Gate gate;
+    window.record(op([&] { ++count; }));  // somebody still watches
+    push(*engine, op([&] { gate.wait(); }));
+    gate.until_entered();
+    until(2 * i + 2);
+    gate.open();
+    engine->wait_for_all({});
+  }
+  engine->stop();
 }
 
 // The same for the queue itself: single pushes into pools that are falling asleep.
@@ -611,6 +649,7 @@ int main(int argc, char** argv) {
                     {"hungry threads of other queues", hungry_threads_of_queues},
                     {"a busy queue fetches for itself", a_busy_queue_fetches_for_itself},
                     {"held ops are watched", held_ops_are_watched},
+                    {"another worker goes on watching", another_worker_goes_on_watching},
                     {"sleepy workers find their ops", sleepy_workers},
                     {"idle hints and nudges", idle_hints},
                     {"workers that are idle for long", long_idle_workers},

@@ -194,6 +194,23 @@ class CountedVar final : public Var {
   std::atomic<int>& alive_;
 };
 
+// A counter that its caller runs without the engine fails, again and again, while ops of another
+// thread read the var: each sees one of the versions.
+void unpushed_ops_fail_beside_others() {
+  auto engine = started(1);
+  auto var = make_ref<IntVar>();
+  std::atomic<bool> over{false};
+  std::jthread reader([&] {
+    for (; !over; engine->wait_for_all({}))
+      for (int i = 0; i < 20; ++i) push(*engine, reads(op([] {}), {var}));
+  });
+  for (int i = 1; i <= scaled(20000); ++i)
+    Engine::fail_unpushed(*writes(op([] {}), {var}), make_failure(i));
+  over = true;
+  reader.join();
+  same(id_of(var->failure()), scaled(20000), "the last one stays");
+}
+
 void references_are_dropped() {
   std::atomic<int> alive{0};
   auto engine = started(1);
@@ -222,5 +239,6 @@ int main(int argc, char** argv) {
                     {"pending ops are seen", pending_ops_are_seen},
                     {"a wait is no use", a_wait_is_no_use},
                     {"skip and finish", skip_and_finish},
+                    {"unpushed ops fail beside others", unpushed_ops_fail_beside_others},
                     {"references are dropped on completion", references_are_dropped}});
 }

@@ -172,6 +172,32 @@ void interrupted_waits() {
   var = nullptr;
 }
 
+// What the caller does between the append and its wait may fail: the op is run all the same, by the
+// caller if its turn has come, else by a worker.
+void caller_fails_after_the_append() {
+  auto engine = started(1);
+  auto var = make_ref<IntVar>();
+  for (const bool busy : {false, true}) {
+    Gate gate;
+    if (busy) {
+      push(*engine, writes(op([&] { gate.wait(); }), {var}));
+      gate.until_entered();
+    }
+    bool ran = false, thrown = false;
+    engine->admit(0);
+    try {
+      engine->push_and_run(writes(op([&] { ran = true; }), {var}), {},
+                           [] { throw std::bad_alloc(); });
+    } catch (const std::bad_alloc&) {
+      thrown = true;
+    }
+    check(thrown && ran != busy, "thrown, and run if it could be");
+    if (busy) gate.open();
+    check(engine->wait_for_all({}) == WaitResult::done, "goes on");
+    check(ran, "run");
+  }
+}
+
 // Interrupts race with the events that are waited for: the first poll comes after 2 ms.
 void interrupt_races() {
   auto engine = started(2);
@@ -305,6 +331,7 @@ int main(int argc, char** argv) {
                     {"wait_for_all waits for earlier ops only", waits_for_earlier_ops_only},
                     {"waits end promptly", waits_end_promptly},
                     {"interrupted waits", interrupted_waits},
+                    {"a caller fails after the append", caller_fails_after_the_append},
                     {"interrupts race with completion", interrupt_races},
                     {"bounded run-ahead", bounded_run_ahead},
                     {"bounded while ops run", bounded_while_running}});

@@ -4,14 +4,6 @@
 #include "csrc/run/device/launch_log.h"
 
 namespace lazyeng::fuse {
-namespace {
-
-bool is_overwritten(const run::TensorArg& arg) {
-  return arg.written && arg.overwritten && arg.value->geometry().covers(arg.value->var().nbytes());
-}
-
-}  // namespace
-
 const engine::FailurePtr* Outcomes::find(const engine::Var& var) const noexcept {
   for (size_t i = found_.size(); i-- > 0;)
     if (found_[i].first == &var) return &found_[i].second;
@@ -31,7 +23,7 @@ engine::FailurePtr Outcomes::current_failure(const run::StorageVar& var) const {
 
 engine::FailurePtr Outcomes::failed_input(const run::Node& node) const {
   for (const run::TensorArg& arg : node.tensors) {
-    if (!arg.value || is_overwritten(arg)) continue;
+    if (!arg.value || arg.overwrites_memory()) continue;
     if (engine::FailurePtr failure = current_failure(arg.value->var())) return failure;
   }
   return nullptr;

@@ -61,7 +61,7 @@ bool same(const OutputPlan& said, const OutputPlan& found, bool exactly) {
 std::vector<at::Tensor> real_arguments_of(const Call& call) {
   std::vector<at::Tensor> inputs;
   for (const run::TensorArg& arg : call.tensors)
-    inputs.push_back(arg.value ? arg.value->real() : arg.raw);
+    inputs.push_back(arg.real());
   return inputs;
 }
 

@@ -64,7 +64,8 @@ Batch Pusher::push(Window::Which which, engine::QueueId caller) {
   if (taken.nodes.empty()) return {};
   const bool rest_is_held = taken.rest_is_held;
   Batch pushed = push_taken(std::move(taken));
-  // (The program may record nothing more. A watcher that stops looks once more, and sees the rest.)
+  // (The program may record nothing more. A watcher that stops looks once more, and sees the rest:
+  // see Engine::is_watched.)
   if (rest_is_held && !engine_.is_watched()) wake_worker();
   return pushed;
 }
@@ -131,8 +132,9 @@ bool Pusher::hungry(engine::QueueId queue) {
   return !pushed.empty();
 }
 
-bool Pusher::watch() {
+bool Pusher::watch(bool only_asked) {
   const uint64_t newest = window_.held_up_to();
+  if (only_asked) return newest != 0;
   const uint64_t seen = last_watched_.exchange(newest, std::memory_order_relaxed);
   if (newest == 0) return false;
   if (newest != seen || !may_push_held(newest)) return true;

@@ -53,8 +53,9 @@ class Pusher {
   /// Pushes the window unless it is held, or left to another queue. True if it did.
   bool hungry(engine::QueueId queue);
   /// Every now and then: pushes a held window that has not grown since the last time, unless its
-  /// device has enough to do, for a while (may_push_held). True while one is held.
-  bool watch();
+  /// device has enough to do, for a while (may_push_held), or it is only asked. True while one is
+  /// held.
+  bool watch(bool only_asked);
 
   /// While a thread waits for room: a held window need not be pushed sooner for its sake.
   class WaitsForRoom {
