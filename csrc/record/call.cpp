@@ -47,7 +47,7 @@ class Reader {
       look = arg.value->geometry_ref();
     } else if (!recordable(tensor)) {
       arg.raw = tensor;
-      call_.run_now = true;
+      call_.must_run = true;
     } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
       arg.raw = tensor;  // nobody else holds it
       look = run::geometry_of(tensor);
@@ -116,7 +116,7 @@ c10::IValue read_other(Call& call, c10::IValue input) {
     return call.to_lazyeng ? backing_device() : with_index(device);
   }
   if (input.isGenerator() && input.toGenerator().device().type() == c10::kPrivateUse1) return {};
-  if (input.isSymInt() || input.isSymFloat() || input.isSymBool()) call.run_now = true;
+  if (input.isSymInt() || input.isSymFloat() || input.isSymBool()) call.must_run = true;
   return input;
 }
 

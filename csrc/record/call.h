@@ -30,7 +30,7 @@ struct Call {
   c10::SmallVector<run::GeometryRef, 4> looks;  ///< of each tensor; null: undefined or not strided
   c10::SmallVector<at::Tensor, 2> written;      ///< the written tensors, in order of arguments
   std::unique_ptr<Writers> writers;             ///< if there are many
-  bool run_now = false;       ///< an argument cannot be recorded (sparse, quantized, symbolic)
+  bool must_run = false;      ///< an argument cannot be recorded (sparse, quantized, symbolic)
   bool writes_plain = false;  ///< a written argument is a plain tensor
   bool to_lazyeng = false;    ///< the device that it names is "lazyeng"
   bool of_inference = false;  ///< the first argument is an inference tensor, so views of it are

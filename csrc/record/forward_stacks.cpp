@@ -184,4 +184,14 @@ void forget_dead_forward_stacks() {
   forward_stacks().forget_dead();
 }
 
+bool capture_stacks(run::Node& node, const at::Tensor& result) {
+  find_forward_node();
+  node.stack = stacks::capture();
+  node.forward_stack = forward_stack();
+  // (With create_graph, the gradient's own gradient leads to the same forward op.)
+  if (!has_new_autograd_node()) return false;
+  note_forward(node.forward_stack ? node.forward_stack : node.stack, result);
+  return true;
+}
+
 }  // namespace lazyeng::record

@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "csrc/run/node.h"
 #include "csrc/stacks/stack_table.h"
 
 namespace lazyeng::record {
@@ -16,6 +17,10 @@ bool has_new_autograd_node();
 /// Remembers the stack for the newest autograd node of this thread, that of `result` (undefined:
 /// not known), for as long as the node lives. GIL.
 void note_forward(const stacks::StackRef& stack, const at::Tensor& result);
+
+/// Notes in the node the stack of this call and, in a backward pass, that of the forward op. True
+/// if the call is one whose gradient may be asked for. GIL.
+bool capture_stacks(run::Node& node, const at::Tensor& result);
 
 /// The result of the newest call of note_forward, if that did not know it. GIL.
 void note_forward_result(const at::Tensor& result);

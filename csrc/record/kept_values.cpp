@@ -20,7 +20,7 @@ constexpr uint64_t kMostPlain = uint64_t{64} << 10;
 constexpr uintptr_t kAlignment = 64;
 
 /// (While a write is pending, an engine thread may just move the storage. That it is pending means
-/// that nobody else is known to write it: see runs_at_call.)
+/// that nobody else is known to write it: see uses_memory_of_others.)
 bool is_exposed(const run::TensorArg& arg) {
   return arg.value && arg.value->var().exposed() && !arg.value->var().awaited() &&
          arg.value->geometry().device().is_cpu() && arg.value->geometry().numel() != 0 &&
@@ -98,7 +98,7 @@ static bool writes_what_others_see(const run::Node& node) {
          });
 }
 
-bool runs_at_call(const run::Node& node) {
+bool uses_memory_of_others(const run::Node& node) {
   if (node.collective) return false;  // (they read later in eager too)
   if (node.info.writes && writes_what_others_see(node)) return true;
   if (node.plain_reads.empty()) return false;

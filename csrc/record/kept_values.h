@@ -17,6 +17,6 @@ namespace lazyeng::record {
 /// Before the node claims anything: puts copies in the place of arguments that can be copied.
 void keep_values(run::Node& node);
 /// Afterwards: whether it touches what may be written unseen all the same.
-bool runs_at_call(const run::Node& node);
+bool uses_memory_of_others(const run::Node& node);
 
 }  // namespace lazyeng::record

@@ -218,4 +218,11 @@ void check_reserve() {
                    "lazyeng: not enough memory to record the call");
 }
 
+std::vector<run::StorageVarRef> kept_for_checks(const run::Node& node) {
+  if (!node.info.checks_values) return {};
+  std::vector<run::StorageVarRef> kept;
+  for (run::StorageVar* const var : node.written_vars) kept.emplace_back(var);
+  return kept;
+}
+
 }  // namespace lazyeng::record

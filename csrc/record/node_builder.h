@@ -22,6 +22,11 @@ bool is_brief(const Plan& plan);
 /// The vars of results of one call: if a check of one fails the others fail too, where that can be.
 void join_siblings(const run::OpInfo& info, c10::ArrayRef<run::StorageVar*> vars);
 
+/// To be held until the node has run. What it writes is kept by the values that it holds; but that
+/// a check fails together with what it checks is kept by its claims alone, which end when it has
+/// run.
+std::vector<run::StorageVarRef> kept_for_checks(const run::Node& node);
+
 /// Values for metadata changes of written arguments.
 void add_rewrites(run::Node& node, const Plan& plan);
 

@@ -1,5 +1,16 @@
-// csrc/record/recorder.h: from a call to a node in the window (window.h), which the pusher
-// (pusher.h) brings to the engine; and waiting for what was recorded.
+// csrc/record/recorder.h: from a call to a node in the window (window/window.h), which the pusher
+// (window/pusher.h) brings to the engine; and waiting for what was recorded (waits.cpp).
+//
+// Not every call gets so far. By the time it takes, a call may instead
+//
+//   have its answer already           record_offset_view, answer_at_once   no node, nothing runs
+//   be a view or another shape        record_metadata                      no node, nothing runs
+//   be small, all it reads is there   run_at_once (at_once.cpp)            no node, runs here
+//   change a number, likewise         run_unpushed (schedule.cpp)          a node, runs here
+//   touch memory of others            run_in_order (schedule.cpp)          in its turn, runs here
+//   give what only its run tells      run_to_discover (discover.cpp)       in its turn, runs here
+//
+// "In its turn": behind all that it has to follow, as if it had been pushed.
 #pragma once
 
 #include "csrc/engine/engine.h"
@@ -87,13 +98,17 @@ class Recorder {
   const RecordCounters& counters() const { return counters_; }
 
  private:
-  void run_now(Call& call, const PlanKey* learn_under, torch::jit::Stack* results);
-  bool record_failed(Call& call, const run::Node& node, torch::jit::Stack* results);
-  void learn_from(const Call& call, const run::Node& node, const PlanKey& key);
+  // recorder.cpp
   void record_metadata(Call& call, const Plan& plan, torch::jit::Stack* results);
   void record_node(Call& call, const Plan& plan, AtOnce& tried, torch::jit::Stack* results);
   void submit(const Call& call, run::Node& node, AtOnce& tried);
-  void schedule(run::Node& node);
+
+  // discover.cpp
+  void run_to_discover(Call& call, const PlanKey* learn_under, torch::jit::Stack* results);
+  bool record_failed(Call& call, const run::Node& node, torch::jit::Stack* results);
+  void learn_from(const Call& call, const run::Node& node, const PlanKey& key);
+
+  // at_once.cpp
   bool answer_at_once(const run::OpInfo& info, torch::jit::Stack* stack);
   bool may_run_at_once(const Call& call, const Plan& plan) const;
   /// False: it is to be recorded, as a failed node if done.thrown says so.
@@ -101,19 +116,26 @@ class Recorder {
   uint64_t trace_at_once(const Call& call, int64_t begin);
   /// Numbers the node, and fails what it writes.
   void fail_at_once(run::Node& node, AtOnce& done);
+
+  // schedule.cpp
+  void schedule(run::Node& node);
   /// Whether what was recorded before is pushed first: always, or only what the node must follow.
   enum class Before : uint8_t { all, needed };
   void run_in_order(run::Node& node, Before before);
   bool run_unpushed(run::Node& node);
+  void wait_for_writes(const run::Node& node);
+  void complete_eager_effects(const Call& call, const run::Node& node);
+
+  // window/run_ahead.cpp
   void run_due_trials(uint64_t number);
   void throttle(const run::Node& node);
+
+  // waits.cpp
   /// Waits for what was recorded that writes the var.
   void wait_until_written(run::StorageVar& var, WaitScope& waits);
   /// The same; plain tensors over its memory may be looked at then.
   void complete(run::StorageVar& var);
   engine::FailurePtr wait_for_launched(c10::Device device);
-  void wait_for_writes(const run::Node& node);
-  void complete_eager_effects(const Call& call, const run::Node& node);
   void wait_until_done(const std::function<engine::WaitResult(const engine::Interrupt&)>& wait);
 
   const std::unique_ptr<engine::Engine> engine_;

@@ -169,4 +169,13 @@ void apply_rewrites(const Call& call, c10::ArrayRef<run::TensorArg> tensors, con
   }
 }
 
+void make_python_objects(const Made& made) {
+  for (const at::Tensor& tensor : made) make_python_object(tensor);
+}
+
+at::Tensor first_result(const Made& made, const Call& call) {
+  if (!made.empty()) return made[0];
+  return call.written.empty() ? at::Tensor() : call.written[0];
+}
+
 }  // namespace lazyeng::record

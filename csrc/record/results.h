@@ -13,6 +13,11 @@ using Made = c10::SmallVector<at::Tensor, 2>;
 void push_recorded(const Call& call, const Plan& plan, c10::SmallVectorImpl<run::ValueRef>& values,
                    Made& made, torch::jit::Stack* results);
 
+/// They get them in the order of the schema. GIL.
+void make_python_objects(const Made& made);
+/// Or the first tensor that the call has written; undefined if there is none.
+at::Tensor first_result(const Made& made, const Call& call);
+
 /// Written lazy arguments as they are after an op that has run: new metadata, or (set_) another
 /// storage. Also after one that has failed: it may have resized its out= before.
 void update_written(const Call& call, const run::Node& node);

@@ -9,6 +9,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "csrc/engine/block_pool.h"
@@ -54,6 +55,9 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   engine::FailurePtr run() noexcept override;
   engine::FailurePtr skip(const engine::FailurePtr& cause) noexcept override;
   void finish(const engine::FailurePtr& failure) noexcept override;
+
+  /// All that it reads is there, and none of it is a failure.
+  bool inputs_are_ready() const { return std::ranges::all_of(tensors, &TensorArg::is_ready); }
 
   /// "mm#7"
   std::string label() const;

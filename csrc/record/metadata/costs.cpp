@@ -68,7 +68,7 @@ bool starts_helpers(const Call& call, const std::vector<run::GeometryRef>& tenso
 }  // namespace
 
 void add_costs(const Call& call, Plan& plan) {
-  if (plan.run_now || plan.only_metadata || call.looks.size() != call.tensors.size()) return;
+  if (plan.must_run || plan.only_metadata || call.looks.size() != call.tensors.size()) return;
   const std::vector<run::GeometryRef> tensors = tensors_of(call, plan);
   if (tensors.empty()) return;
   const double microseconds = run::microseconds_on_one_core(call.info, tensors, call.looks.size());

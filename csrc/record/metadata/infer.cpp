@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "csrc/fuse/bits/trials.h"
 #include "csrc/record/metadata/costs.h"
 #include "csrc/record/metadata/doubts.h"
 #include "csrc/record/metadata/meta_answers.h"
@@ -60,8 +61,7 @@ bool same(const OutputPlan& said, const OutputPlan& found, bool exactly) {
 
 std::vector<at::Tensor> real_arguments_of(const Call& call) {
   std::vector<at::Tensor> inputs;
-  for (const run::TensorArg& arg : call.tensors)
-    inputs.push_back(arg.real());
+  for (const run::TensorArg& arg : call.tensors) inputs.push_back(arg.real());
   return inputs;
 }
 
@@ -113,9 +113,9 @@ PlanRef plan_of_fresh(const Call& call, c10::ArrayRef<run::GeometryRef> results)
   return plan;
 }
 
-PlanRef plan_to_run_now() {
+PlanRef plan_that_must_run() {
   auto plan = make_ref<Plan>();
-  plan->run_now = true;
+  plan->must_run = true;
   return plan;
 }
 
@@ -151,7 +151,7 @@ PlanRef infer_any(const Call& call) {
   if (call.info.returns_plain || call.info.distrust_plans) return nullptr;
   const run::Doubt& doubt = doubt_of(call);
   if (doubt.layouts.load(std::memory_order_relaxed) != 0) return nullptr;
-  if (writes_overlapping(call) || may_conjugate_given(call)) return plan_to_run_now();
+  if (writes_overlapping(call) || may_conjugate_given(call)) return plan_that_must_run();
   if (casts_in_kernel(call)) return kernel_can_be_tried(call) ? ask_kernel(call) : nullptr;
   MetaAnswer answer = MetaAnswer::none;
   if (structured_meta_is_right(call) && !doubt.structured.load(std::memory_order_relaxed)) {
@@ -204,7 +204,7 @@ bool left_written_as_they_were(const Call& call, const run::Node::Discovery& fou
 bool agrees(For whom, const Call& call, const run::Node::Discovery& found, bool exactly) {
   MetaAnswer answer = MetaAnswer::none;
   const PlanRef said = ask_meta(call, whom, answer);
-  if (!said || said->run_now) return false;
+  if (!said || said->must_run) return false;
   const std::vector<at::Tensor> inputs = real_arguments_of(call);
   auto made = make_ref<Plan>();
   return read_results(call, inputs, found.results, *made) &&
@@ -233,9 +233,9 @@ PlanRef learn(const Call& call, const run::Node::Discovery& found) {
   auto plan = make_ref<Plan>();
   if (!read_results(call, inputs, found.results, *plan)) {
     plan = make_ref<Plan>();
-    plan->run_now = true;
+    plan->must_run = true;
   }
-  plan->only_metadata = !plan->run_now && nothing_to_run(call, *plan);
+  plan->only_metadata = !plan->must_run && nothing_to_run(call, *plan);
   add_doubt(call, *plan);
   add_costs(call, *plan);
   return plan;
@@ -249,6 +249,13 @@ void compare_with_meta(const Call& call, const run::Node::Discovery& found) {
 
 bool structured_meta_agrees(const Call& call, const run::Node::Discovery& found) {
   return structured_meta_is_right(call) && agrees(For::structured_meta, call, found, true);
+}
+
+// (Without dims it is a number mostly, of its own dtype.)
+void want_trials(const Call& call, uint64_t number) {
+  for (const run::GeometryRef& look : call.looks)
+    if (look && look->device().is_cpu() && !look->sizes().empty())
+      fuse::want_trial(call.info, look->dtype(), look->numel(), number);
 }
 
 }  // namespace lazyeng::record

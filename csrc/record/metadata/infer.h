@@ -36,7 +36,7 @@ class Plan final : public RefCounted {
  public:
   const uint64_t id = made_.fetch_add(1, std::memory_order_relaxed) + 1;
   /// The op must be run to know what it returns, every time.
-  bool run_now = false;
+  bool must_run = false;
   std::vector<OutputPlan> outputs;    ///< lists flattened; written arguments left out
   std::vector<int64_t> list_lengths;  ///< of each returned list, in order
   std::vector<int64_t> numbers;       ///< that it returns beside tensors, in order
@@ -106,5 +106,8 @@ void compare_with_meta(const Call& call, const run::Node::Discovery& found);
 /// Whether the structured meta function says what the run has found. (The call may have run at once
 /// for another reason: a setting under which the kernel may refuse it.)
 bool structured_meta_agrees(const Call& call, const run::Node::Discovery& found);
+
+/// After what was recorded so far: may the call, which is of a new kind, join groups?
+void want_trials(const Call& call, uint64_t number);
 
 }  // namespace lazyeng::record

@@ -241,12 +241,12 @@ PlanRef plan_from(const Call& call, For whom, const StandIns& stand_ins,
   const std::optional<c10::Device> device =
       whom == For::kernel ? std::nullopt : std::optional(result_device(call));
   if (!ResultReader(call, stand_ins.tensors(), device, *plan, &stand_ins).read(results)) {
-    plan->run_now = true;
+    plan->must_run = true;
     return plan;
   }
   add_rewrites(call, stand_ins, *plan);
   // An out= argument of another shape warns, and that once.
-  plan->run_now = !plan->rewrites.empty() && !call.info.moves_metadata;
+  plan->must_run = !plan->rewrites.empty() && !call.info.moves_metadata;
   plan->only_metadata = nothing_to_run(call, *plan);
   add_doubt(call, *plan);
   add_costs(call, *plan);
@@ -274,7 +274,7 @@ PlanRef ask_meta(const Call& call, For whom, MetaAnswer& answer) {
   answer = ask(call, whom, stand_ins, stack);
   if (answer != MetaAnswer::given) return nullptr;
   PlanRef plan = plan_from(call, whom, stand_ins, stack);
-  const bool records = plan && !plan->only_metadata && !plan->run_now;
+  const bool records = plan && !plan->only_metadata && !plan->must_run;
   return records && refused_by_kernel(call, whom) ? nullptr : plan;
 }
 

@@ -184,7 +184,7 @@ class Elements {
       else
         call.args.push_back(argument);
     }
-    if (call.run_now || (call.writes_plain && !is_usual_write(call))) return false;
+    if (call.must_run || (call.writes_plain && !is_usual_write(call))) return false;
     if (!current_recorder()->record_direct(call, /*view=*/false, result)) return false;
     for (const at::Tensor& tensor : call.written) bump_version(tensor);
     return true;

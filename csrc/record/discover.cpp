@@ -1,0 +1,185 @@
+// csrc/record/discover.cpp: calls that run before they return, as only their run tells what they
+// give: values that the program asks for, shapes that depend on values, all in mode sync, and the
+// first of a kind that no meta function knows.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include "csrc/record/forward_stacks.h"
+#include "csrc/record/metadata/doubts.h"
+#include "csrc/record/metadata/meta_answers.h"
+#include "csrc/record/metadata/probe.h"
+#include "csrc/record/node_builder.h"
+#include "csrc/record/recorder.h"
+#include "csrc/record/results.h"
+#include "csrc/record/sync_debug.h"
+#include "csrc/record/window/read_habit.h"
+#include "csrc/run/executor.h"
+#include "csrc/run/failures/failure_log.h"
+#include "csrc/run/plain/plain_storage.h"
+#include "csrc/run/python_ref.h"
+
+namespace lazyeng::record {
+namespace {
+
+/// A tensor that set_ gives other memory lets go of what it has, also if that has failed: the call
+/// goes on with a tensor that has nothing. Whether it does.
+bool let_go_of_failed(Call& call) {
+  if (call.info.handle.schema().name() != "aten::set_") return false;
+  run::TensorArg& target = call.tensors.front();
+  if (!target.value || target.plain) return false;
+  current_recorder()->wait_for(target.value->var());
+  if (!target.value->var().failure()) return false;
+  const run::Geometry& look = target.value->geometry();
+  const run::RealDispatch below;
+  target.value = run::new_value_of(at::empty({0}, at::dtype(look.dtype()).device(look.device())));
+  call.looks.front() = target.value->geometry_ref();
+  return true;
+}
+
+bool is_awaited(const Call& call) {
+  return std::any_of(call.tensors.begin(), call.tensors.end(), [](const run::TensorArg& arg) {
+    return arg.value && arg.value->var().awaited();
+  });
+}
+
+/// Such an op has no order to keep, and nothing to wait for: `x.item()` once x is there.
+bool reads_what_is_complete(const Call& call, const run::Node& node) {
+  return node.written_vars.empty() && call.info.aten && node.inputs_are_ready();
+}
+
+/// Runs it here. False: it has to wait for its turn.
+bool run_on_ready_inputs(const Call& call, run::Node& node) {
+  if (!reads_what_is_complete(call, node)) return false;
+  const run::NoGil released;
+  node.run();
+  if (!node.asks_again()) return true;
+  node.was_not_run();  // it lacks memory: once more, when nothing else runs
+  return false;
+}
+
+/// x.item()
+void note_values_read(const Call& call) {
+  if (!call.info.returns_plain || call.tensors.size() != 1 || !call.tensors[0].value) return;
+  call.tensors[0].value->var().values_read.store(true, std::memory_order_relaxed);
+}
+
+/// A storage is no operand of the node, and set_() looks where it lies.
+std::vector<run::StorageVarRef> storages_of(const Call& call) {
+  std::vector<run::StorageVarRef> vars;
+  for (const c10::IValue& arg : call.args)
+    if (arg.isStorage())
+      if (run::StorageVarRef var = run::plain_storages().find(arg.toStorage()))
+        vars.push_back(std::move(var));
+  return vars;
+}
+
+/// Ctrl-C has come while this thread itself ran the op: what is raised at the call is not what the
+/// op has thrown. (If the engine runs it, found.thrown is never set.)
+void keep_failure(const run::Node& node) {
+  if (!node.found.thrown) return;
+  const engine::FailurePtr failure = node.fail(node.found.thrown);
+  run::failure_log().add(static_cast<const run::OpFailure&>(*failure).root(),
+                         run::FailureLog::Holder::log);
+}
+
+/// What it writes was counted by build_node, and torch bumps it once our kernel has returned.
+bool counts_writes(const run::OpInfo& info, const run::Node& node) {
+  return info.aten && info.writes && !node.collective &&
+         std::ranges::none_of(node.tensors, &run::TensorArg::silent);
+}
+
+/// An index that is out of range, and nothing that eager would have refused for its looks. (A dim
+/// that is not there is an IndexError, too, and not all meta functions look at that.)
+bool fails_by_a_value(const Call& call, const run::Node& node) {
+  if (!node.found.thrown || call.info.writes || thread_mode().mode == Mode::sync) return false;
+  if (!call.info.looks_up_by_values) return false;
+  if (std::ranges::any_of(call.looks, [](const auto& look) { return look && look->numel() == 0; }))
+    return false;
+  try {
+    std::rethrow_exception(node.found.thrown);
+  } catch (const c10::IndexError&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+/// What the node threw, or found failed. `had_failed`: so had what it was to change, before.
+void raise_found(const Call& call, const run::Node& node, bool had_failed) {
+  const run::Node::Discovery& found = node.found;
+  if (!found.thrown && !found.poisoned) return;
+  if (counts_writes(call.info, node)) run::take_back_own_writes();
+  if (!found.thrown) run::throw_python_error(found.poisoned);
+  if (!had_failed) update_written(call, node);
+  std::rethrow_exception(found.thrown);
+}
+
+}  // namespace
+
+void Recorder::run_to_discover(Call& call, const PlanKey* learn_under, torch::jit::Stack* results) {
+  if (thread_mode().mode != Mode::sync) counters_.fallbacks.fetch_add(1, std::memory_order_relaxed);
+  note_values_read(call);
+  const std::vector<run::StorageVarRef> storages = storages_of(call);  // set_ may let them grow
+  for (const run::StorageVarRef& var : storages) finish_accesses(*var);
+  const bool had_failed = let_go_of_failed(call);
+  const Ref<run::Node> node = build_node(call, true);
+  bool noted = false;
+  {
+    run::Gil gil;
+    // (An interrupted wait leaves the op to the engine, which may keep its failure.)
+    noted = capture_stacks(*node, at::Tensor());
+  }
+  WaitScope waits("its result is needed at the call");
+  const std::vector<run::StorageVarRef> kept = kept_for_checks(*node);
+  read_habit.reads();
+  if (!run_on_ready_inputs(call, *node)) {
+    if (waits.wanted() && is_awaited(call)) waits.begin(call.info.torch_name);
+    try {
+      run_in_order(*node, Before::all);
+    } catch (...) {
+      keep_failure(*node);
+      throw;
+    }
+  }
+  for (const run::StorageVarRef& var : storages) follow_moves(*var);
+  for (run::StorageVar* var : node->written_vars) run::plain_storages().release(*var);
+  if (learn_under && fails_by_a_value(call, *node) && record_failed(call, *node, results))
+    return waits.report();
+  raise_found(call, *node, had_failed);
+  if (learn_under) learn_from(call, *node, *learn_under);
+  Made made;
+  push_found(call, *node, made, results);
+  {
+    run::Gil gil;
+    make_python_objects(made);
+    if (noted) note_forward_result(first_result(made, call));
+  }
+  trace_record(call, node.get());
+  waits.report();
+}
+
+/// Of a first call, which nothing but its run could tell about: its results fail, as of any later
+/// call. False: the meta function does not say what they would be.
+bool Recorder::record_failed(Call& call, const run::Node& node, torch::jit::Stack* results) {
+  MetaAnswer answer = MetaAnswer::none;
+  const PlanRef plan = ask_meta(call, StandIns::For::meta, answer);
+  if (!plan || plan->must_run || plan->only_metadata || !plan->rewrites.empty()) return false;
+  AtOnce tried;
+  tried.thrown = node.found.thrown;
+  record_node(call, *plan, tried, results);
+  return true;
+}
+
+/// What kernels gave that ran at the call is a plan for the next call of that kind.
+void Recorder::learn_from(const Call& call, const run::Node& node, const PlanKey& key) {
+  note_kernel_accepted(call);
+  compare_with_meta(call, node.found);
+  if (!structured_meta_agrees(call, node.found))
+    doubt_of(call).structured.store(true, std::memory_order_relaxed);
+  PlanRef plan = learn(call, node.found);
+  if (!plan) return;
+  want_trials(call, window_.recorded());
+  plans_.insert(key, call, std::move(plan));
+}
+
+}  // namespace lazyeng::record
