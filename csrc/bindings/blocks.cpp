@@ -36,10 +36,10 @@ PyObject* in_custom_kernel(PyObject*, PyObject*) {
   return PyBool_FromLong(run::InCustomKernel::active());
 }
 
-/// Who asks whether the program holds a plain tensor does not mean the table of plain values.
+/// Who asks whether the program holds a plain tensor does not mean the table of plain values. (Two
+/// values of one memory would keep each other: so all of them go.)
 void drop_plain_values_of_failures() {
-  if (run::FailureRoot::alive.load(std::memory_order_relaxed) != 0)
-    run::plain_values().drop_unused();
+  if (run::FailureRoot::alive.load(std::memory_order_relaxed) != 0) run::plain_values().drop_all();
 }
 
 void leave(uint64_t block) {

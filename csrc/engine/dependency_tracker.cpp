@@ -74,11 +74,10 @@ FailurePtr DependencyTracker::failed_input(const Op& op) {
   // and no write other than our own can be granted (V2). What the last one published happened
   // before our grant, by the lock under which it was granted and by ungranted_. But the failure
   // itself an op of another thread that is never pushed may exchange meanwhile (fail_unpushed).
-  for (const Access& access : op.accesses_) {
-    if (access.overwrites || !access.var) continue;
-    if (FailurePtr failure = access.var->failure()) return failure;
-  }
-  return nullptr;
+  FailurePtr first;
+  for (const Access& access : op.accesses_)
+    if (!access.overwrites && access.var) take_first(first, access.var->failure());
+  return first;
 }
 
 void DependencyTracker::complete(Op& op, const FailurePtr& failure, ReadyList& ready) {

@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "csrc/engine/ref.h"
@@ -28,8 +29,16 @@ class Op;
 class Failure {
  public:
   virtual ~Failure() = default;
+  /// The place in the program's order of what failed. Of several failed inputs an op gets the
+  /// failure of the first: one op at a time the program would have ended there.
+  virtual uint64_t place() const noexcept { return 0; }
 };
 using FailurePtr = std::shared_ptr<const Failure>;
+
+/// Takes the one that comes first. Either may be null.
+inline void take_first(FailurePtr& first, FailurePtr other) {
+  if (other && (!first || other->place() < first->place())) first = std::move(other);
+}
 
 class Var;
 

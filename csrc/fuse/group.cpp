@@ -319,10 +319,15 @@ bool Group::capture() noexcept {
   });
 }
 
+bool Group::has_failed_forward() const noexcept {
+  return std::ranges::any_of(
+      members, [](const Member& member) { return member.node->failure_of_forward() != nullptr; });
+}
+
 engine::FailurePtr Group::run() noexcept {
   const run::SeenByTorchProfiler seen(*this);
   const int64_t begin = run::trace_time();
-  if (can_fuse() && (by_hand ? run_by_hand() : run_planned())) {
+  if (can_fuse() && !has_failed_forward() && (by_hand ? run_by_hand() : run_planned())) {
     stats().groups.fetch_add(1, std::memory_order_relaxed);
     stats().members.fetch_add(members.size(), std::memory_order_relaxed);
     trace(begin);

@@ -78,6 +78,7 @@ class Group final : public engine::Op, public GroupTraits, public engine::Pooled
 
  private:
   bool can_fuse() const;
+  bool has_failed_forward() const noexcept;
   bool run_fused(const std::shared_ptr<const Plan>& plan);
   bool run_tiles(const Plan& plan);
   bool run_kernels(const std::shared_ptr<const Plan>& plan);

@@ -26,6 +26,7 @@
 #include "csrc/run/executor.h"
 #include "csrc/run/failures/kernel_warnings.h"
 #include "csrc/run/failures/python_error.h"
+#include "csrc/run/looked_up_rows.h"
 #include "csrc/run/plain/plain_storage.h"
 #include "csrc/run/python_ref.h"
 
@@ -205,6 +206,7 @@ torch::jit::Stack real_arguments(const Call& call) {
 }
 
 void call_kernel(const Call& call, const Plan& plan, torch::jit::Stack& stack) {
+  run::check_rows(call.info, stack);
   const int threads = run::ThreadSettings::of_this_thread().num_threads;
   if (plan.width && plan.width->is_one(call.info, stack, threads)) {
     const run::OneCore one(threads);
@@ -234,6 +236,8 @@ bool Recorder::answer_at_once(const run::OpInfo& info, torch::jit::Stack* stack)
 bool Recorder::may_run_at_once(const Call& call, const Plan& plan) const {
   if (!read_habit.expects_read() || thread_mode().mode != Mode::async || !window_.watched())
     return false;
+  if (run::FailureRoot::alive.load(std::memory_order_relaxed) != 0 && in_backward_pass())
+    return false;  // a node looks whether its forward op has failed
   if (!is_brief(plan) || !is_free_of_order(call, plan) || !are_complete(call)) return false;
   const bool joins = window_.fuses() && is_fusable(call, plan);
   return read_habit.runs_at_once(joins) && !reports_waits();

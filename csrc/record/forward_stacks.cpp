@@ -138,6 +138,12 @@ void find_node(Entry& entry, ResultWatch& watched) {
   if (!alive) entry = {};
 }
 
+/// Autograd numbers nodes by thread.
+uint64_t id_of(uint64_t thread, uint64_t number) {
+  constexpr int kBitsOfNumber = 44;
+  return thread << kBitsOfNumber | (number & ((uint64_t{1} << kBitsOfNumber) - 1));
+}
+
 void find_node_of_newest() {
   Newest& last = newest();
   if (!std::exchange(last.waits, false)) return;
@@ -146,6 +152,8 @@ void find_node_of_newest() {
 }
 
 }  // namespace
+
+bool in_backward_pass() { return static_cast<bool>(torch::autograd::get_current_node()); }
 
 bool has_new_autograd_node() { return at::sequence_number::peek() != next_number_seen; }
 
@@ -187,9 +195,14 @@ void forget_dead_forward_stacks() {
 bool capture_stacks(run::Node& node, const at::Tensor& result) {
   find_forward_node();
   node.stack = stacks::capture();
-  node.forward_stack = forward_stack();
+  if (const auto forward = torch::autograd::get_current_node()) {
+    node.forward_stack = forward_stack();
+    node.backward_of = id_of(forward->thread_id(), forward->sequence_nr());
+  }
   // (With create_graph, the gradient's own gradient leads to the same forward op.)
   if (!has_new_autograd_node()) return false;
+  node.autograd_node =
+      id_of(at::RecordFunction::currentThreadId(), at::sequence_number::peek() - 1);
   note_forward(node.forward_stack ? node.forward_stack : node.stack, result);
   return true;
 }

@@ -11,6 +11,9 @@
 
 namespace lazyeng::record {
 
+/// Whether autograd runs one of its nodes on this thread.
+bool in_backward_pass();
+
 /// Whether autograd has made a node since the last call of note_forward on this thread.
 bool has_new_autograd_node();
 

@@ -23,6 +23,7 @@
 #include "csrc/run/failures/ignored_warnings.h"
 #include "csrc/run/failures/kernel_warnings.h"
 #include "csrc/run/failures/python_error.h"
+#include "csrc/run/looked_up_rows.h"
 #include "csrc/run/plain/plain_storage.h"
 #include "csrc/run/python_ref.h"
 #include "csrc/run/traces/stream_trace.h"
@@ -191,6 +192,7 @@ void Node::call_kernel(torch::jit::Stack& stack) const {
 }
 
 void Node::call_kernel_here(torch::jit::Stack& stack) const {
+  check_rows(info, stack);
   if (width && width->is_one(info, stack, settings.num_threads)) {
     if (call_in_parts(stack)) return;
     const OneCore one(settings.num_threads);
@@ -376,9 +378,18 @@ engine::FailurePtr Node::run() noexcept {
   return failure;
 }
 
+engine::FailurePtr Node::failure_of_forward() const noexcept {
+  if (backward_of == 0 || FailureRoot::alive.load(std::memory_order_relaxed) == 0) return nullptr;
+  std::shared_ptr<FailureRoot> root = failure_log().of_autograd_node(backward_of);
+  if (!root) return nullptr;
+  std::string failed = root->label;
+  return std::make_shared<OpFailure>(std::move(root), std::move(failed));
+}
+
 engine::FailurePtr Node::run_once() noexcept {
   if (collective && !discover)
     if (const engine::FailurePtr why = collective->kept_back()) return skip(why);
+  if (const engine::FailurePtr failed = failure_of_forward()) return skip(failed);
   // Until the exception is gone: with it go the locals of the Python code, whose destructors are
   // the program's, and run within this op.
   std::optional<InCustomKernel> ends;
@@ -425,6 +436,7 @@ engine::FailurePtr Node::fail(std::exception_ptr error) const noexcept {
   auto root = std::make_shared<FailureRoot>();
   root->id = number;
   root->block = block;
+  root->autograd_node = autograd_node;
   root->name = info.name;
   root->op = info.torch_name;
   root->label = label();

@@ -66,6 +66,9 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
 
   /// Throws if a plain tensor that it reads was changed since it was recorded.
   void check_plain_reads() const;
+  /// In a backward pass: that of the op whose gradient this is part of. A program in eager would
+  /// not have come here, and its kernel may rely on what that one has checked.
+  engine::FailurePtr failure_of_forward() const noexcept;
   /// The failure of this op, thrown by it.
   engine::FailurePtr fail(std::exception_ptr error) const noexcept;
 
@@ -78,6 +81,8 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   stacks::StackRef stack;
   /// Of the forward op whose gradient this op is part of; null outside of backward passes.
   stacks::StackRef forward_stack;
+  /// Which node autograd has made for the op; 0: none. And of which one it is a part.
+  uint64_t autograd_node = 0, backward_of = 0;
 
   /// As the schema lists them. A tensor argument is None here and stands in `tensors`; a list of
   /// tensors is its length here, and its elements stand in `tensors`.

@@ -199,6 +199,7 @@ void OpInfo::read_work() {
       work == Work::lookups || base == "aten::embedding" || base == "aten::index_select";
   looks_up_by_values =
       base == "aten::embedding" || base == "aten::index_select" || base == "aten::take";
+  trusts_rows = base == "aten::embedding_dense_backward";
   indexes = base == "aten::index" || base == "aten::_unsafe_index";
 }
 

@@ -124,6 +124,8 @@ struct OpInfo {
   /// Its kernels read and write where values of an argument point, without a check: a workspace, or
   /// LAPACK's row numbers. Never called with made-up arguments.
   bool trusts_contents = false;
+  /// Likewise rows of its result: looked_up_rows.h.
+  bool trusts_rows = false;
   /// Of its first tensor it takes some rows or elements: that may be much larger than what it does.
   bool takes_some_of_first = false;
   /// Its IndexErrors are of values: by its looks the meta function has refused what is refused.

@@ -25,7 +25,6 @@ Registers::Registers(const Group& group)
 
 void Registers::begin(const Member& member, const Extent& extent) {
   args_ = Arguments(group_, member);
-  builder_.begin_member(static_cast<size_t>(&member - group_.members.data()));
   c10::SmallVector<const run::Geometry*, 4> looks;
   for (int16_t value : member.operands)
     looks.push_back(value == kNone ? nullptr : &args_.look_of(value));
@@ -33,6 +32,8 @@ void Registers::begin(const Member& member, const Extent& extent) {
   if (!iterate(*extent.elements, looks, iteration_, extent.outer)) throw Unfit();
   const c10::Device device = member.node->device;
   const OpRule& rule = *rule_of(member.node->info);
+  builder_.begin_member(static_cast<size_t>(&member - group_.members.data()),
+                        may_refuse(rule, *member.node, args_.result_look().dtype()));
   refuses_ = device.is_cpu() && !is_reduction(rule.form) &&
              refuses_doubtful(rule, *member.node, args_.result_look().dtype());
   rate_ = extent.elements->numel() == group_.numel ? Rate::element : Rate::row;
@@ -281,7 +282,7 @@ void Registers::store(size_t v) {
 Plan Registers::finish(const std::vector<bool>& needed) && {
   for (size_t v = 0; v < written_.size(); ++v) {
     if (!written_[v].written) continue;
-    if (needed[v])
+    if (needed[v] || written_[v].picked)  // (a few bytes; and it may refuse targets)
       store(v);
     else
       plan_.bytes_saved += args_.look_of(written_[v].value).span_bytes();

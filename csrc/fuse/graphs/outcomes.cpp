@@ -22,11 +22,11 @@ engine::FailurePtr Outcomes::current_failure(const run::StorageVar& var) const {
 }
 
 engine::FailurePtr Outcomes::failed_input(const run::Node& node) const {
-  for (const run::TensorArg& arg : node.tensors) {
-    if (!arg.value || arg.overwrites_memory()) continue;
-    if (engine::FailurePtr failure = current_failure(arg.value->var())) return failure;
-  }
-  return nullptr;
+  engine::FailurePtr first;
+  for (const run::TensorArg& arg : node.tensors)
+    if (arg.value && !arg.overwrites_memory())
+      engine::take_first(first, current_failure(arg.value->var()));
+  return first;
 }
 
 void Outcomes::settle(run::Node& node, const engine::FailurePtr& failure) {

@@ -56,6 +56,7 @@ RegisterId ProgramBuilder::add_step(Kernel kernel, Opcode opcode, Type out,
   step.kernel = kernel;
   step.opcode = opcode;
   step.member = member_;
+  step.may_refuse = may_refuse_;
   for (RegisterId reg : in) step.in[step.inputs++] = reg;
   const Rate rate = rate_of(step);
   if (rate == Rate::element && program_.has_short_rows())
@@ -91,6 +92,7 @@ RegisterId ProgramBuilder::spread(RegisterId reg) {
   Step step;
   step.spreads = true;
   step.member = member_;
+  step.may_refuse = may_refuse_;
   step.out = new_register(Register::Kind::scratch, type);
   step.in[step.inputs++] = reg;
   program_.steps.push_back(step);
@@ -113,6 +115,7 @@ Folding ProgramBuilder::folding(RegisterId reg, Fold fold, double divisor) {
 RegisterId ProgramBuilder::add_fold(Step step, Type out, c10::ArrayRef<RegisterId> in) {
   for (RegisterId reg : in) step.in[step.inputs++] = reg;
   step.member = member_;
+  step.may_refuse = may_refuse_;
   step.out = new_register(Register::Kind::scratch, out);
   program_.registers[step.out].rate = Rate::row;
   program_.steps.push_back(step);
@@ -242,7 +245,7 @@ void ProgramBuilder::drop_unused_steps() {
   for (size_t i = program_.steps.size(); i-- > 0;) {
     const Step& step = program_.steps[i];
     const bool stored = program_.registers[step.out].kind == Register::Kind::tensor;
-    if (!stored && !used[step.out]) continue;
+    if (!stored && !used[step.out] && !step.may_refuse) continue;
     for (int k = 0; k < step.inputs; ++k) used[step.in[k]] = true;
     kept.push_back(step);
   }

@@ -75,7 +75,8 @@ struct Step {
   uint8_t inputs = 0;
   Opcode opcode = Opcode::copy;
   RegisterId in[kMaxInputs] = {};
-  uint16_t member = 0;  ///< of the group, that it is for
+  uint16_t member = 0;      ///< of the group, that it is for
+  bool may_refuse = false;  ///< that may refuse operands
 };
 
 inline bool folds_rows(const Step& step) { return !step.kernel && !step.chain && !step.spreads; }
@@ -178,8 +179,12 @@ class ProgramBuilder {
   /// The rate of what is made of parameters alone.
   void set_rate(Rate rate) { rate_ = rate; }
 
-  /// Steps from now on are for this member of the group.
-  void begin_member(size_t member) { member_ = static_cast<uint16_t>(member); }
+  /// Steps from now on are for this member of the group. What may refuse its operands is done also
+  /// if nobody needs the result: its error is not lost.
+  void begin_member(size_t member, bool may_refuse) {
+    member_ = static_cast<uint16_t>(member);
+    may_refuse_ = may_refuse;
+  }
   /// The elements of a tensor as they are before the program.
   RegisterId load(TensorAccess tensor);
   RegisterId parameter(Type type);
@@ -239,6 +244,7 @@ class ProgramBuilder {
   Program program_;
   Rate rate_ = Rate::element;
   uint16_t member_ = 0;
+  bool may_refuse_ = false;
   bool ok_ = true;
 };
 

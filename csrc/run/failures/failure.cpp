@@ -12,8 +12,22 @@ namespace {
 
 PyRef errors_function(const char* name) { return imported("lazyeng.errors", name); }
 
-/// The C++ exception as a Python one.
+/// What the calling thread is handling, out of sight: a new exception would take it for its
+/// context.
+class HandlesNothing {
+ public:
+  HandlesNothing() : handled_(PyErr_GetHandledException()) { PyErr_SetHandledException(nullptr); }
+  ~HandlesNothing() { PyErr_SetHandledException(handled_.get()); }
+  HandlesNothing(const HandlesNothing&) = delete;
+  HandlesNothing& operator=(const HandlesNothing&) = delete;
+
+ private:
+  const PyRef handled_;
+};
+
+/// The C++ exception as a Python one. It has nothing to do with what its first reader is handling.
 PyRef translate(const std::exception_ptr& error) {
+  const HandlesNothing here;
   translate_to_python(error);
   PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
   PyErr_Fetch(&type, &value, &trace);

@@ -25,8 +25,9 @@ struct FailureRoot {
   /// Warns about a failure that nobody ever saw.
   ~FailureRoot();
 
-  uint64_t id = 0;
+  uint64_t id = 0;                  ///< Node::number
   uint64_t block = 0;               ///< the lazy() block that recorded the op; 0 outside
+  uint64_t autograd_node = 0;       ///< as Node::autograd_node
   std::string name;                 ///< "aten::add.Tensor"
   std::string op;                   ///< "aten.add.Tensor", as torch.ops spells it
   std::string label;                ///< "add#7"
@@ -64,6 +65,7 @@ class OpFailure final : public engine::Failure {
   /// The same failure one op further along.
   OpFailure(std::shared_ptr<const OpFailure> cause, std::string node);
 
+  uint64_t place() const noexcept override { return root_->id; }
   const std::shared_ptr<FailureRoot>& root() const { return root_; }
   /// Names of the nodes from the failed one on. Of more than kMostNames the last alone, after
   /// those.

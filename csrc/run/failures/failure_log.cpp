@@ -87,6 +87,19 @@ std::vector<FailureLog::Item> FailureLog::take_over_locked() {
   return over;
 }
 
+std::shared_ptr<FailureRoot> FailureLog::of_autograd_node(uint64_t node) {
+  std::shared_ptr<FailureRoot> found;
+  std::vector<std::shared_ptr<FailureRoot>> seen;  // dropped after the lock
+  std::lock_guard lock(mutex_);
+  for (const Item& item : items_) {
+    std::shared_ptr<FailureRoot> root = item.root.lock();
+    if (!root) continue;
+    if (root->autograd_node == node) found = root;
+    seen.push_back(std::move(root));
+  }
+  return found;
+}
+
 std::vector<std::shared_ptr<FailureRoot>> FailureLog::unreported() {
   std::vector<std::shared_ptr<FailureRoot>> result;
   std::vector<Item> items;

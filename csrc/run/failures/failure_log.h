@@ -34,6 +34,9 @@ class FailureLog {
   /// block if somebody holds a plain one at its end.
   void add_shared(const std::shared_ptr<FailureRoot>& root, uint64_t block,
                   std::vector<Ref<engine::Var>> shared);
+  /// That of the op for which autograd has made the node (Node::autograd_node), if it has not been
+  /// told of.
+  std::shared_ptr<FailureRoot> of_autograd_node(uint64_t node);
   /// Those that are unreported now.
   std::vector<std::shared_ptr<FailureRoot>> unreported();
   /// Those of one open lazy() block that failed to write a plain tensor, whoever has told of them:
