@@ -172,6 +172,12 @@ def in_custom_kernel() -> bool:
 def thread_mode() -> tuple[int, int]:
     """The calling thread's mode and how many blocks are around it."""
 
+def alone_holds_back(block: int, /) -> bool:
+    """Whether all other blocks around the calling thread are of mode sync."""
+
+def records_in_sync_only() -> bool:
+    """Whether the engine's threads have ended, or are ending, with the program."""
+
 def set_default_mode(mode: int, /) -> None:
     """Sets the mode outside any block, for all threads."""
 

@@ -60,7 +60,9 @@ def _look_at(ops: Iterable[str]) -> None:
 
 
 def _wait() -> None:
-    if not _C.in_custom_kernel():
+    """For what is recorded. (Once the engine has ended with the program, all of it has run; what a
+    daemon thread recorded in that moment never does.)"""
+    if not _C.in_custom_kernel() and not _C.records_in_sync_only():
         _C.wait_for_all()
 
 

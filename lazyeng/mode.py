@@ -83,7 +83,7 @@ def _finish(block: lazy, number: int, leaving: BaseException | None) -> None:
     try:
         try:
             _C.wait_for_plain_writes()
-            if block.mode == "async" and _C.thread_mode()[1] == 1:  # the outermost one
+            if block.mode == "async" and _C.alone_holds_back(number):
                 _C.finish_plain_reads()  # the program may change those tensors next
         except (SyncError, Warning) as report:  # the wait is over, and the writes are complete
             waited.append(report)

@@ -110,7 +110,7 @@ class Check:
 
 
 def check_looks(rng: random.Random, count: int) -> str:
-    """Where `graph()` fails that plans groups, the window it has looked at runs as if it had not."""
+    """Where `graph()` fails, which plans groups, what it has looked at runs as if it had not."""
     x = torch.rand(64)
     expected = ((x * 2 + 1).relu() - x).exp()
     errors = 0

@@ -12,7 +12,7 @@ import warnings
 import pytest
 import torch
 
-from lazyeng import LazyError, LazyTensor, lazy, synchronize, unwrap, wrap
+from lazyeng import LazyError, LazyTensor, engine_stats, lazy, synchronize, unwrap, wrap
 from tests import fresh as processes
 
 from .fresh import run
@@ -758,3 +758,68 @@ except ValueError as error:
 def test_a_destructor_of_a_failed_kernel_may_synchronize():
     done = run(DESTRUCTOR, timeout=60)
     assert "raised no" in done.stdout, done.stderr
+
+
+WAITS_FOR_ANOTHER = """
+import sys, threading, torch, lazyeng
+
+event, recorded = threading.Event(), threading.Event()
+
+@torch.library.custom_op("apart::waits", mutates_args=())
+def waits(x: torch.Tensor) -> torch.Tensor:
+    event.wait()
+    return x + 1
+
+waits.register_fake(torch.empty_like)
+values = []
+
+def first():
+    with lazyeng.lazy(sys.argv[1]):
+        later = waits(torch.ones(4)) * 2 + 1
+        recorded.set()
+        event.wait()
+        values.append(later.sum().item())
+
+def second():
+    recorded.wait()
+    with lazyeng.lazy(sys.argv[1]):
+        values.append((torch.ones(4) * 2 + 1).sum().item())
+    event.set()
+
+threads = [threading.Thread(target=f) for f in (first, second)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(sorted(values))
+"""
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+def test_what_needs_nothing_of_a_kernel_does_not_wait_for_it(mode):
+    """Ops that could be fused with what does: the kernel waits for who reads them."""
+    done = run(f"import sys; sys.argv = ['', '{mode}']\n{WAITS_FOR_ANOTHER}", timeout=60)
+    assert done.stdout == "[12.0, 20.0]\n", done.stderr
+
+
+def test_loops_around_a_custom_op_are_replayed():
+    """What is behind its kernel, and what is not, is the same in each step."""
+
+    @torch.library.custom_op(fresh("half"), mutates_args=())
+    def half(x: torch.Tensor) -> torch.Tensor:
+        return x * 0.5
+
+    half.register_fake(torch.empty_like)
+    start = torch.rand(32), torch.rand(32)
+
+    def loop():
+        x, y = start
+        for _ in range(8):
+            x = (half(x) * 2 - 1).abs()
+            y = (y * 3 + 1).fmod(0.7)
+            y.sum().item()
+        return x, y
+
+    before = engine_stats()["replayed"]
+    with lazy("deferred"):
+        results = [value.tolist() for value in loop()]
+    assert engine_stats()["replayed"] > before
+    assert results == [value.tolist() for value in loop()]

@@ -171,6 +171,20 @@ def test_unknown_mode_is_refused():
         pass
 
 
+def test_plain_tensors_may_change_after_an_inner_block_of_async_in_sync():
+    """What holds nothing back around a block does not keep its reads until later."""
+
+    @lazy()
+    def step(plain, large):
+        return (large @ large @ large)[0, :4] * 0 + plain[:4]
+
+    large, plain = torch.ones(700, 700), torch.ones(100_000)
+    with lazy("sync"):
+        result = step(plain, large)
+    plain.zero_()
+    assert result.tolist() == [1.0] * 4
+
+
 def test_nested_blocks():
     x = torch.ones(2)
     with lazy("deferred"):

@@ -857,3 +857,28 @@ def test_daemon_threads_that_wait_at_exit():
         time.sleep(0.2)
         print("end")
     """, "end", own=True)  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
+def test_daemon_threads_with_open_blocks_at_exit(mode):
+    """What they record once the engine's threads have ended runs at the call. (Python may abort as
+    it ends a thread within torch, also in eager.)"""
+    done = run(
+        f"""
+        import threading, time
+        def loop():
+            with lazy("{mode}"):
+                x = torch.ones(64, 64)
+                until = time.monotonic() + 2
+                while time.monotonic() < until:
+                    x = (x @ x).tanh()
+                    time.sleep(0.0005)
+        threading.Thread(target=loop, daemon=True).start()
+        time.sleep(0.5)
+        print("end", flush=True)
+        """,
+        own=True,
+    )
+    assert done.stdout == "end\n" and "hangs" not in done.stderr
+    assert done.returncode in (0, -signal.SIGABRT)
+    assert done.returncode == 0 or "terminate called without an active exception" in done.stderr

@@ -145,6 +145,16 @@ PyObject* leave_blocks(PyObject*, PyObject*) {
   });
 }
 
+PyObject* alone_holds_back(PyObject*, PyObject* block) {
+  const unsigned long long number = PyLong_AsUnsignedLongLong(block);
+  if (PyErr_Occurred()) return nullptr;
+  return PyBool_FromLong(record::alone_holds_back(number));
+}
+
+PyObject* records_in_sync_only(PyObject*, PyObject*) {
+  return PyBool_FromLong(record::records_in_sync_only());
+}
+
 PyObject* thread_mode(PyObject*, PyObject*) {
   const record::ThreadMode& mode = record::thread_mode();
   return Py_BuildValue("iI", static_cast<int>(mode.mode), mode.depth);
@@ -245,6 +255,8 @@ PyMethodDef block_methods[] = {
     {"leave_blocks", leave_blocks, METH_NOARGS, nullptr},
     {"in_custom_kernel", in_custom_kernel, METH_NOARGS, nullptr},
     {"thread_mode", thread_mode, METH_NOARGS, nullptr},
+    {"alone_holds_back", alone_holds_back, METH_O, nullptr},
+    {"records_in_sync_only", records_in_sync_only, METH_NOARGS, nullptr},
     {"set_default_mode", set_default_mode, METH_O, nullptr},
     {"call_outside", call_outside, METH_VARARGS, nullptr},
     {"set_backward_from_lazy", set_backward_from_lazy, METH_O, nullptr},

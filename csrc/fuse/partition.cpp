@@ -165,7 +165,7 @@ bool Partition::fits(size_t open, const Candidate& candidate) {
   if ((group.in_shares && candidate.row) || (candidate.in_shares && group.row)) return false;
   const run::Node& first = *group.members[0].node;
   if (first.settings != candidate.node->settings || first.device != candidate.node->device ||
-      first.stream_id != candidate.node->stream_id)
+      first.stream_id != candidate.node->stream_id || first.behind != candidate.node->behind)
     return false;
   const bool by_row = is_done_by_row(open, candidate);
   if (!by_row) {

@@ -223,6 +223,14 @@ uint64_t StepPlans::place_of(run::StorageVar& var) {
   return var.partition_index;
 }
 
+/// Which of the foreign kernels that is; 0: none.
+uint64_t StepPlans::place_of_kernel(uint64_t number) {
+  if (number == 0) return 0;
+  const auto found = std::ranges::find(kernels_, number);
+  if (found == kernels_.end()) kernels_.push_back(number);
+  return static_cast<uint64_t>(found - kernels_.begin()) + 1;
+}
+
 /// Which of the offsets in its var that is. None: there are too many.
 std::optional<uint64_t> StepPlans::place_of_offset(const run::Value& value) {
   auto& offsets = vars_[place_of(value.var())].offsets;
@@ -271,7 +279,7 @@ bool StepPlans::add_node(const run::Node& node) {
     for (const run::ValueRef& output : node.outputs)
       if (output && !place_of_offset(*output)) return false;
   }
-  words_.push_back(node.claims().size());
+  words_.push_back(node.claims().size() << 32 | place_of_kernel(node.behind));
   for (const engine::Access& claim : node.claims())
     words_.push_back(place_of(static_cast<run::StorageVar&>(*claim.var)) << 2 |
                      static_cast<uint64_t>(claim.write) << 1 |
@@ -284,6 +292,7 @@ bool StepPlans::describe(const Batch& nodes) {
   words_.clear();
   looks_.clear();
   vars_.clear();
+  kernels_.clear();
   return std::ranges::all_of(nodes, [this](const Ref<engine::Op>& op) {
     return add_node(static_cast<const run::Node&>(*op));
   });

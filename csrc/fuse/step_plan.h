@@ -57,6 +57,7 @@ class StepPlans {
   bool add_look(const run::Value& value);
   uint64_t place_of(run::StorageVar& var);
   std::optional<uint64_t> place_of_offset(const run::Value& value);
+  uint64_t place_of_kernel(uint64_t number);
   StepPlan* find(uint64_t hash);
   std::optional<uint64_t> asked_since(uint64_t hash);
   Batch partition(Batch nodes);
@@ -66,6 +67,7 @@ class StepPlans {
   Key words_;                            // of the window at hand
   std::vector<run::GeometryRef> looks_;  // whose addresses are among them
   std::vector<KnownVar> vars_;           // by their places
+  std::vector<uint64_t> kernels_;        // likewise: foreign ones, by their numbers
   std::vector<Seen> seen_;               // each in its place
   KeptPlans<StepPlan> plans_;
   uint64_t rules_ = 0;  // that all plans are of

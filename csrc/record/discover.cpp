@@ -104,6 +104,13 @@ bool fails_by_a_value(const Call& call, const run::Node& node) {
   }
 }
 
+/// A sparse gradient carries no failure, and its rows are those that the forward op was to look up.
+bool is_sparse_gradient(const run::Node& node) {
+  return node.backward_of != 0 && std::ranges::any_of(node.found.results, [](const auto& result) {
+           return result.isTensor() && result.toTensor().defined() && result.toTensor().is_sparse();
+         });
+}
+
 /// What the node threw, or found failed. `had_failed`: so had what it was to change, before.
 void raise_found(const Call& call, const run::Node& node, bool had_failed) {
   const run::Node::Discovery& found = node.found;
@@ -146,6 +153,7 @@ void Recorder::run_to_discover(Call& call, const PlanKey* learn_under, torch::ji
   if (learn_under && fails_by_a_value(call, *node) && record_failed(call, *node, results))
     return waits.report();
   raise_found(call, *node, had_failed);
+  if (is_sparse_gradient(*node)) raise_if_forward_failed(*node);
   if (learn_under) learn_from(call, *node, *learn_under);
   Made made;
   push_found(call, *node, made, results);
@@ -156,6 +164,14 @@ void Recorder::run_to_discover(Call& call, const PlanKey* learn_under, torch::ji
   }
   trace_record(call, node.get());
   waits.report();
+}
+
+void Recorder::raise_if_forward_failed(const run::Node& node) {
+  wait_until_done([&](const engine::Interrupt& interrupt) {
+    flush();
+    return engine_->wait_for_all(interrupt);
+  });
+  if (const engine::FailurePtr failed = node.failure_of_forward()) run::throw_python_error(failed);
 }
 
 /// Of a first call, which nothing but its run could tell about: its results fail, as of any later

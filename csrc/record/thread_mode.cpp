@@ -13,7 +13,6 @@ namespace lazyeng::record {
 namespace {
 
 std::atomic<Mode> default_mode_{Mode::async};
-std::atomic<bool> sync_only{false};
 std::atomic<uint64_t> next_block{1};
 
 /// Inside a block our kernels are chosen for plain tensors too.
@@ -57,21 +56,24 @@ const ThreadMode& detail::mode_outside() {
   return outside;
 }
 
-void set_default_mode(Mode mode) { default_mode_.store(mode, std::memory_order_relaxed); }
-Mode default_mode() {
-  return sync_only.load(std::memory_order_relaxed) ? Mode::sync
-                                                   : default_mode_.load(std::memory_order_relaxed);
+const ThreadMode& detail::mode_in_sync_only() {
+  static thread_local ThreadMode in_sync;
+  in_sync = thread_mode.depth != 0 ? thread_mode : mode_outside();
+  in_sync.mode = Mode::sync;
+  return in_sync;
 }
 
-void record_in_sync_only() {
-  sync_only.store(true, std::memory_order_relaxed);
-  for (OpenBlock& open : open_blocks) open.mode = Mode::sync;
-  be_in_innermost();
+void set_default_mode(Mode mode) { default_mode_.store(mode, std::memory_order_relaxed); }
+Mode default_mode() {
+  return records_in_sync_only() ? Mode::sync : default_mode_.load(std::memory_order_relaxed);
 }
+
+void record_in_sync_only() { detail::sync_only.store(true, std::memory_order_relaxed); }
+bool records_in_sync_only() { return detail::sync_only.load(std::memory_order_relaxed); }
 
 uint64_t enter_block(Mode mode) {
   const uint64_t number = next_block.fetch_add(1, std::memory_order_relaxed);
-  open_blocks.push_back({sync_only.load(std::memory_order_relaxed) ? Mode::sync : mode, number});
+  open_blocks.push_back({mode, number});
   be_in_innermost();
   return number;
 }
@@ -86,6 +88,12 @@ void leave_block(uint64_t block) {
 bool is_open_here(uint64_t block) {
   return std::any_of(open_blocks.begin(), open_blocks.end(),
                      [&](const OpenBlock& open) { return open.number == block; });
+}
+
+bool alone_holds_back(uint64_t block) {
+  return std::ranges::all_of(open_blocks, [&](const OpenBlock& open) {
+    return open.number == block || open.mode == Mode::sync;
+  });
 }
 
 OutsideBlock::OutsideBlock() : active_(!open_blocks.empty()) {

@@ -1,6 +1,7 @@
 // csrc/record/thread_mode.h: how the calling thread records.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -23,19 +24,24 @@ struct ThreadMode {
 void set_default_mode(Mode mode);
 Mode default_mode();
 /// The engine's threads end with the program: from here on each op runs at the call, whatever mode
-/// is asked for. (Handlers registered before ours, destructors and daemon threads come later.) The
-/// open blocks of other threads keep their mode.
+/// is asked for, also in blocks that are open. (Handlers registered before ours, destructors and
+/// daemon threads come later.)
 void record_in_sync_only();
+bool records_in_sync_only();
 
 namespace detail {
 inline constinit thread_local ThreadMode thread_mode;
+inline constinit std::atomic<bool> sync_only{false};
 const ThreadMode& mode_outside();
+const ThreadMode& mode_in_sync_only();
 }  // namespace detail
 
 /// The calling thread's mode. Outside any block: that of the thread for which it works (autograd's
 /// own threads, one for each GPU, run backward passes for others), or the default mode.
 inline const ThreadMode& thread_mode() {
   const ThreadMode& current = detail::thread_mode;
+  if (detail::sync_only.load(std::memory_order_relaxed)) [[unlikely]]
+    return detail::mode_in_sync_only();
   return current.depth != 0 ? current : detail::mode_outside();
 }
 
@@ -47,6 +53,8 @@ void leave_block(uint64_t block);
 
 /// Whether it is one of the calling thread's.
 bool is_open_here(uint64_t block);
+/// Whether all other blocks around the calling thread are of mode sync, which holds nothing back.
+bool alone_holds_back(uint64_t block);
 
 struct OpenBlock {
   Mode mode;

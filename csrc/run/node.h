@@ -78,6 +78,8 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   /// Of what it returns, known when it was recorded: two nodes of one plan have the same op, looks
   /// of tensors (but for offsets) and other arguments (but for numbers). 0: it has none.
   uint64_t plan = 0;
+  /// Number of the newest foreign kernel that it waits for (fuse/foreign_kernels.h); 0: for none.
+  uint64_t behind = 0;
   stacks::StackRef stack;
   /// Of the forward op whose gradient this op is part of; null outside of backward passes.
   stacks::StackRef forward_stack;

@@ -126,6 +126,9 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
 
   /// Place in a table of csrc/fuse/partition.cpp. Guarded by the lock of pushes.
   uint32_t partition_index = 0;
+  /// The newest foreign kernel (fuse/foreign_kernels.h) that the newest write waits for, or a read
+  /// since then; 0: none. Guarded by the lock of pushes.
+  uint64_t written_behind = 0, read_behind = 0;
 
   /// The program has read its values: it may again.
   std::atomic<bool> values_read{false};

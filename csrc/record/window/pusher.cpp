@@ -83,6 +83,7 @@ Batch Pusher::push_taken(Window::Taken taken) {
 
 /// What is pushed for the nodes: each piece between two cuts is grouped on its own.
 Batch Pusher::group(Window::Taken taken) {
+  foreign_kernels_.label(taken.nodes);
   if (taken.nodes.size() == 1 || !window_.fuses()) return std::move(taken.nodes);
   Batch ops;
   taken.cuts.push_back(taken.nodes.size());

@@ -18,6 +18,7 @@
 #include <mutex>
 
 #include "csrc/engine/engine.h"
+#include "csrc/fuse/foreign_kernels.h"
 #include "csrc/fuse/step_plan.h"
 #include "csrc/record/window/window.h"
 
@@ -81,7 +82,8 @@ class Pusher {
   engine::Engine& engine_;
 
   std::mutex mutex_;
-  fuse::Partition partition_;               // guarded by mutex_
+  fuse::ForeignKernels foreign_kernels_;    // guarded by mutex_
+  fuse::Partition partition_;               // the same
   fuse::StepPlans step_plans_{partition_};  // the same
 
   std::atomic<uint64_t> last_watched_{0};  // the newest node of a held window that was looked at
