@@ -1,4 +1,4 @@
-"""How many ops of a loop a step plan replays (docs/architecture.md, Step plans).
+"""How many ops of a loop a step plan replays (docs/internals/fusion.md, Step plans).
 
 For each program of benchmarks/workloads.py, in mode async, without reads and with one in each step:
 ops a step, and the share of them in replayed windows, in the first steps and in as many later ones.

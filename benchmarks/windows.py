@@ -5,8 +5,8 @@ first call (recording, new metadata, a new plan, running, the wait) less what th
 same n take.
 
 Bounds: a window is held while it grows, up to so many nodes; an idle worker looks so often whether
-recording has paused, and takes it then (docs/architecture.md, Fusion). Each program runs with each
-pair of bounds, in turns; the figures are its least time by that with the usual bounds.
+recording has paused, and takes it then (docs/internals/fusion.md, What is held). Each program runs
+with each pair of bounds, in turns; the figures are its least time by that with the usual bounds.
 
     python -m benchmarks.windows [--rounds 9] [--sizes 200]
 """

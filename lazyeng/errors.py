@@ -2,7 +2,7 @@
 
 Life of a failure: the engine catches an exception; `detach` takes it apart, once, so that nothing
 of its surroundings stays alive; `build` makes a new exception of it for each reader; `warn_unseen`
-tells of those that nobody read. docs/architecture.md says what the result looks like.
+tells of those that nobody read. docs/errors.md shows what the result looks like.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The pages of docs/: examples run, what they show is printed, links lead somewhere.
+"""The pages of docs/: examples run, what they show is printed, links lead somewhere, and names of
+classes and files in the pages for developers exist.
 
 Blocks marked `python` run one after the other, as a reader would type them, one process a page; one
 that is marked `python program` is a program of its own, train.py. (`python setup` belongs to
@@ -7,6 +8,7 @@ anything.
 """
 
 import doctest
+import functools
 import json
 import os
 import re
@@ -18,7 +20,16 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "internals").glob("*.md")])
+GENERATED = {"api.md", "conformance.md"}
+# For people who change lazyeng: they name classes and files.
+INTERNALS = [page for page in PAGES if page.parent.name == "internals"]
+INTERNALS += [ROOT / "docs" / name for name in ("architecture.md", "verified.md", "backlog.md")]
+WIDTH = 100
+# In backticks: a path, or the name of a source.
+FILE = re.compile(r"`((?:[\w.*-]+/)+[\w.*-]*|[\w*-]+\.(?:cpp|h|inc|py))`")
+# Of torch, Python and builds.
+NOT_OURS = {"std::terminate", "build/sanitize", "multiprocessing/queues.py"}
 # Its kernels run in Triton's interpreter: tests/kernels/test_docs.py
 ELSEWHERE = {"kernels.md"}
 BLOCK = re.compile(r"^```python( \w+)?\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.M | re.S)
@@ -91,15 +102,23 @@ def test_programs_of_a_page(page, block, tmp_path):
         assert printed.splitlines()[-1].split(":")[0] == block[3].splitlines()[-1].split(":")[0]
 
 
+def without_code_blocks(text):
+    return re.sub(r"^ *```.*?^ *```$", "", text, flags=re.M | re.S)
+
+
+def name_of(page):
+    return f"{page.parent.name}-{page.stem}"
+
+
 def anchor(heading):
     """What GitHub makes of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES, *ROOT.glob("docs/*/README.md")],
-                         ids=lambda page: f"{page.parent.name}-{page.stem}")  # fmt: skip
+                         ids=name_of)  # fmt: skip
 def test_links_lead_somewhere(page):
-    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    text = without_code_blocks(page.read_text())
     for link in re.findall(r"\]\(([^)\s:]+)\)", text):
         target, _, section = link.partition("#")
         file = page.parent / target if target else page
@@ -110,9 +129,71 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_index_has_every_page():
-    linked = set(re.findall(r"\]\(([^)#]+)\)", (ROOT / "docs" / "README.md").read_text()))
-    assert {page.name for page in PAGES} - {"README.md"} <= linked
+    docs = ROOT / "docs"
+    linked = set(re.findall(r"\]\(([^)#]+)\)", (docs / "README.md").read_text()))
+    assert {str(page.relative_to(docs)) for page in PAGES} - {"README.md"} <= linked
     assert "docs/README.md" in (ROOT / "README.md").read_text()
+
+
+# ---- lines and names
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name not in GENERATED], ids=name_of
+)
+def test_lines_are_no_wider_than_an_editor(page):
+    """Tables have lines as long as they need. What a link leads to cannot be broken."""
+    for line in without_code_blocks(page.read_text()).splitlines():
+        without_targets = re.sub(r"\]\([^)]*\)", "]", line)
+        assert line.startswith("|") or len(without_targets) <= WIDTH, line
+
+
+@functools.cache
+def texts_of_csrc():
+    files = [file for file in (ROOT / "csrc").rglob("*") if file.suffix in (".h", ".cpp", ".inc")]
+    return [file.read_text() for file in files]
+
+
+def occurs(name):
+    """`Class::name` as it is written, or `name` in a file that defines `Class`."""
+    *_, owner, last = name.split("::")
+    defines = re.compile(rf"\b(class|struct|namespace)( \w+::)* {owner}\b[^;=]*{{")
+    word = re.compile(rf"(?<!\w){re.escape(last)}\b")
+    return any(
+        name in text or (word.search(text) and defines.search(text)) for text in texts_of_csrc()
+    )
+
+
+@pytest.mark.parametrize("page", INTERNALS, ids=name_of)
+def test_names_of_classes_occur_in_the_code(page):
+    names = set(re.findall(r"`(\w+(?:::~?\w+)+)`", without_code_blocks(page.read_text())))
+    assert [name for name in sorted(names - NOT_OURS) if not occurs(name)] == []
+
+
+@functools.cache
+def file_names():
+    folders = ("csrc", "lazyeng", "tests", "benchmarks", "triton_kernels", "tools", "examples")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*")]
+    return {file.name for file in [*files, *ROOT.glob("*.py")]}
+
+
+def file_exists(name):
+    """From the root of the repository or from csrc, with or without the ending of a source; or a
+    name alone, anywhere."""
+    if "/" not in name:
+        return name in file_names()
+    endings = ("", ".cpp", ".h", ".inc", ".py")
+    paths = [base / f"{name}{end}" for base in (ROOT, ROOT / "csrc") for end in endings]
+    return any([*path.parent.glob(path.name)] for path in paths)
+
+
+@pytest.mark.parametrize("page", INTERNALS, ids=name_of)
+def test_files_that_are_named_exist(page):
+    named = set(FILE.findall(without_code_blocks(page.read_text())))
+    assert [name for name in sorted(named - NOT_OURS) if not file_exists(name)] == []
+
+
+# ---- what is generated
 
 
 def test_the_api_reference_is_up_to_date():

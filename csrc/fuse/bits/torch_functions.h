@@ -13,7 +13,7 @@ Kernel torch_function(Opcode opcode, Type type);
 
 /// Once, when the module is loaded. MKL chooses its functions at the first call, and not in a way
 /// that is safe for threads: of two that make it at the same time one may get a function of less
-/// accuracy (docs/architecture.md, Eager's bits).
+/// accuracy (docs/internals/bits.md, What was found).
 void prepare_torch_functions();
 
 }  // namespace lazyeng::fuse
