@@ -247,8 +247,8 @@ class LazyTensor(_Tensor):
     @data.setter
     @errors.boundary
     def data(self, value: torch.Tensor) -> None:
-        lazy = isinstance(value, torch.Tensor)
-        _plain_data.__set__(self, _C.wrap_tensor(value.detach()) if lazy else value)
+        is_tensor = isinstance(value, torch.Tensor)
+        _plain_data.__set__(self, _C.wrap_tensor(value.detach()) if is_tensor else value)
 
     @data.deleter
     def data(self) -> None:

@@ -29,7 +29,7 @@ DEFAULT_LAYER = 2
 CPP_LAYERS = {
     "engine": {"engine"},
     "stacks": {"stacks"},
-    "run": {"run", "fuse", "engine", "stacks"},
+    "run": {"run", "engine", "stacks"},
     "fuse": {"run", "fuse", "engine", "stacks"},
     "record": {"record", "run", "fuse", "engine", "stacks"},
 }
@@ -89,7 +89,7 @@ def cycle_faults(edges: dict[str, dict[str, tuple[Path, int]]]) -> Iterator[Faul
 
 def cpp_faults(root: Path) -> Iterator[Fault]:
     csrc = root / "csrc"
-    for path in sorted([*csrc.rglob("*.h"), *csrc.rglob("*.cpp")]):
+    for path in sorted(path for kind in ("h", "cpp", "inc") for path in csrc.rglob(f"*.{kind}")):
         folder = path.relative_to(csrc).parts[0]
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if match := re.match(r'\s*#\s*include\s*([<"])([^>"]+)[>"]', line):

@@ -58,6 +58,23 @@ def check_shape(op: str, name: str, tensor: torch.Tensor | None, shape: tuple[in
         )
 
 
+REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # torch's numbers
+
+
+def check_loss(op: str, x: torch.Tensor, target: torch.Tensor, reduction: str) -> None:
+    """That there is such a reduction, and the target holds class indices."""
+    if reduction not in REDUCTIONS:
+        raise ValueError(
+            f"[{op}] unknown reduction, got {reduction!r}, expected 'none', 'mean' or 'sum'"
+        )
+    if target.dtype not in (torch.int64, torch.uint8):
+        error = NotImplementedError if x.is_cuda else RuntimeError  # (torch's kernels)
+        raise error(
+            f"[{op}] dtype of target is not supported, got {target.dtype}, "
+            "expected class indices of torch.int64 or torch.uint8"
+        )
+
+
 def check_normalized(op: str, x: torch.Tensor, normalized_shape: Sequence[int]) -> None:
     """Raises RuntimeError."""
     if not normalized_shape or tuple(x.shape[-len(normalized_shape) :]) != tuple(normalized_shape):

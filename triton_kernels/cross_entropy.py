@@ -226,17 +226,8 @@ def cross_entropy(
 
 
 def _check(x, target, weight, reduction, label_smoothing) -> None:
-    if reduction not in ("none", "mean", "sum"):
-        raise ValueError(
-            f"[{OP}] unknown reduction, got {reduction!r}, expected 'none', 'mean' or 'sum'"
-        )
     _launch.check_tensors(OP, x=x, weight=weight)
-    if target.dtype not in (torch.int64, torch.uint8):
-        error = NotImplementedError if x.is_cuda else RuntimeError  # (torch's kernels)
-        raise error(
-            f"[{OP}] dtype of target is not supported, got {target.dtype}, "
-            "expected class indices of torch.int64 or torch.uint8"
-        )
+    _launch.check_loss(OP, x, target, reduction)
     _launch.check_tensors(OP, (*_launch.FLOATS, target.dtype), x=x, target=target, weight=weight)
     expected = (*x.shape[:1], *x.shape[2:]) if x.dim() > 1 else ()
     if not x.dim() or tuple(target.shape) != expected:

@@ -110,9 +110,6 @@ def nll_log_softmax_backward_kernel(dy_ptr, target_ptr, weight_ptr, total_weight
     tl.store(dz_ptr + row * n_cols + cols, dz, mask=mask)
 
 
-REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
-
-
 def _fake_forward(x, target, weight, reduction, ignore_index):
     return x.new_empty(target.shape if reduction == 0 else ()), x.new_empty(())
 
@@ -223,20 +220,11 @@ def nll_loss(
     torch. Raises NotImplementedError for dtypes, ValueError for an unknown reduction, RuntimeError
     for shapes and devices that do not fit.
     """
-    if reduction not in REDUCTIONS:
-        raise ValueError(
-            f"[{OP}] unknown reduction, got {reduction!r}, expected 'none', 'mean' or 'sum'"
-        )
     _launch.check_tensors(OP, x=x, weight=weight)
-    if target.dtype not in (torch.int64, torch.uint8):
-        error = NotImplementedError if x.is_cuda else RuntimeError  # (torch's kernels)
-        raise error(
-            f"[{OP}] dtype of target is not supported, got {target.dtype}, "
-            "expected class indices of torch.int64 or torch.uint8"
-        )
+    _launch.check_loss(OP, x, target, reduction)
     if x.dim() != 2:
         raise RuntimeError(f"[{OP}] shape of x does not fit, got {list(x.shape)}, expected [N, C]")
     _launch.check_shape(OP, "target", target, (x.shape[0],))
     _launch.check_shape(OP, "weight", weight, (x.shape[1],))
     weight = weight.detach() if weight is not None else None
-    return _NllLoss.apply(x, target, weight, REDUCTIONS[reduction], ignore_index)
+    return _NllLoss.apply(x, target, weight, _launch.REDUCTIONS[reduction], ignore_index)

@@ -76,7 +76,8 @@ FailurePtr DependencyTracker::failed_input(const Op& op) {
   // itself an op of another thread that is never pushed may exchange meanwhile (fail_unpushed).
   FailurePtr first;
   for (const Access& access : op.accesses_)
-    if (!access.overwrites && access.var) take_first(first, access.var->failure());
+    if (!access.overwrites && access.var && access.var->failed_.load(std::memory_order_relaxed))
+      take_first(first, access.var->failure());
   return first;
 }
 

@@ -18,8 +18,7 @@ mkdir -p "$out"
 export TSAN_OPTIONS="halt_on_error=1 die_after_fork=0 ${TSAN_OPTIONS:-}"
 
 # Rebuilt only when a source is newer: enough for a handful of files.
-newest_header=$(ls -t csrc/engine/*.h csrc/fuse/kept_plans.h csrc/fuse/device/cuda_driver.h csrc/fuse/device/cuda_functions.h csrc/fuse/triton_launch.h csrc/record/window/loop_cuts.h csrc/record/window/loop_period.h csrc/record/window/read_habit.h csrc/run/cores/crowding.h csrc/run/cores/finding.h csrc/run/cores/other_programs.h csrc/run/cores/program_time.h csrc/run/cores/spare_cores.h csrc/run/cores/trial_time.h tests/cpp/*.h tests/cpp/run.sh |
-  head -n 1)
+newest_header=$(find csrc tests/cpp -name '*.h' -o -name run.sh | xargs ls -t | head -n 1)
 stale() {  # source file ...: "source object" of each that needs compiling
   for source in "$@"; do
     object=$out/$(basename "$source" .cpp).o

@@ -1,4 +1,4 @@
-// csrc/record/window/pusher.cpp
+// csrc/record/window/pusher.cpp: who pushes what, and when.
 #include "csrc/record/window/pusher.h"
 
 #include <iterator>

@@ -1,4 +1,4 @@
-// csrc/record/window/window.cpp
+// csrc/record/window/window.cpp: numbers, what is held, and what is taken out.
 #include "csrc/record/window/window.h"
 
 #include <algorithm>

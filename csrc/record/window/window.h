@@ -20,7 +20,7 @@
 //
 // Thread safe. Nodes are taken out by one thread at a time, which holds the lock of pushes; until
 // they are in the engine's hands they are *in transit*. A thread that is in here takes no other
-// lock, no GIL, waits for nothing and drops no value.
+// lock than a var's, no GIL, waits for nothing and drops no value.
 #pragma once
 
 #include <atomic>

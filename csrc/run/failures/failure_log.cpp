@@ -1,4 +1,4 @@
-// csrc/run/failures/failure_log.cpp
+// csrc/run/failures/failure_log.cpp: who tells of a failure, and until when that is known.
 #include "csrc/run/failures/failure_log.h"
 
 #include <algorithm>
