@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import torch.utils.backend_registration
 
-from lazyeng import _C, loading
+from lazyeng import _C
+from lazyeng.torch_patches import loading
 
 NAME = "lazyeng"
 _BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # (torch reads it at each call)

@@ -7,13 +7,16 @@ import sys
 
 import torch
 
-from lazyeng import (
-    _C,
+from lazyeng import _C, device, process, sharing
+from lazyeng import config as environment
+from lazyeng.config import MAX_WORKERS, MODES, STACKS, Config
+from lazyeng.fuse.chosen import names
+from lazyeng.tensor import LazyTensor, _rebuild
+from lazyeng.torch_patches import (
     backward,
     comparing,
     compiled,
     custom_ops,
-    device,
     dirty_inputs,
     fused_adam,
     jiterator,
@@ -21,23 +24,25 @@ from lazyeng import (
     parameters,
     plain_data,
     plain_reads,
-    process,
     process_groups,
     resizing,
     saving,
     script_modules,
     settings,
-    sharing,
     subclasses,
     torch_profiler,
     tracers,
 )
-from lazyeng import config as environment
-from lazyeng.config import MAX_WORKERS, MODES, STACKS, Config
-from lazyeng.fuse.chosen import names
-from lazyeng.tensor import LazyTensor, _rebuild
 
-_looks: list[Config] = []  # at the environment; the last one counts
+# In the order in which torch's functions get their places taken: where two take one, the later one
+# is called first.
+_INSTALLED = (
+    plain_reads, plain_data, resizing, parameters, torch_profiler, backward, compiled, custom_ops,
+    dirty_inputs, sharing, subclasses, optimizers, fused_adam, process_groups, process, saving,
+    script_modules, settings, tracers, jiterator, comparing,
+)  # fmt: skip
+
+_configs_read: list[Config] = []  # of the environment; the last one counts
 
 
 def start(config: Config) -> None:
@@ -46,10 +51,10 @@ def start(config: Config) -> None:
     Raises:
         ImportError: another copy of the package did so in this process.
     """
-    if _looks:
+    if _configs_read:
         return
     _C.init(LazyTensor, config.num_workers)
-    _looks.append(config)
+    _configs_read.append(config)
     _apply(config)
     _C.arm_first_use()
     _C.announce_kernel_requests()
@@ -57,27 +62,8 @@ def start(config: Config) -> None:
     device.register()
     _be_found_in_torch()
     torch.serialization.add_safe_globals([LazyTensor, _rebuild])
-    plain_reads.install()
-    plain_data.install()
-    resizing.install()
-    parameters.install()
-    torch_profiler.install()
-    backward.install()
-    compiled.install()
-    custom_ops.install()
-    dirty_inputs.install()
-    sharing.install()
-    subclasses.install()
-    optimizers.install()
-    fused_adam.install()
-    process_groups.install()
-    process.install()
-    saving.install()
-    script_modules.install()
-    settings.install()
-    tracers.install()
-    jiterator.install()
-    comparing.install()
+    for module in _INSTALLED:
+        module.install()
     _C.start_engine()
 
 
@@ -101,10 +87,10 @@ def look_again() -> None:
     Raises:
         ValueError: a variable has a value that is not allowed; the message names both.
     """
-    before, now = _looks[-1], environment.read()
+    before, now = _configs_read[-1], environment.read()
     if now == before:
         return  # (what was set by functions meanwhile stays)
-    _looks.append(now)
+    _configs_read.append(now)
     _apply(now)
     if now.num_workers != before.num_workers:
         _C.set_num_workers(now.num_workers)

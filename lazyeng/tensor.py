@@ -23,7 +23,7 @@ else:
 
 _plain_data: Any = torch.Tensor.data  # a descriptor, whatever its stub says
 _plain_deepcopy = torch.Tensor.__deepcopy__
-# torch's own, whatever stands in torch.Tensor (lazyeng/plain_reads.py).
+# torch's own, whatever stands in torch.Tensor (lazyeng/torch_patches/plain_reads.py).
 _numpy = torch._C.TensorBase.numpy
 _tolist = torch._C.TensorBase.tolist
 

@@ -15,8 +15,8 @@ from torch.nn.utils.weight_norm import WeightNorm
 from lazyeng import _C, errors
 from lazyeng.config import MODES
 from lazyeng.containers import map_leaves
-from lazyeng.parameters import as_parameter, plain_class
 from lazyeng.tensor import LazyTensor, wrappable
+from lazyeng.torch_patches.parameters import as_parameter, plain_class
 
 T = TypeVar("T")
 

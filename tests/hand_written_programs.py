@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyeng
-from lazyeng import fused_adam
 from lazyeng.fuse.compiler import CompileError
+from lazyeng.torch_patches import fused_adam
 from tests.cuda_programs import MODES, raised, slow
 from tests.simulated_cuda import kernels
 
@@ -659,7 +659,7 @@ NORMS = {"layer_norm_dx_kernel", "rms_norm_dx_kernel", "nll_loss_kernel", "colum
 
 
 def check_training_with_adamw() -> None:
-    """(lazyeng/fused_adam.py)"""
+    """(lazyeng/torch_patches/fused_adam.py)"""
     _check_training(torch.optim.AdamW, {*NORMS, "adamw_counted_kernel"})
 
 

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lazyeng import lazy, settings, synchronize, wrap
+from lazyeng import lazy, synchronize, wrap
+from lazyeng.torch_patches import settings
 
 # Setters that nothing has to wait for. (Of all versions of torch.)
 _OF_THE_THREAD = {  # or each op has them, or they are asked for before it is recorded

@@ -301,7 +301,7 @@ def test_many_large_parameters_are_groups_of_their_own() -> None:
 
 
 def test_lists_that_lie_alike():
-    """What an op over lists of an optimizer asks for (lazyeng/fused_adam.py)."""
+    """What an op over lists of an optimizer asks for (lazyeng/torch_patches/fused_adam.py)."""
     x, y = torch.rand(3, 4), torch.rand(5)
     alike = [x.clone(), wrap(y.clone())]
     assert _C.lie_alike([x, y], alike, alike)

@@ -11,11 +11,11 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 # A module of lazyeng that is not named here is of the layer of tensor, mode and data: wrapping,
-# lagged, stats, and what setup_core installs (backward, custom_ops, device, plain_data, ...).
+# lagged, stats, and what setup_core installs (torch_patches, device, sharing, ...).
 PYTHON_LAYERS = {
     "_C": 0, "_build_info": 0, "_check_torch": 0, "triton_kernels": 0,
     "errors": 1, "_record": 1, "_containers": 1, "_dual": 1, "_device_loss": 1, "_traceback": 1,
@@ -24,6 +24,8 @@ PYTHON_LAYERS = {
     "__init__": 4,
 }  # fmt: skip
 DEFAULT_LAYER = 2
+# Of these packages each module counts by itself.
+FOLDERS = {"torch_patches"}
 
 # Folder of csrc/ -> the folders its files may include from.
 CPP_LAYERS = {
@@ -49,22 +51,30 @@ def imported_modules(tree: ast.AST) -> Iterator[tuple[str, int]]:
             for alias in child.names:
                 parts = alias.name.split(".")
                 if parts[0] == "lazyeng" and len(parts) > 1:
-                    yield parts[1], child.lineno
+                    yield module_of(parts), child.lineno
         elif isinstance(child, ast.ImportFrom):
             module = ("lazyeng." if child.level else "") + (child.module or "")
             parts = module.rstrip(".").split(".")
             if parts[0] == "lazyeng":
-                for name in [parts[1]] if len(parts) > 1 else [a.name for a in child.names]:
-                    yield name, child.lineno
+                names = [a.name for a in child.names]
+                if len(parts) > 1 and (parts[1] not in FOLDERS or len(parts) > 2):
+                    names = names[:1]  # (they are of one module)
+                for name in names:
+                    yield module_of([*parts, name]), child.lineno
         else:
             yield from imported_modules(child)
+
+
+def module_of(parts: Sequence[str]) -> str:
+    """Of a dotted name that begins with lazyeng."""
+    return ".".join(parts[1:3]) if parts[1] in FOLDERS else parts[1]
 
 
 def python_faults(root: Path) -> Iterator[Fault]:
     package = root / "lazyeng"
     edges: dict[str, dict[str, tuple[Path, int]]] = {}
     for path in sorted(package.rglob("*.py")):
-        own = path.relative_to(package).parts[0].removesuffix(".py")
+        own = module_of(["lazyeng", *path.relative_to(package).with_suffix("").parts])
         for target, line in imported_modules(ast.parse(path.read_text(), str(path))):
             layers = [PYTHON_LAYERS.get(name, DEFAULT_LAYER) for name in (own, target)]
             if layers[1] > layers[0]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lazyeng import _C
-from lazyeng._patching import put_method
+from lazyeng.torch_patches._patching import put_method
 
 _METHODS = ("resize_", "resize_as_")
 

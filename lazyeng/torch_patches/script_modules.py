@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from lazyeng import _C
-from lazyeng._patching import inside_block, is_lazy
+from lazyeng.torch_patches._patching import inside_block, is_lazy
 
 _SAVERS = ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile")
 

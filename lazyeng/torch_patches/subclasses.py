@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from lazyeng import _C, errors
-from lazyeng._patching import inside_block, put_method
 from lazyeng.tensor import LazyTensor
+from lazyeng.torch_patches._patching import inside_block, put_method
 
 
 def install() -> None:

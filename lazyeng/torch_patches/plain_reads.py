@@ -16,8 +16,8 @@ import torch
 import torch.utils.dlpack
 
 from lazyeng import _C, errors
-from lazyeng._patching import put_method
 from lazyeng.tensor import LazyTensor, array_of, list_of, tell_of_array
+from lazyeng.torch_patches._patching import put_method
 
 _METHODS = (
     "numpy", "tolist", "data_ptr", "__dlpack__", "__deepcopy__", "__reduce_ex__", "untyped_storage",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lazyeng._patching import is_lazy, when_imported
 from lazyeng.tensor import LazyTensor
+from lazyeng.torch_patches._patching import is_lazy, when_imported
 
 
 def install() -> None:

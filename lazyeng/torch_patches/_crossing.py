@@ -13,7 +13,7 @@ from torch._C import _autograd as autograd
 from torch.utils import _pytree as pytree
 
 from lazyeng import _C
-from lazyeng._patching import is_lazy
+from lazyeng.torch_patches._patching import is_lazy
 from lazyeng.wrapping import wrap
 
 _CONTAINERS = (list, dict, collections.OrderedDict, collections.defaultdict, collections.deque)

@@ -21,7 +21,7 @@ import torch
 
 from lazyeng import _C
 from lazyeng.config import MODES
-from lazyeng.optimizers import TYPES, are_recorded
+from lazyeng.torch_patches.optimizers import TYPES, are_recorded
 
 _torch: Any = torch  # (its type stubs leave these functions out)
 _DTYPES = (torch.float32, torch.float64)

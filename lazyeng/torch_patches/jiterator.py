@@ -10,7 +10,7 @@ import torch
 import torch.cuda.jiterator as _torchs
 
 from lazyeng import _C
-from lazyeng._patching import inside_block
+from lazyeng.torch_patches._patching import inside_block
 from lazyeng.wrapping import unwrap, wrap
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lazyeng import _C, errors
-from lazyeng._patching import inside_block
+from lazyeng.torch_patches._patching import inside_block
 
 _original: Any = torch.Tensor.data  # a descriptor, whatever its stub says
 

@@ -26,8 +26,8 @@ from torch.optim.optimizer import _foreach_supported_types as _optimizers_types
 from torch.utils._foreach_utils import _foreach_supported_types as _other_types
 
 from lazyeng import _C
-from lazyeng._patching import inside_block
 from lazyeng.tensor import LazyTensor
+from lazyeng.torch_patches._patching import inside_block
 
 _SAME_BITS = ("adam", "adamw", "adamax", "rprop")  # modules of torch.optim
 

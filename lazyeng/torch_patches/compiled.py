@@ -17,8 +17,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from lazyeng import _C
-from lazyeng._crossing import Crossing, plain, to_plain
-from lazyeng._patching import inside_block, is_lazy, when_imported
+from lazyeng.torch_patches._crossing import Crossing, plain, to_plain
+from lazyeng.torch_patches._patching import inside_block, is_lazy, when_imported
 
 # What needs no look inside.
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None)))
