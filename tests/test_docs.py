@@ -157,7 +157,7 @@ def texts_of_csrc():
 def occurs(name):
     """`Class::name` as it is written, or `name` in a file that defines `Class`."""
     *_, owner, last = name.split("::")
-    defines = re.compile(rf"\b(class|struct|namespace)( \w+::)* {owner}\b[^;=]*{{")
+    defines = re.compile(rf"\b(class|struct|namespace) (\w+::)*{owner}\b[^;=]*{{")
     word = re.compile(rf"(?<!\w){re.escape(last)}\b")
     return any(
         name in text or (word.search(text) and defines.search(text)) for text in texts_of_csrc()

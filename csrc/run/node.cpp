@@ -1,20 +1,13 @@
 // csrc/run/node.cpp: life of a recorded call on an engine thread.
 #include "csrc/run/node.h"
 
-#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <sstream>
 
 #include "csrc/run/caller/as_engine_thread.h"
 #include "csrc/run/caller/caller_modes.h"
-#include "csrc/run/cores/openmp_team.h"
-#include "csrc/run/cores/parts.h"
-#include "csrc/run/cores/slices.h"
-#include "csrc/run/cores/spare_cores.h"
-#include "csrc/run/device/free_memory.h"
 #include "csrc/run/device/launch_log.h"
 #include "csrc/run/device/launch_order.h"
 #include "csrc/run/device/own_kernels.h"
@@ -23,7 +16,6 @@
 #include "csrc/run/failures/ignored_warnings.h"
 #include "csrc/run/failures/kernel_warnings.h"
 #include "csrc/run/failures/python_error.h"
-#include "csrc/run/looked_up_rows.h"
 #include "csrc/run/plain/plain_storage.h"
 #include "csrc/run/python_ref.h"
 #include "csrc/run/traces/stream_trace.h"
@@ -32,40 +24,6 @@
 
 namespace lazyeng::run {
 namespace {
-
-/// torch's Python names of dtypes.
-const char* dtype_name(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::ScalarType::Byte:
-      return "uint8";
-    case c10::ScalarType::Char:
-      return "int8";
-    case c10::ScalarType::Short:
-      return "int16";
-    case c10::ScalarType::Int:
-      return "int32";
-    case c10::ScalarType::Long:
-      return "int64";
-    case c10::ScalarType::Half:
-      return "float16";
-    case c10::ScalarType::Float:
-      return "float32";
-    case c10::ScalarType::Double:
-      return "float64";
-    case c10::ScalarType::ComplexHalf:
-      return "complex32";
-    case c10::ScalarType::ComplexFloat:
-      return "complex64";
-    case c10::ScalarType::ComplexDouble:
-      return "complex128";
-    case c10::ScalarType::Bool:
-      return "bool";
-    case c10::ScalarType::BFloat16:
-      return "bfloat16";
-    default:
-      return c10::toString(dtype);
-  }
-}
 
 /// A collective that gives this process nothing.
 bool sends(const Node& node) {
@@ -103,22 +61,6 @@ bool nobody_holds(const Node& node) {
 
 }  // namespace
 
-std::string describe(const Geometry& g) {
-  std::ostringstream out;
-  out << dtype_name(g.dtype()) << '[';
-  for (size_t i = 0; i < g.sizes().size(); ++i) out << (i ? "," : "") << g.sizes()[i];
-  out << "]@" << g.device().str();
-  return out.str();
-}
-
-std::unique_lock<std::mutex> take_all_cores() {
-  static std::mutex all_cores;
-  if (AsEngineThread::active()) return std::unique_lock(all_cores, std::try_to_lock);
-  std::unique_lock lock(all_cores);
-  openmp_helpers().look_for_cores();
-  return lock;
-}
-
 std::string Node::label() const { return info.short_name + "#" + std::to_string(number); }
 
 void Node::check_plain_reads() const {
@@ -137,30 +79,9 @@ void Node::keep_overwritten_failures() const {
       failure_log().add(static_cast<const OpFailure&>(*failure).root(), FailureLog::Holder::log);
 }
 
-/// Of the largest tensor that it goes over.
-uint64_t Node::largest_bytes() const {
-  uint64_t largest = 0;
-  const auto look_at = [&](const Geometry& g) {
-    largest = std::max(largest, static_cast<uint64_t>(g.numel()) * c10::elementSize(g.dtype()));
-  };
-  for (const ValueRef& output : outputs)
-    if (output) look_at(output->geometry());
-  for (const Rewrite& rewrite : rewrites) look_at(rewrite.after->geometry());
-  for (size_t i = info.takes_some_of_first ? 1 : 0; i < tensors.size(); ++i)
-    if (tensors[i].value) look_at(tensors[i].value->geometry());
-  return largest;
-}
-
 /// Until it has nothing to do.
 static void synchronize(const c10::Stream& stream) {
   c10::impl::VirtualGuardImpl(stream.device_type()).synchronizeStream(stream);
-}
-
-/// Large ops run on all cores, with torch's own width, so that results are eager's bit for bit.
-/// (Most kernels fan out for no less.)
-std::unique_lock<std::mutex> Node::wait_for_cores() const {
-  if (discover || queue != engine::QueueId::cpu || largest_bytes() < kWideBytes) return {};
-  return take_all_cores();
 }
 
 void Node::share_resizability() const {
@@ -191,49 +112,6 @@ void Node::call_kernel(torch::jit::Stack& stack) const {
   if (waits_for_device || info.shows_values) launch.device_waited_for();
 }
 
-void Node::call_kernel_here(torch::jit::Stack& stack) const {
-  check_rows(info, stack);
-  if (width && width->is_one(info, stack, settings.num_threads)) {
-    if (call_in_parts(stack)) return;
-    const OneCore one(settings.num_threads);
-    return call_and_measure(stack, 1);
-  }
-  if (const std::unique_lock<std::mutex> cores = wait_for_cores())
-    call_and_measure(stack, settings.num_threads);
-  else
-    info.handle.callBoxed(stack);
-}
-
-/// For what would have one core, if other threads have nothing to do.
-bool Node::call_in_parts(torch::jit::Stack& stack) const {
-  const int threads = settings.num_threads;
-  const double on_one_core = width->microseconds();
-  if (!parts_pay(on_one_core, threads)) return false;
-  c10::SmallVector<const Geometry*, 4> looks;
-  for (const ValueRef& output : outputs) looks.push_back(output ? &output->geometry() : nullptr);
-  const std::unique_ptr<Slices> slices = slices_of(info, stack, looks, threads);
-  if (!slices || !width->slices_have_the_bits(info, stack, looks, threads)) return false;
-  // (torch.profiler sees one call, of all parts.)
-  RECORD_FUNCTION(info.handle.schema().name().c_str(), c10::ArrayRef<const c10::IValue>());
-  run_in_parts(slices->count(), settings, [&](int part) { slices->run(part); });
-  stack = slices->results();
-  if (on_one_core >= kWorthAllCores)
-    spare_cores().ran_large(on_one_core, threads, SpareCores::Clock::now());
-  return true;
-}
-
-void Node::call_and_measure(torch::jit::Stack& stack, int cores) const {
-  const auto begin = SpareCores::Clock::now();
-  info.handle.callBoxed(stack);
-  const auto end = SpareCores::Clock::now();
-  const double took = std::chrono::duration<double, std::micro>(end - begin).count();
-  const double on_one_core = width ? width->took(took, cores) : took * cores;
-  if (cores > 1 && !spare_cores().for_large_ops() && on_one_core >= kWorthFreeCores)
-    spare_cores().ran_on_all(on_one_core, settings.num_threads, end);
-  else if (on_one_core >= kWorthAllCores)
-    spare_cores().ran_large(on_one_core, settings.num_threads, end);
-}
-
 void Node::execute() {
   settings.apply();
   std::optional<c10::AutoGradMode> mode;
@@ -241,8 +119,8 @@ void Node::execute() {
   const WarningsOf warnings(*this);
   if (in_flight) return end_copy(*in_flight);
   const OnStream here(*this);
-  if (collective && collective->has_begun()) return end(collective->end());
-  begin();
+  if (collective && collective->has_begun()) return install(collective->end());
+  start();
 }
 
 namespace {
@@ -257,7 +135,7 @@ void require_grad(torch::jit::Stack& stack) {
 
 }  // namespace
 
-void Node::begin() {
+void Node::start() {
   keep_overwritten_failures();
   check_plain_reads();
   if (run_own_kernels(*this)) return check_plain_reads();
@@ -278,12 +156,12 @@ void Node::begin() {
     }
     if (custom && !discover) to_plain_results(stack);
   }
-  if (!collective) return end(std::move(stack));
+  if (!collective) return install(std::move(stack));
   collective->begin(std::move(stack));
   go_on(engine::QueueId::waits, collective->order().get());
 }
 
-void Node::end(torch::jit::Stack stack) {
+void Node::install(torch::jit::Stack stack) {
   follow_resizes();
   check_plain_reads();  // once more: it may have been changed while the kernel read it
   if (discover)
@@ -291,77 +169,6 @@ void Node::end(torch::jit::Stack stack) {
   else
     install_results(*this, stack);
   if (!device.is_cpu() && !host_copy) note_launch(this);
-}
-
-/// Of a copy: the device's side. Null if it is not recorded.
-const Value* Node::on_device() const {
-  for (const TensorArg& arg : tensors)
-    if (arg.value && !arg.value->geometry().device().is_cpu()) return arg.value.get();
-  return outputs.empty() ? nullptr : outputs[0].get();
-}
-
-/// The claim on the memory of the device ends with the launch, that on the host's with the copy.
-void Node::begin_copy(torch::jit::Stack stack) {
-  const bool to_device = host_copy.direction == HostCopy::Direction::to_device;
-  const std::optional<int> flag = info.handle.schema().argumentIndexWithName("non_blocking");
-  c10::IValue& non_blocking = stack.at(flag.value());
-  const bool waited_for = (!to_device && !non_blocking.toBool()) || discover || waits_for_device;
-  const bool follows = !to_device || info.writes;
-  const uint64_t launched = follows ? launched_so_far(device) : 0;
-  Launch launch(*this);
-  wait_for_other_streams(this);
-  if (to_device) non_blocking = true;  // (who uses the result waits for it on the device)
-  StreamRange range(*this);
-  info.handle.callBoxed(stack);
-  range.end({.op = &info, .number = number});
-  end(std::move(stack));
-  auto copy = std::make_shared<CopyInFlight>(note_launch(this), launch.keep(), launched);
-  const Value* const there = waited_for ? nullptr : on_device();
-  if (!there) return end_copy(*copy);
-  in_flight = std::move(copy);
-  go_on(host_copy.queue_of_waits(), &there->var());
-}
-
-void Node::end_copy(const CopyInFlight& copy) const {
-  wait_for_event(*copy.done);
-  copied(*this, copy);
-  check_plain_reads();  // once more: it may have been changed while the device read it
-}
-
-/// An op that lacks memory runs again when the others have let go of theirs. Not one that writes
-/// its arguments: it may have begun to.
-bool Node::retry_for_memory() noexcept {
-  if (host_copy.direction == HostCopy::Direction::to_device) return false;
-  if (in_flight || (collective && collective->has_begun())) return false;
-  lacked_memory_ = std::none_of(tensors.begin(), tensors.end(),
-                                [](const TensorArg& arg) { return arg.written; }) &&
-                   run_again_alone();
-  return lacked_memory_;
-}
-
-/// Of a device: ops that are ready on other queues are about to free what this one lacks. So it
-/// goes on while somebody launches something. (A copy to a device never lets the next ones go
-/// first: they would take the memory, and be of no use to ops that wait for this one as well.)
-void Node::execute_patiently() {
-  constexpr auto kPatience = std::chrono::milliseconds(200);
-  constexpr auto kTryEvery = std::chrono::milliseconds(2);
-  constexpr auto kMost = std::chrono::seconds(10);
-  using Clock = std::chrono::steady_clock;
-  const auto begin = Clock::now();
-  auto last_news = begin;
-  for (;;) {
-    const uint64_t launched = device.is_cpu() ? 0 : launched_so_far(device);
-    try {
-      return execute();
-    } catch (const c10::OutOfMemoryError&) {
-      if (device.is_cpu()) throw;
-      free_memory(device);
-      const auto now = Clock::now();
-      if (launched_so_far(device) > launched + 1) last_news = now;  // (one was its own)
-      if (now - last_news > kPatience || now - begin > kMost) throw;
-    }
-    std::this_thread::sleep_for(kTryEvery);
-  }
 }
 
 engine::FailurePtr Node::run() noexcept {
@@ -418,18 +225,6 @@ engine::FailurePtr Node::skip(const engine::FailurePtr& cause) noexcept {
   if (discover) found.poisoned = cause;
   if (collective) collective->not_begun(static_cast<const OpFailure&>(*cause));
   return std::make_shared<OpFailure>(std::static_pointer_cast<const OpFailure>(cause), label());
-}
-
-std::vector<std::string> Node::describe_inputs() const { return describe(tensors); }
-
-std::vector<std::string> describe(std::span<const TensorArg> tensors) {
-  std::vector<std::string> inputs;
-  for (const TensorArg& arg : tensors)
-    if (arg.value)
-      inputs.push_back(describe(arg.value->geometry()));
-    else if (arg.raw.defined() && arg.raw.layout() == c10::kStrided)
-      inputs.push_back(describe(*geometry_of(arg.raw)));
-  return inputs;
 }
 
 engine::FailurePtr Node::fail(std::exception_ptr error) const noexcept {

@@ -154,8 +154,8 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
  private:
   void execute();
   void execute_patiently();
-  void begin();
-  void end(torch::jit::Stack stack);
+  void start();
+  void install(torch::jit::Stack stack);
   void begin_copy(torch::jit::Stack stack);
   void end_copy(const CopyInFlight& copy) const;
   const Value* on_device() const;

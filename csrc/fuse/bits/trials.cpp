@@ -33,13 +33,13 @@ constexpr Subject subject(Form form) { return kOpcodes + static_cast<size_t>(for
 constexpr uint64_t kNever = ~uint64_t{0};
 
 /// Of a subject in one dtype.
-struct Finding {
+struct TrialState {
   std::atomic<Verdict> verdict{Verdict::untried};
   std::atomic<uint64_t> due{kNever};  ///< the number of an op; set before it is wanted
 };
-std::array<std::array<Finding, std::size(kDtypes)>, kSubjects> findings;
+std::array<std::array<TrialState, std::size(kDtypes)>, kSubjects> findings;
 
-Finding* finding(Subject subject, c10::ScalarType dtype) {
+TrialState* finding(Subject subject, c10::ScalarType dtype) {
   const auto* const known = std::ranges::find(kDtypes, dtype);
   return known == std::end(kDtypes) ? nullptr : &findings[subject][known - kDtypes];
 }
@@ -99,7 +99,7 @@ void run_trial(Subject subject, c10::ScalarType dtype) {
 }
 
 void want(Subject subject, c10::ScalarType dtype, uint64_t due) {
-  Finding* const found = finding(subject, dtype);
+  TrialState* const found = finding(subject, dtype);
   if (!found || found->verdict.load(std::memory_order_relaxed) > Verdict::wanted) return;
   lower(found->due, due);
   Verdict untried = Verdict::untried;
@@ -142,7 +142,7 @@ void run_trials(uint64_t number) {
   next_due.store(kNever);  // (what is wanted from here on lowers it again)
   for (Subject subject = 0; subject < kSubjects; ++subject)
     for (const c10::ScalarType dtype : kDtypes) {
-      const Finding& found = *finding(subject, dtype);
+      const TrialState& found = *finding(subject, dtype);
       if (found.verdict.load() != Verdict::wanted) continue;
       const uint64_t due = found.due.load(std::memory_order_relaxed);
       if (due <= number && (all || Clock::now() - begin < kMoment))
@@ -155,7 +155,7 @@ void run_trials(uint64_t number) {
 void set_ops_before_trials(uint64_t ops) { ops_before.store(ops, std::memory_order_relaxed); }
 
 bool gives_torchs_bits(Opcode opcode, c10::ScalarType dtype, bool dense, bool whole) {
-  const Finding* const found = finding(subject(opcode), dtype);
+  const TrialState* const found = finding(subject(opcode), dtype);
   if (!found) return false;
   const Verdict verdict = found->verdict.load(std::memory_order_relaxed);
   return verdict == Verdict::same || (dense && verdict == Verdict::same_if_dense) ||
@@ -163,7 +163,7 @@ bool gives_torchs_bits(Opcode opcode, c10::ScalarType dtype, bool dense, bool wh
 }
 
 bool gives_torchs_bits(Form form, c10::ScalarType dtype) {
-  const Finding* const found = finding(subject(form), dtype);
+  const TrialState* const found = finding(subject(form), dtype);
   return found && found->verdict.load(std::memory_order_relaxed) == Verdict::same;
 }
 

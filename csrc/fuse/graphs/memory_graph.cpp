@@ -10,8 +10,8 @@
 #include <limits>
 
 #include "csrc/fuse/device/kernel_requests.h"
+#include "csrc/fuse/graphs/capture_values.h"
 #include "csrc/fuse/graphs/cuda_graph.h"
-#include "csrc/fuse/graphs/stand_ins.h"
 #include "csrc/run/device/launch_log.h"
 #include "csrc/run/device/launch_order.h"
 #include "csrc/run/traces/trace.h"
@@ -235,13 +235,13 @@ bool MemoryGraph::capture(Segment& segment, const Observation& now) {
   const c10::Device device = segment.nodes()[0]->device;
   const c10::DeviceGuard here(device);
   const c10::Stream stream = capture_stream(device);
-  StandIns stand_ins(segment, now, copied_, kept_, stream);
+  CaptureValues values(segment, now, copied_, kept_, stream);
   const c10::StreamGuard on_stream(stream);
   auto graph = std::make_unique<CudaGraph>(device);
   size_t captured = 0;
-  const StandIns::Captured end = stand_ins.capture_ops(captured);
-  if (end != StandIns::Captured::all) {  // (the graph ends the capture)
-    if (end == StandIns::Captured::not_one) leave_out(segment, captured);
+  const CaptureValues::Captured end = values.capture_ops(captured);
+  if (end != CaptureValues::Captured::all) {  // (the graph ends the capture)
+    if (end == CaptureValues::Captured::not_one) leave_out(segment, captured);
     give_up();
     return false;
   }
@@ -250,7 +250,7 @@ bool MemoryGraph::capture(Segment& segment, const Observation& now) {
   if (kernel_requests().pending() != 0) return false;
   // (Another thread has changed a setting: which kernels were captured with which is not known.)
   if (!has_settings_of(now)) return false;
-  graph_ = std::make_unique<CapturedGraph>(now, std::move(graph), stand_ins.memory());
+  graph_ = std::make_unique<CapturedGraph>(now, std::move(graph), values.memory());
   graph_stats().captures.fetch_add(1, std::memory_order_relaxed);
   hasty_captures_ = launches_ >= kWorthACapture ? 1 : hasty_captures_ + 1;
   launches_ = 0;

@@ -13,7 +13,7 @@ namespace lazyeng::record {
 namespace {
 
 /// What is known of calls of one kind.
-struct Finding {
+struct MetaFinding {
   /// Plans learned from runs. The meta function is not asked before there are a few: most programs
   /// have few shapes, and the first that is written in Python takes a second to import.
   uint8_t runs = 0;
@@ -24,8 +24,8 @@ constexpr uint8_t kRunsBeforeMeta = 6;
 /// So many runs of different sizes must agree where strides are odd.
 constexpr uint8_t kOddRunsThatAgree = 3;
 
-KindTable<Finding>& findings() {
-  static auto* const instance = new KindTable<Finding>;
+KindTable<MetaFinding>& findings() {
+  static auto* const instance = new KindTable<MetaFinding>;
   return *instance;
 }
 
@@ -96,21 +96,22 @@ bool meta_is_believed(const Call& call) {
   PlanKey kind;
   const bool unheard = !odd && has_to_do(call);
   if (!make_key(call, odd, kind)) return unheard;
-  const std::optional<Finding> found = findings().find(kind);
-  return found && found->verdict != Finding::open ? found->verdict == Finding::right : unheard;
+  const std::optional<MetaFinding> found = findings().find(kind);
+  return found && found->verdict != MetaFinding::open ? found->verdict == MetaFinding::right
+                                                      : unheard;
 }
 
 void note_run(const Call& call, const std::function<bool(bool exactly)>& agrees) {
   const bool odd = has_odd_strides(call);
   PlanKey kind;
   if (!make_key(call, odd, kind)) return;
-  Finding finding = findings().find(kind).value_or(Finding());
-  if (finding.verdict != Finding::open) return;
+  MetaFinding finding = findings().find(kind).value_or(MetaFinding());
+  if (finding.verdict != MetaFinding::open) return;
   if (++finding.runs >= kRunsBeforeMeta) {
     if (!agrees(odd))
-      finding.verdict = Finding::wrong;
+      finding.verdict = MetaFinding::wrong;
     else if (++finding.agreed >= (odd ? kOddRunsThatAgree : 1))
-      finding.verdict = Finding::right;
+      finding.verdict = MetaFinding::right;
   }
   findings().note(kind, finding);
 }

@@ -1,5 +1,5 @@
-// csrc/fuse/graphs/stand_ins.cpp: exchanging values in ops, and back.
-#include "csrc/fuse/graphs/stand_ins.h"
+// csrc/fuse/graphs/capture_values.cpp: exchanging values in ops, and back.
+#include "csrc/fuse/graphs/capture_values.h"
 
 #include "csrc/run/device/launch_order.h"
 #include "csrc/run/failures/failure.h"
@@ -7,8 +7,9 @@
 
 namespace lazyeng::fuse {
 
-StandIns::StandIns(Segment& segment, const Observation& seen, const std::vector<bool>& copied,
-                   std::vector<bool> kept, const c10::Stream& stream)
+CaptureValues::CaptureValues(Segment& segment, const Observation& seen,
+                             const std::vector<bool>& copied, std::vector<bool> kept,
+                             const c10::Stream& stream)
     : segment_(segment), kept_(std::move(kept)) {
   const auto claims = segment.claims();
   last_use_.resize(claims.size());
@@ -28,7 +29,7 @@ StandIns::StandIns(Segment& segment, const Observation& seen, const std::vector<
   }
 }
 
-void StandIns::stand_in(size_t place, const run::StorageVar& var, bool copied) {
+void CaptureValues::stand_in(size_t place, const run::StorageVar& var, bool copied) {
   vars_[place] = make_ref<run::StorageVar>(var.nbytes());
   if (copied)
     vars_[place]->set_engine_face(
@@ -37,7 +38,7 @@ void StandIns::stand_in(size_t place, const run::StorageVar& var, bool copied) {
   if (kept_[place]) holds_.push_back(vars_[place]);
 }
 
-run::ValueRef StandIns::stand_in_for(const run::ValueRef& value) {
+run::ValueRef CaptureValues::stand_in_for(const run::ValueRef& value) {
   const auto found = values_.find(value.get());
   if (found != values_.end()) return run::ValueRef(found->second);
   const size_t place = places_.at(&value->var());
@@ -47,7 +48,7 @@ run::ValueRef StandIns::stand_in_for(const run::ValueRef& value) {
   return made;
 }
 
-void StandIns::exchange_values() {
+void CaptureValues::exchange_values() {
   segment_.for_each_value([this](run::ValueRef& value, uint32_t op) {
     const size_t place = places_.at(&value->var());
     last_use_[place] = op;
@@ -57,7 +58,7 @@ void StandIns::exchange_values() {
   });
 }
 
-void StandIns::exchange_in(Group& group) {
+void CaptureValues::exchange_in(Group& group) {
   groups_.push_back({&group, group.values, group.vars});
   for (GroupValue& value : group.values)
     if (const auto found = values_.find(value.value); found != values_.end())
@@ -66,7 +67,7 @@ void StandIns::exchange_in(Group& group) {
     if (const run::StorageVarRef& other = vars_[places_.at(var.var)]) var.var = other.get();
 }
 
-StandIns::~StandIns() {
+CaptureValues::~CaptureValues() {
   const c10::StreamId usual = run::default_stream(segment_.nodes()[0]->device).id();
   for (run::Node* node : segment_.nodes()) {
     node->captured = false;
@@ -81,7 +82,7 @@ StandIns::~StandIns() {
 }
 
 /// So that what is launched next may have the memory, as when the ops run one by one.
-void StandIns::let_go_of(size_t op) {
+void CaptureValues::let_go_of(size_t op) {
   for (size_t v = 0; v < vars_.size(); ++v) {
     if (!vars_[v] || kept_[v] || last_use_[v] != op) continue;
     for (run::Value* value : values_of_[v]) value->drop_real();
@@ -93,7 +94,7 @@ static bool lacked_memory(const engine::Failure& failure) {
   return run::is_out_of_memory(static_cast<const run::OpFailure&>(failure).root()->error);
 }
 
-StandIns::Captured StandIns::capture_ops(size_t& captured) {
+CaptureValues::Captured CaptureValues::capture_ops(size_t& captured) {
   const auto& ops = segment_.ops();
   for (captured = 0; captured < ops.size(); ++captured) {
     if (Group* const group = as_group(*ops[captured])) {
@@ -109,7 +110,7 @@ StandIns::Captured StandIns::capture_ops(size_t& captured) {
   return Captured::all;
 }
 
-std::vector<c10::Storage> StandIns::memory() const {
+std::vector<c10::Storage> CaptureValues::memory() const {
   std::vector<c10::Storage> memory(vars_.size());
   for (size_t v = 0; v < vars_.size(); ++v)
     if (vars_[v] && kept_[v]) memory[v] = vars_[v]->engine_face();

@@ -1,4 +1,4 @@
-// csrc/fuse/graphs/stand_ins.h: what a segment's ops read and write while they are captured.
+// csrc/fuse/graphs/capture_values.h: what a segment's ops read and write while they are captured.
 //
 // Results, and inputs that are to be copied, have vars and values of their own then: so nothing is
 // installed in those that others know, and they may fail to be captured without a trace.
@@ -10,15 +10,15 @@
 
 namespace lazyeng::fuse {
 
-class StandIns {
+class CaptureValues {
  public:
   /// From then on the ops launch into a capture on that stream, until this dies. Allocates memory
   /// for inputs that are `copied`; results that are `kept` keep theirs.
-  StandIns(Segment& segment, const Observation& seen, const std::vector<bool>& copied,
-           std::vector<bool> kept, const c10::Stream& stream);
-  ~StandIns();
-  StandIns(const StandIns&) = delete;
-  StandIns& operator=(const StandIns&) = delete;
+  CaptureValues(Segment& segment, const Observation& seen, const std::vector<bool>& copied,
+                std::vector<bool> kept, const c10::Stream& stream);
+  ~CaptureValues();
+  CaptureValues(const CaptureValues&) = delete;
+  CaptureValues& operator=(const CaptureValues&) = delete;
 
   enum class Captured { all, not_one, none };
   /// Runs all ops, and counts those that were captured. not_one: the next one failed, and is to

@@ -1,0 +1,88 @@
+// csrc/run/cores/node_cores.cpp: on how many cores a node runs its kernel, and what that took.
+#include <ATen/record_function.h>
+
+#include <algorithm>
+
+#include "csrc/run/caller/as_engine_thread.h"
+#include "csrc/run/cores/openmp_team.h"
+#include "csrc/run/cores/parts.h"
+#include "csrc/run/cores/slices.h"
+#include "csrc/run/cores/spare_cores.h"
+#include "csrc/run/looked_up_rows.h"
+#include "csrc/run/node.h"
+
+namespace lazyeng::run {
+
+std::unique_lock<std::mutex> take_all_cores() {
+  static std::mutex all_cores;
+  if (AsEngineThread::active()) return std::unique_lock(all_cores, std::try_to_lock);
+  std::unique_lock lock(all_cores);
+  openmp_helpers().look_for_cores();
+  return lock;
+}
+
+/// Of the largest tensor that it goes over.
+uint64_t Node::largest_bytes() const {
+  uint64_t largest = 0;
+  const auto look_at = [&](const Geometry& g) {
+    largest = std::max(largest, static_cast<uint64_t>(g.numel()) * c10::elementSize(g.dtype()));
+  };
+  for (const ValueRef& output : outputs)
+    if (output) look_at(output->geometry());
+  for (const Rewrite& rewrite : rewrites) look_at(rewrite.after->geometry());
+  for (size_t i = info.takes_some_of_first ? 1 : 0; i < tensors.size(); ++i)
+    if (tensors[i].value) look_at(tensors[i].value->geometry());
+  return largest;
+}
+
+/// Large ops run on all cores, with torch's own width, so that results are eager's bit for bit.
+/// (Most kernels fan out for no less.)
+std::unique_lock<std::mutex> Node::wait_for_cores() const {
+  if (discover || queue != engine::QueueId::cpu || largest_bytes() < kWideBytes) return {};
+  return take_all_cores();
+}
+
+void Node::call_kernel_here(torch::jit::Stack& stack) const {
+  check_rows(info, stack);
+  if (width && width->is_one(info, stack, settings.num_threads)) {
+    if (call_in_parts(stack)) return;
+    const OneCore one(settings.num_threads);
+    return call_and_measure(stack, 1);
+  }
+  if (const std::unique_lock<std::mutex> cores = wait_for_cores())
+    call_and_measure(stack, settings.num_threads);
+  else
+    info.handle.callBoxed(stack);
+}
+
+/// For what would have one core, if other threads have nothing to do.
+bool Node::call_in_parts(torch::jit::Stack& stack) const {
+  const int threads = settings.num_threads;
+  const double on_one_core = width->microseconds();
+  if (!parts_pay(on_one_core, threads)) return false;
+  c10::SmallVector<const Geometry*, 4> looks;
+  for (const ValueRef& output : outputs) looks.push_back(output ? &output->geometry() : nullptr);
+  const std::unique_ptr<Slices> slices = slices_of(info, stack, looks, threads);
+  if (!slices || !width->slices_have_the_bits(info, stack, looks, threads)) return false;
+  // (torch.profiler sees one call, of all parts.)
+  RECORD_FUNCTION(info.handle.schema().name().c_str(), c10::ArrayRef<const c10::IValue>());
+  run_in_parts(slices->count(), settings, [&](int part) { slices->run(part); });
+  stack = slices->results();
+  if (on_one_core >= kWorthAllCores)
+    spare_cores().ran_large(on_one_core, threads, SpareCores::Clock::now());
+  return true;
+}
+
+void Node::call_and_measure(torch::jit::Stack& stack, int cores) const {
+  const auto begin = SpareCores::Clock::now();
+  info.handle.callBoxed(stack);
+  const auto end = SpareCores::Clock::now();
+  const double took = std::chrono::duration<double, std::micro>(end - begin).count();
+  const double on_one_core = width ? width->took(took, cores) : took * cores;
+  if (cores > 1 && !spare_cores().for_large_ops() && on_one_core >= kWorthFreeCores)
+    spare_cores().ran_on_all(on_one_core, settings.num_threads, end);
+  else if (on_one_core >= kWorthAllCores)
+    spare_cores().ran_large(on_one_core, settings.num_threads, end);
+}
+
+}  // namespace lazyeng::run
