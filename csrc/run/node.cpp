@@ -8,6 +8,7 @@
 
 #include "csrc/run/caller/as_engine_thread.h"
 #include "csrc/run/caller/caller_modes.h"
+#include "csrc/run/device/free_memory.h"
 #include "csrc/run/device/launch_log.h"
 #include "csrc/run/device/launch_order.h"
 #include "csrc/run/device/own_kernels.h"
