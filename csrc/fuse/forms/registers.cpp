@@ -32,10 +32,13 @@ void Registers::begin(const Member& member, const Extent& extent) {
   if (!iterate(*extent.elements, looks, iteration_, extent.outer)) throw Unfit();
   const c10::Device device = member.node->device;
   const OpRule& rule = *rule_of(member.node->info);
+  // (Of several results the first need not be asked for.)
+  const c10::ScalarType result =
+      member.results[0] == kNone ? c10::ScalarType::Undefined : args_.result_look().dtype();
   builder_.begin_member(static_cast<size_t>(&member - group_.members.data()),
-                        may_refuse(rule, *member.node, args_.result_look().dtype()));
-  refuses_ = device.is_cpu() && !is_reduction(rule.form) &&
-             refuses_doubtful(rule, *member.node, args_.result_look().dtype());
+                        may_refuse(rule, *member.node, result));
+  refuses_ =
+      device.is_cpu() && !is_reduction(rule.form) && refuses_doubtful(rule, *member.node, result);
   rate_ = extent.elements->numel() == group_.numel ? Rate::element : Rate::row;
   builder_.set_rate(rate_);
   for (const Dims& strides : iteration_.strides)
