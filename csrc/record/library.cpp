@@ -119,7 +119,8 @@ bool wants_kernel(const c10::OperatorHandle& op) {
 
 /// Ops registered by others while lazyeng is loaded. A definition is seen before its kernels, and
 /// whether it wants one of ours depends on them: names wait here until kernels have come, which
-/// lazyeng/torch_patches/custom_ops.py tells. (Looking at all of them takes 40 us, so not each plan can do it.)
+/// lazyeng/torch_patches/custom_ops.py tells. (Looking at all of them takes 40 us, so not each plan
+/// can do it.)
 class NewOps final : public c10::OpRegistrationListener {
  public:
   struct State {
