@@ -125,6 +125,7 @@ def check_looks(rng: random.Random, count: int) -> str:
                 errors += 1
             set_failing(0, 0)
             assert torch.equal(y, expected), f"wrong after the failure of allocation {first}"
+    assert errors, "no allocation of graph() failed"
     return f"graph(): {errors} of {count} failed, and nothing else did"
 
 

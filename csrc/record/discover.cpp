@@ -104,11 +104,28 @@ bool fails_by_a_value(const Call& call, const run::Node& node) {
   }
 }
 
-/// A sparse gradient carries no failure, and its rows are those that the forward op was to look up.
-bool is_sparse_gradient(const run::Node& node) {
-  return node.backward_of != 0 && std::ranges::any_of(node.found.results, [](const auto& result) {
-           return result.isTensor() && result.toTensor().defined() && result.toTensor().is_sparse();
-         });
+bool has_rows_outside(const at::Tensor& sparse) {
+  const at::Tensor indices = sparse._indices().contiguous();  // [sparse dims, elements], int64
+  const int64_t* index = indices.const_data_ptr<int64_t>();
+  for (int64_t dim = 0; dim < sparse.sparse_dim(); ++dim)
+    for (int64_t i = 0; i < indices.size(1); ++i, ++index)
+      if (*index < 0 || *index >= sparse.size(dim)) return true;
+  return false;
+}
+
+/// The rows of a sparse gradient are those that the forward op was to look up (as those of a dense
+/// one: run/looked_up_rows.h), and it cannot carry the failure of that op.
+void check_sparse_gradient(const run::Node& node) {
+  if (node.backward_of == 0 || !node.device.is_cpu()) return;
+  const run::RealDispatch below;
+  for (const c10::IValue& result : node.found.results) {
+    if (!result.isTensor() || !result.toTensor().defined()) continue;
+    const at::Tensor& made = result.toTensor();
+    if (!made.is_sparse() || !made.device().is_cpu() || !has_rows_outside(made)) continue;
+    if (const engine::FailurePtr failed = node.failure_of_forward())
+      run::throw_python_error(failed);
+    TORCH_CHECK_INDEX(false, "index out of range in self");
+  }
 }
 
 /// What the node threw, or found failed. `had_failed`: so had what it was to change, before.
@@ -153,7 +170,7 @@ void Recorder::run_to_discover(Call& call, const PlanKey* learn_under, torch::ji
   if (learn_under && fails_by_a_value(call, *node) && record_failed(call, *node, results))
     return waits.report();
   raise_found(call, *node, had_failed);
-  if (is_sparse_gradient(*node)) raise_if_forward_failed(*node);
+  check_sparse_gradient(*node);
   if (learn_under) learn_from(call, *node, *learn_under);
   Made made;
   push_found(call, *node, made, results);
@@ -164,14 +181,6 @@ void Recorder::run_to_discover(Call& call, const PlanKey* learn_under, torch::ji
   }
   trace_record(call, node.get());
   waits.report();
-}
-
-void Recorder::raise_if_forward_failed(const run::Node& node) {
-  wait_until_done([&](const engine::Interrupt& interrupt) {
-    flush();
-    return engine_->wait_for_all(interrupt);
-  });
-  if (const engine::FailurePtr failed = node.failure_of_forward()) run::throw_python_error(failed);
 }
 
 /// Of a first call, which nothing but its run could tell about: its results fail, as of any later

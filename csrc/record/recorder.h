@@ -105,7 +105,6 @@ class Recorder {
 
   // discover.cpp
   void run_to_discover(Call& call, const PlanKey* learn_under, torch::jit::Stack* results);
-  void raise_if_forward_failed(const run::Node& node);
   bool record_failed(Call& call, const run::Node& node, torch::jit::Stack* results);
   void learn_from(const Call& call, const run::Node& node, const PlanKey& key);
 

@@ -116,9 +116,8 @@ struct ColumnsKernel {
   size_t item = 0;   ///< bytes of a part, and of its zeros
 };
 
-// ---- folds of rows in the order of torch's kernels (csrc/fuse/tiles/row_kernels.inc), and what is
-// made
-// ---- of whole rows at once (csrc/fuse/tiles/whole_row_kernels.inc)
+// ---- folds of rows in the order of torch's kernels (row_kernels.inc), and what is made of whole
+// ---- rows at once (whole_row_kernels.inc)
 
 enum class RowFold : uint8_t {
   none,
