@@ -135,6 +135,71 @@ def test_an_index_out_of_range_is_no_refusal(name, mode, n):
     assert isinstance(caught.value, lazyeng.LazyError) and str(caught.value) == str(expected.value)
 
 
+BAD_VALUES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "multinomial": lambda x: torch.multinomial(x - 5, 3),
+    "bernoulli": lambda x: torch.bernoulli(x + 3),
+    "normal": lambda x: torch.normal(x, x - 5),
+    "poisson": lambda x: torch.poisson(x - 5),
+    "binary_cross_entropy": lambda x: torch.nn.functional.binary_cross_entropy(x + 3, x),
+    "histc": lambda x: torch.histc(x * float("nan")),
+}
+
+
+@pytest.mark.parametrize("name", BAD_VALUES)
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+@pytest.mark.parametrize("n", [50, 20_011, 70_001])
+def test_bad_values_are_no_refusal(name, mode, n):
+    """Nor if no call of that kind has succeeded yet: each of these sizes is a first one."""
+    function, x = BAD_VALUES[name], torch.rand(n)
+    with pytest.raises(RuntimeError) as expected:
+        function(x)
+    for _ in range(2):
+        with lazyeng.lazy(mode):
+            failed = function(x)
+        with pytest.raises(RuntimeError) as caught:
+            failed.tolist()
+        assert isinstance(caught.value, lazyeng.LazyError)
+        assert str(caught.value) == str(expected.value)
+
+
+OF_FAILED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "add out": lambda x: torch.add(x, 1, out=lazyeng.wrap(torch.zeros_like(x))),
+    "div out": lambda x: torch.div(x, 3, out=lazyeng.wrap(torch.zeros_like(x))),
+    "cumsum out": lambda x: torch.cumsum(x, 0, out=lazyeng.wrap(torch.zeros_like(x))),
+    "sort": lambda x: x.sort().values,
+    "clone": lambda x: x.view(-1, 1).expand(-1, 2).t().clone(),
+    "take": lambda x: x.take(torch.zeros_like(x).long()),
+    "multinomial": lambda x: torch.multinomial(x, 3),
+}
+
+
+@pytest.mark.parametrize("name", OF_FAILED)
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+@pytest.mark.parametrize("n", [53, 20_113])
+def test_a_first_call_with_what_has_failed(name, mode, n):
+    """It cannot run, and so not tell what it would have returned."""
+    with lazyeng.lazy(mode):
+        bad = torch.ones(n)[torch.full((n,), n + 1)]
+        of_bad = OF_FAILED[name](bad)
+    with pytest.raises(IndexError, match="out of bounds") as caught:
+        of_bad.tolist()
+    assert isinstance(caught.value, lazyeng.LazyError)
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+def test_out_of_a_call_with_what_has_failed(mode):
+    out = lazyeng.wrap(torch.zeros(59))
+    version = out._version
+    with lazyeng.lazy(mode):
+        bad = torch.ones(59)[torch.full((59,), 60)]
+        torch.sub(bad, 1, out=out)
+    with pytest.raises(IndexError):
+        out.tolist()
+    assert out._version == version + 1
+    out.copy_(torch.ones(59))
+    assert out.tolist() == [1.0] * 59
+
+
 @pytest.mark.parametrize("mode", ["async", "deferred"])
 @pytest.mark.parametrize("n", [50, 20_011])
 def test_a_dim_that_is_not_there_is_refused_at_the_call(mode, n):
@@ -144,6 +209,7 @@ def test_a_dim_that_is_not_there_is_refused_at_the_call(mode, n):
         lambda: i.cumsum(7), lambda: torch.stack([i, i], 7), lambda: i.argmax(7),
         lambda: torch.take_along_dim(x, i, 7), lambda: i.unique(dim=7),
         lambda: torch.cat([i, i], 7), lambda: i.flip(7), lambda: i.median(7),
+        lambda: x.sort(7), lambda: x.sort(-2), lambda: torch.sort(i, dim=1, stable=True),
     ):  # fmt: skip
         with lazyeng.lazy(mode), pytest.raises(IndexError) as caught:
             function()

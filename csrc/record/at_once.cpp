@@ -252,7 +252,7 @@ bool Recorder::run_at_once(const Call& call, const Plan& plan, AtOnce& done) {
     const run::AsEngineThread as_engine_thread;
     torch::jit::Stack stack = real_arguments(call);
     call_kernel(call, plan, stack);
-    run::install_results({call.info, plan.doubt, call.tensors}, done.values, stack);
+    run::install_results({call.info, plan.kind, call.tensors}, done.values, stack);
   } catch (...) {
     // (What lacks memory goes the usual way, and waits until others have let go of theirs.)
     if (!run::is_out_of_memory(std::current_exception())) done.thrown = std::current_exception();

@@ -6,6 +6,7 @@
 
 #include "csrc/record/forward_stacks.h"
 #include "csrc/record/metadata/doubts.h"
+#include "csrc/record/metadata/failed_first_call.h"
 #include "csrc/record/metadata/meta_answers.h"
 #include "csrc/record/metadata/probe.h"
 #include "csrc/record/node_builder.h"
@@ -88,22 +89,6 @@ bool counts_writes(const run::OpInfo& info, const run::Node& node) {
          std::ranges::none_of(node.tensors, &run::TensorArg::silent);
 }
 
-/// An index that is out of range, and nothing that eager would have refused for its looks. (A dim
-/// that is not there is an IndexError, too, and not all meta functions look at that.)
-bool fails_by_a_value(const Call& call, const run::Node& node) {
-  if (!node.found.thrown || call.info.writes || thread_mode().mode == Mode::sync) return false;
-  if (!call.info.looks_up_by_values) return false;
-  if (std::ranges::any_of(call.looks, [](const auto& look) { return look && look->numel() == 0; }))
-    return false;
-  try {
-    std::rethrow_exception(node.found.thrown);
-  } catch (const c10::IndexError&) {
-    return true;
-  } catch (...) {
-    return false;
-  }
-}
-
 bool has_rows_outside(const at::Tensor& sparse) {
   const at::Tensor indices = sparse._indices().contiguous();  // [sparse dims, elements], int64
   const int64_t* index = indices.const_data_ptr<int64_t>();
@@ -167,8 +152,7 @@ void Recorder::run_to_discover(Call& call, const PlanKey* learn_under, torch::ji
   }
   for (const run::StorageVarRef& var : storages) follow_moves(*var);
   for (run::StorageVar* var : node->written_vars) run::plain_storages().release(*var);
-  if (learn_under && fails_by_a_value(call, *node) && record_failed(call, *node, results))
-    return waits.report();
+  if (learn_under && record_failed(call, *node, *learn_under, results)) return waits.report();
   raise_found(call, *node, had_failed);
   check_sparse_gradient(*node);
   if (learn_under) learn_from(call, *node, *learn_under);
@@ -184,11 +168,14 @@ void Recorder::run_to_discover(Call& call, const PlanKey* learn_under, torch::ji
 }
 
 /// Of a first call, which nothing but its run could tell about: its results fail, as of any later
-/// call. False: the meta function does not say what they would be.
-bool Recorder::record_failed(Call& call, const run::Node& node, torch::jit::Stack* results) {
-  MetaAnswer answer = MetaAnswer::none;
-  const PlanRef plan = ask_meta(call, StandIns::For::meta, answer);
-  if (!plan || plan->must_run || plan->only_metadata || !plan->rewrites.empty()) return false;
+/// call. False: eager would have raised this at the call, too, or nobody knows.
+bool Recorder::record_failed(Call& call, const run::Node& node, const PlanKey& key,
+                             torch::jit::Stack* results) {
+  if (thread_mode().mode == Mode::sync) return false;
+  const PlanRef plan = plan_in_spite_of(call, node.found);
+  if (!plan) return false;
+  plans_.insert(key, call, plan);
+  if (counts_writes(call.info, node)) run::take_back_own_writes();
   AtOnce tried;
   tried.thrown = node.found.thrown;
   record_node(call, *plan, tried, results);
@@ -199,8 +186,7 @@ bool Recorder::record_failed(Call& call, const run::Node& node, torch::jit::Stac
 void Recorder::learn_from(const Call& call, const run::Node& node, const PlanKey& key) {
   note_kernel_accepted(call);
   compare_with_meta(call, node.found);
-  if (!structured_meta_agrees(call, node.found))
-    doubt_of(call).structured.store(true, std::memory_order_relaxed);
+  if (!structured_meta_agrees(call, node.found)) run::doubt_structured_meta(doubted_kind(call));
   PlanRef plan = learn(call, node.found);
   if (!plan) return;
   want_trials(call, window_.recorded());

@@ -175,7 +175,7 @@ c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call
   c10::SmallVector<run::ValueRef, 2> values;
   node.brief = node.queue == engine::QueueId::cpu && is_brief(plan);
   if (node.queue == engine::QueueId::cpu) node.width = plan.width;
-  node.doubt = plan.doubt;
+  node.kind = plan.kind;
   node.plan = plan.id;
   for (const OutputPlan& output : plan.outputs) {
     run::ValueRef value;

@@ -105,7 +105,8 @@ class Recorder {
 
   // discover.cpp
   void run_to_discover(Call& call, const PlanKey* learn_under, torch::jit::Stack* results);
-  bool record_failed(Call& call, const run::Node& node, torch::jit::Stack* results);
+  bool record_failed(Call& call, const run::Node& node, const PlanKey& key,
+                     torch::jit::Stack* results);
   void learn_from(const Call& call, const run::Node& node, const PlanKey& key);
 
   // at_once.cpp

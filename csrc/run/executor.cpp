@@ -135,7 +135,7 @@ void install(const Ran& ran, Value& value, const at::Tensor& result) {
   at::Tensor tensor = result;
   if (!same_layout(g, tensor)) {
     check_is_as_recorded(ran.op, g, tensor);
-    if (ran.doubt) ran.doubt->layouts.fetch_add(1, std::memory_order_relaxed);
+    if (ran.kind) doubt_layouts(ran.kind);
     tensor = with_layout(g, tensor);
   } else if (aliases_an_input(ran.inputs, tensor)) {
     tensor = with_layout(g, tensor);
@@ -187,7 +187,7 @@ void install_results(const Ran& ran, c10::ArrayRef<ValueRef> outputs,
 }
 
 void install_results(Node& node, const torch::jit::Stack& results) {
-  install_results({node.info, node.doubt, node.tensors}, node.outputs, results);
+  install_results({node.info, node.kind, node.tensors}, node.outputs, results);
   for (const Node::Rewrite& rewrite : node.rewrites) {
     at::Tensor tensor = rewrite.after->real();
     TORCH_CHECK(same_layout(rewrite.after->geometry(), tensor), "[", node.info.name, "] left ",

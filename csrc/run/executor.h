@@ -18,7 +18,7 @@ void to_plain_results(torch::jit::Stack& stack);
 /// An op that has run.
 struct Ran {
   const OpInfo& op;
-  Doubt* doubt;  ///< is told if a result does not lie as was expected; may be null
+  DoubtedKind kind;  ///< is doubted if a result does not lie as was expected; may be 0
   c10::ArrayRef<TensorArg> inputs;
 };
 

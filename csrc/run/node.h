@@ -18,6 +18,7 @@
 #include "csrc/run/collective.h"
 #include "csrc/run/cores/width.h"
 #include "csrc/run/device/host_copy.h"
+#include "csrc/run/doubts.h"
 #include "csrc/run/failures/failure.h"
 #include "csrc/run/op_info.h"
 #include "csrc/run/value.h"
@@ -114,8 +115,8 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   bool keeps_modes = false;  ///< of its caller: caller_modes.h
   /// Null: it has the width of its settings.
   Ref<Width> width;
-  /// Is told if the results do not lie as the plan said. Null: not of a plan.
-  Doubt* doubt = nullptr;
+  /// Is doubted if the results do not lie as the plan said. 0: not of a plan.
+  DoubtedKind kind = 0;
   /// On which it launches kernels; the CPU: none.
   c10::Device device{c10::kCPU};
   /// It ends when the device has done it, not when it is launched (mode sync).

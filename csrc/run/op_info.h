@@ -68,15 +68,6 @@ enum class Collectivity : uint8_t {
 /// Views that csrc/record/metadata/offset_views.h knows.
 enum class OffsetView : uint8_t { none, select, slice };
 
-/// What runs have shown of calls of one kind (record/metadata/doubts.h). Never freed.
-struct Doubt {
-  /// How often a result had other strides than its plan said. A plan is good for as long as it does
-  /// not change; once it has, plans come from runs.
-  std::atomic<uint32_t> layouts{0};
-  /// The structured meta function refused what a run then accepted: it is not asked again.
-  std::atomic<bool> structured{false};
-};
-
 struct OpInfo {
   explicit OpInfo(const c10::OperatorHandle& handle);
   OpInfo(const OpInfo&) = delete;
@@ -141,12 +132,10 @@ struct OpInfo {
   /// Set once there was no meta function to ask: it is not looked for again.
   mutable std::atomic<bool> lacks_meta{false};
   /// Set once a run returned another shape, dtype or class than was recorded: from then on the op
-  /// is run to learn what it returns. (Other strides are repaired: Doubt.)
+  /// is run to learn what it returns. (Other strides are repaired: doubts.h.)
   mutable std::atomic<bool> distrust_plans{false};
   /// The op was taken back, and may have been defined anew: ops recorded before it refer to this.
   mutable std::atomic<bool> outdated{false};
-  /// Of calls of which nothing can be told apart.
-  mutable Doubt doubt;
   /// What csrc/fuse/op_table.cpp has found for the op; null: not looked up yet.
   mutable std::atomic<const void*> fuse_rule{nullptr};
 

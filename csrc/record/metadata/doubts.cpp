@@ -1,7 +1,5 @@
-// csrc/record/metadata/doubts.cpp: the Doubt of each kind of call.
+// csrc/record/metadata/doubts.cpp: the kind of a call.
 #include "csrc/record/metadata/doubts.h"
-
-#include <array>
 
 #include "csrc/record/metadata/infer.h"
 
@@ -14,14 +12,11 @@ bool has_usual_strides(const run::Geometry& look) {
   return true;
 }
 
-// A fixed number of them, as kinds are unbounded: numbers are part of them. Two kinds that share
-// one are asked for more often than they need be.
-run::Doubt& doubt_of(const Call& call) {
-  static std::array<run::Doubt, size_t{1} << 14> doubts;
+run::DoubtedKind doubted_kind(const Call& call) {
   PlanKey kind;
-  if (!make_kind_key(call, kind)) return call.info.doubt;
+  if (!make_kind_key(call, kind)) kind.assign({reinterpret_cast<uint64_t>(&call.info)});
   for (const run::GeometryRef& look : call.looks) kind.push_back(look && !has_usual_strides(*look));
-  return doubts[hash_of(kind) % doubts.size()];
+  return std::max<run::DoubtedKind>(hash_of(kind), 1);
 }
 
 }  // namespace lazyeng::record

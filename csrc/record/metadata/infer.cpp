@@ -146,15 +146,26 @@ bool casts_in_kernel(const Call& call) {
          !run::CallerModes::of_this_thread().autocast.empty();
 }
 
+/// Not all meta functions look (that of sort does not). Where one more is allowed (stack) the run
+/// tells.
+bool dim_may_be_refused(const Call& call) {
+  if (!call.info.aten || call.looks.empty() || !call.looks[0]) return false;
+  const std::optional<int> arg = call.info.handle.schema().argumentIndexWithName("dim");
+  if (!arg || !call.args[*arg].isInt()) return false;
+  const int64_t dim = call.args[*arg].toInt();
+  const auto rank = std::max<int64_t>(static_cast<int64_t>(call.looks[0]->sizes().size()), 1);
+  return dim < -rank || dim >= rank;
+}
+
 PlanRef infer_any(const Call& call) {
   if (has_layout_of_kernel(call)) return nullptr;
   if (call.info.returns_plain || call.info.distrust_plans) return nullptr;
-  const run::Doubt& doubt = doubt_of(call);
-  if (doubt.layouts.load(std::memory_order_relaxed) != 0) return nullptr;
+  const run::Doubts doubts = run::doubts_of(doubted_kind(call));
+  if (doubts.layouts) return nullptr;
   if (writes_overlapping(call) || may_conjugate_given(call)) return plan_that_must_run();
   if (casts_in_kernel(call)) return kernel_can_be_tried(call) ? ask_kernel(call) : nullptr;
   MetaAnswer answer = MetaAnswer::none;
-  if (structured_meta_is_right(call) && !doubt.structured.load(std::memory_order_relaxed)) {
+  if (structured_meta_is_right(call) && !doubts.structured) {
     PlanRef plan = ask_meta(call, For::structured_meta, answer);
     if (answer != MetaAnswer::none && !(plan && follows_a_copy(call, *plan))) return plan;
   }
@@ -164,7 +175,7 @@ PlanRef infer_any(const Call& call) {
   if (call.info.torchs && makes_tensors(call.info) &&
       (call.info.lacks_meta || call.info.wrong_meta || !meta_is_believed(call)))
     return nullptr;
-  if (out_may_be_refused(call)) return nullptr;
+  if (out_may_be_refused(call) || dim_may_be_refused(call)) return nullptr;
   PlanRef plan = ask_meta(call, For::meta, answer);
   if (answer == MetaAnswer::none && call.info.torchs) call.info.lacks_meta = true;
   return plan;

@@ -11,6 +11,7 @@
 
 #include "csrc/engine/spin_lock.h"
 #include "csrc/record/call.h"
+#include "csrc/run/doubts.h"
 
 namespace lazyeng::record {
 
@@ -49,12 +50,10 @@ class Plan final : public RefCounted {
   bool brief = false;             ///< its tensors are so small that any kernel is soon done
   bool brief_if_narrow = false;   ///< and it is once the width is known to start no helpers
   Ref<run::Width> width;          ///< of ops that one core may do; else null
-  run::Doubt* doubt = nullptr;    ///< of calls of this kind; null: nothing is to be doubted
-  uint32_t doubted_before = 0;    ///< Doubt::layouts when it was made
+  run::DoubtedKind kind = 0;      ///< that its calls are of
+  uint32_t stamp = 0;             ///< of the kind's doubts, when it was made
 
-  bool holds() const {
-    return !doubt || doubt->layouts.load(std::memory_order_relaxed) == doubted_before;
-  }
+  bool holds() const { return kind == 0 || run::doubts_stamp(kind) == stamp; }
 };
 using PlanRef = Ref<const Plan>;
 

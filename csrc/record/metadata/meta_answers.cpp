@@ -227,8 +227,8 @@ bool nothing_to_run(const Call& call, const Plan& plan) {
 }
 
 void add_doubt(const Call& call, Plan& plan) {
-  plan.doubt = &doubt_of(call);
-  plan.doubted_before = plan.doubt->layouts.load(std::memory_order_relaxed);
+  plan.kind = doubted_kind(call);
+  plan.stamp = run::doubts_stamp(plan.kind);
 }
 
 namespace {

@@ -20,6 +20,7 @@ constexpr uint64_t kMaxBytes = 1 << 18;
 // Of ops that look at each element once: a meta function written in Python takes longer.
 constexpr int64_t kMaxElementsOnce = 1 << 18;
 constexpr uint64_t kMaxBytesOnce = 1 << 20;
+constexpr uint64_t kMaxSaneBytes = 1 << 28;
 
 bool is_real(For whom) { return whom == For::kernel || whom == For::one_element; }
 
@@ -71,9 +72,14 @@ StandIns::StandIns(const Call& call, For whom, int integers)
     tensors_.push_back(call.looks[i] ? make(i) : at::Tensor());
 }
 
+/// (The value of a number is looked at: it stands for itself.)
+bool StandIns::has_stand_in(size_t i) const {
+  return call_.looks[i] && !call_.looks[i]->data().wrapped_number;
+}
+
 at::Tensor StandIns::make(size_t i) {
   const run::GeometryData& g = call_.looks[i]->data();
-  if (g.wrapped_number) return call_.tensors[i].raw;  // its value is looked at
+  if (!has_stand_in(i)) return call_.tensors[i].raw;
   if (whom_ == For::one_element) return make_one_element(*call_.looks[i]);
   storages_[i] = storage_for(i);
   if (!is_real(whom_)) return without_memory(whom_, storages_[i], g);
@@ -100,10 +106,10 @@ c10::Storage StandIns::storage_for(size_t i) {
 /// Memory for what the tensors reach, not for all of the storages that they are views of.
 void StandIns::place_in_small_storages() {
   for (size_t i = 0; i < call_.tensors.size(); ++i) {
-    if (!call_.looks[i] || storages_[i]) continue;
+    if (!has_stand_in(i) || storages_[i]) continue;
     c10::SmallVector<size_t, 4> sharing;
     for (size_t j = i; j < call_.tensors.size(); ++j)
-      if (j == i || share_memory(call_, i, j)) sharing.push_back(j);
+      if (j == i || (has_stand_in(j) && share_memory(call_, i, j))) sharing.push_back(j);
     const int64_t skipped = elements_before(sharing);
     std::vector<const run::GeometryData*> looks;
     uint64_t nbytes = 0;
@@ -187,7 +193,7 @@ bool only_makes_views(const run::OpInfo& info) {
                      [](const run::ReturnInfo& result) { return result.may_alias; });
 }
 
-bool kernel_can_be_tried(const Call& call) {
+bool kernel_can_be_tried(const Call& call, TrialSize size) {
   const run::OpInfo& info = call.info;
   // Kernels of other namespaces may have effects; draws from a generator that is no argument, and
   // checks of values, must not happen twice. (trusts_contents: made-up values would be addresses.)
@@ -205,6 +211,7 @@ bool kernel_can_be_tried(const Call& call) {
     elements += look->numel();
     bytes += look->span_bytes();
   }
+  if (size == TrialSize::any_sane) return bytes <= kMaxSaneBytes;
   return info.looks_once ? elements <= kMaxElementsOnce && bytes <= kMaxBytesOnce
                          : elements <= kMaxElements && bytes <= kMaxBytes;
 }

@@ -32,6 +32,7 @@ class StandIns {
   bool kept_storages() const;
 
  private:
+  bool has_stand_in(size_t i) const;
   at::Tensor make(size_t i);
   at::Tensor make_one_element(const run::Geometry& look) const;
   c10::Storage storage_for(size_t i);
@@ -47,9 +48,15 @@ class StandIns {
   std::vector<int64_t> moved_by_;       // elements by which the stand-in's offset is smaller
 };
 
+/// How long a trial of a kernel may take.
+enum class TrialSize : uint8_t {
+  brief,     ///< less than the meta function
+  any_sane,  ///< as long as the call itself, unless it is huge
+};
+
 /// The stand-ins for a kernel would be small enough, and the kernel is known to look at nothing
 /// that they lack.
-bool kernel_can_be_tried(const Call& call);
+bool kernel_can_be_tried(const Call& call, TrialSize size = TrialSize::brief);
 
 /// The op returns views of what it gets, writes nothing and looks at no memory.
 bool only_makes_views(const run::OpInfo& info);
