@@ -1,14 +1,20 @@
 """A sample of op_db, module_db and optim_db. All of it: `python -m tests.conformance`."""
 
+import contextlib
 import os
 import subprocess
 import sys
 
 import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_leaves
+
+import lazyeng
 
 from .conformance import __main__ as conformance
 from .conformance import generic, generic_report, log, report
-from .conformance.known import GENERIC, KNOWN, METADATA_ONLY, WITH_FUSION_ON
+from .conformance.known import CANCELS, GENERIC, KNOWN, METADATA_ONLY, WITH_FUSION_ON
 from .conformance.report import row, unexpected
 from .conformance.runner import Plan, names_of, run, run_together
 from .conformance.variants import SUITES
@@ -45,6 +51,10 @@ SAMPLES = [
     (Plan("fused", "deferred", "wrap", limit=1, fusion="on"), 10),
     (Plan("module_error", "async", "wrap"), 1),
     (Plan("optim_error", "deferred", "block"), 1),
+    (Plan("op", "async", "wrap", limit=1, dtype="bool"), 14),
+    (Plan("op", "deferred", "block", limit=1, dtype="float64"), 14),
+    (Plan("out", "deferred", "block", limit=1, fusion="on"), 14),
+    (Plan("error", "sync", "block", limit=3), 14),
 ]
 
 # Entries in which a full run once found a difference: all samples.
@@ -201,13 +211,90 @@ def test_a_page_keeps_the_reasons_of_what_was_run_again_in_some_lines_only():
     assert "op:mul" not in mended
 
 
+def test_a_page_keeps_the_reason_of_a_row_that_stays():
+    """What was run in part leaves the row as it is, and with it what the row counts."""
+    page = report.docs_page([result("mul", "different"), result("add")])
+    again = report.docs_page([result("mul")], page)
+    assert "| op | int64 | auto | async | wrap | 1 | 2 |" in again and "`op:mul, int64" in again
+
+
+def the_page() -> str:
+    return report.DOCS.read_text().partition(report.GENERIC_HEADING)[0].rstrip("\n") + "\n"
+
+
+def test_the_page_is_what_its_generator_writes():
+    assert report.docs_page([], the_page()) == the_page()
+
+
+def test_each_row_of_the_page_that_counts_less_has_its_reasons():
+    """Some count less still: what may differ need not in each mode."""
+    page = the_page()
+    section = page.partition("\n## Not equal\n")[2].partition("\n## ")[0]
+    entries = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
+    for cells in report.rows(page):
+        row = dict(zip(report.COLUMNS, cells, strict=True))
+        reasons = [entry for entry in entries if cells[:5] in report.lines_of(entry, page)]
+        assert int(row["of"]) - int(row["equal"]) <= len(reasons), row
+
+
+def test_the_documented_command_runs_every_row():
+    plans = [*conformance.plans(conformance.arguments(["--full"]))]
+    assert len(plans) == report.FULL_LINES
+    lines = {(p.suite, p.dtype, p.fusion, p.mode, p.how) for p in plans}
+    named = {cells[:5] for cells in report.rows(the_page())}
+    assert not {cells for cells in named if cells[1] != "float16" and cells[2] != "exact"} - lines
+
+
+def gradients(op, sample, dtype, mode):
+    """Of a sample in this dtype, in float64, for the same gradients of the results."""
+    wanted = sample.transform(
+        lambda x: (
+            x.detach().to(dtype).requires_grad_(x.requires_grad)
+            if isinstance(x, torch.Tensor) and x.is_floating_point()
+            else x
+        )
+    )
+    leaves = [
+        x
+        for x in tree_leaves((wanted.input, wanted.args, wanted.kwargs))
+        if isinstance(x, torch.Tensor) and x.requires_grad
+    ]
+    with lazyeng.lazy(mode) if mode else contextlib.nullcontext():
+        result = op(wanted.input, *wanted.args, **wanted.kwargs)
+        ones = torch.randn(result.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+        found = torch.autograd.grad(result, leaves, ones.to(dtype), allow_unused=True)
+    return [lazyeng.unwrap(x).double() for x in found if x is not None]
+
+
+@pytest.mark.limit(120)
+@pytest.mark.usefixtures("inexact")
+@pytest.mark.parametrize("name", CANCELS)
+def test_what_cancels_out_is_no_further_from_float64(name):
+    """What known.py says of these groups in bfloat16, where their gradients differ from eager's."""
+    (op,) = [op for op in op_db if op.name == name and not op.variant_test_name]
+    compared = 0
+    for sample in op.sample_inputs("cpu", torch.bfloat16, requires_grad=True):
+        eager = gradients(op, sample, torch.bfloat16, None)
+        group = gradients(op, sample, torch.bfloat16, "deferred")
+        exact = gradients(op, sample, torch.float64, None)
+        for a, b, c in zip(eager, group, exact, strict=True):
+            finite = torch.isfinite(a) & torch.isfinite(b) & torch.isfinite(c)
+            if torch.equal(a, b) or not finite.any():
+                continue
+            compared += 1
+            furthest = (a - c)[finite].abs().max()
+            tolerance = 1.6e-2 * c[finite].abs().max() + 1e-5  # assert_close's, of bfloat16
+            assert (b - c)[finite].abs().max() <= torch.maximum(furthest * 1.01, tolerance)
+    assert compared
+
+
 def test_the_full_run_is_the_product_of_all():
     plans = [*conformance.plans(conformance.arguments(["--full"]))]
-    assert len({*plans}) == len(plans) == (11 * 6 + 4) * 3 * 3
+    assert len({*plans}) == len(plans) == (11 * 6 + 4) * 3 * 3 * 2
     assert {plan.suite for plan in plans} == {*SUITES}
     less = conformance.arguments(["--full", "--mode", "sync", "--suite", "op", "dtype"])
     assert {plan.mode for plan in conformance.plans(less)} == {"sync"}
-    assert len([*conformance.plans(less)]) == (6 + 1) * 3
+    assert len([*conformance.plans(less)]) == (6 + 1) * 3 * 2
 
 
 @pytest.mark.limit(300)
@@ -215,7 +302,7 @@ def test_a_full_run_goes_on_where_it_was(tmp_path, capsys):
     """Begun by the command, and gone on with here, by another process."""
     path = tmp_path / "log" / "run.jsonl"
     words = ["--full", "--log", str(path), "--suite", "optim", "--dtype", "default", "--limit", "2"]
-    words += ["--mode", "deferred", "--fusion", "on", "--op", "SGD", "Adam"]
+    words += ["--mode", "deferred", "--fusion", "on", "--how", "wrap", "--op", "SGD", "Adam"]
     command = [sys.executable, "-m", "tests.conformance", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr

@@ -36,12 +36,14 @@ USUAL: dict[str, tuple[str, ...]] = {
     "dtype": ("default",),
     "fusion": ("auto",),
     "mode": MODES,
+    "how": ("wrap",),
 }
 FULL: dict[str, tuple[str, ...]] = {
     "suite": SUITES + MORE_SUITES,
     "dtype": ("default", "float64", "bfloat16", "int64", "bool", "complex64"),
     "fusion": ("auto", "on", "off"),
     "mode": MODES,
+    "how": ("wrap", "block"),
 }
 # PyTorch chooses the dtypes itself.
 WITHOUT_DTYPE = ("error", "module_error", "optim_error", "dtype")
@@ -58,14 +60,15 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--mode", nargs="+", choices=MODES)
     add("--suite", nargs="+", choices=SUITES + MORE_SUITES)
-    add("--how", nargs="+", default=["wrap"], choices=("wrap", "block"),
+    add("--how", nargs="+", choices=("wrap", "block"),
         help="wrap: LazyTensors outside any block; block: plain tensors in lazy(mode)")  # fmt: skip
     add("--dtype", nargs="+", choices=DTYPES,
         help="default: float32, or the first that an operator has")  # fmt: skip
     add("--fusion", nargs="+", choices=FUSION, help="LAZYENG_FUSION")
     add("--full", action="store_true",
         help="where no option above says less: all suites, six dtypes, three modes, fusion auto, "
-        f"on and off; takes hours (docs/conformance.md), and logs to {FULL_LOG}")  # fmt: skip
+        "on and off, wrap and block; takes hours (docs/conformance.md), and logs to "
+        f"{FULL_LOG}")  # fmt: skip
     add("--limit", type=int, help="at most this many samples of an entry")
     add("--every", type=int, default=1, metavar="N", help="one entry of N")
     add("--op", nargs="+", help="only these entries (exact names)")

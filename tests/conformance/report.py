@@ -138,15 +138,17 @@ value is read (`lazy("sync")` raises it at the call): `DEPENDS_ON_VALUES` in kno
 are raised at the call.
 """
 
+# {plans}: how many lines `--full` gives (tests/test_conformance.py looks that it is so).
+FULL_LINES = 1260
 HOW_TO_RUN = """\
-What is not in the table was not run in full. One command runs all of it, 576 lines: every suite in
-six dtypes and three modes, with fusion auto, on and off.
+What is not in the table was not run in full. One command runs all of it, {plans} lines: every suite
+in six dtypes and three modes, with fusion auto, on and off, of wrapped tensors and in blocks.
 
 ```
 python -m tests.conformance --full --jobs 2
 ```
 
-The nine settings of a suite and dtype share a process: each sample is made, and run eagerly, once.
+The settings of a suite and dtype share a process: each sample is made, and run eagerly, once.
 Which of them runs it first changes from sample to sample (what the first one learns, the others
 use). An entry in which that process is lost is run again, each setting in a process of its own.
 Each result is logged as it comes, in `build/conformance-full.jsonl` if `--log` names no other file;
@@ -192,7 +194,7 @@ def rows(page: str) -> Iterator[tuple[str, ...]]:
 def docs_page(results: list[dict[str, Any]], earlier: str = "") -> str:
     """What was run, the totals, and every entry that is not equal with its reason."""
     lines = [INTRODUCTION, versions(results, earlier), "", *summary(results, earlier)]
-    lines += ["", HOW_TO_RUN, "## Not equal", "", NOT_EQUAL]
+    lines += ["", HOW_TO_RUN.format(plans=f"{FULL_LINES:,}"), "## Not equal", "", NOT_EQUAL]
     differ = kept(earlier, "Not equal", results) | not_equal(results)
     lines += table(differ, "every entry is equal")
     lines += ["", "## Raised at the read", "", RAISED_AT_THE_READ]
@@ -266,11 +268,11 @@ def not_equal(results: list[dict[str, Any]]) -> dict[str, str]:
 
 def kept(earlier: str, heading: str, results: list[dict[str, Any]]) -> dict[str, str]:
     """What an earlier page says under a heading of the entries that were not run again, or not in
-    each of the lines that it speaks for."""
+    each of the lines that it speaks for, or in a line that stays as it is (`complete`)."""
     again: dict[str, set[tuple[str, ...]]] = {}
-    for result in results:
-        if not result["limit"]:
-            again.setdefault(key(result), set()).add(tuple(result[part] for part in GROUP[:5]))
+    for (*line, limit), group in complete(results, earlier).items():
+        for result in group if not limit else ():
+            again.setdefault(key(result), set()).add(tuple(line))
     section = earlier.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     found = re.findall(r"^\| `(.+?)` \| (.*) \|$", section, re.MULTILINE)
     return {
