@@ -44,6 +44,7 @@ class Observed:
     errors: dict[str, BaseException] = field(default_factory=dict)  # "forward", "backward"
     plain: list[str] = field(default_factory=list)  # results that are not LazyTensors
     late: bool = False  # the call returned, and reading its results raised
+    late_backward: bool = False  # the same of its gradients
 
 
 def clone(tree: Any) -> Any:
@@ -158,6 +159,7 @@ def observe_lazy(program: Program, block: Callable[[], Any], expected: Observed)
     try:
         with block():
             grads = run_backward(program, outputs, lazy=True)
+            seen.late_backward = True
         seen.grads = with_flags(grads)
     except Exception as error:
         seen.errors["backward"] = error
@@ -222,6 +224,10 @@ def difference(expected: Observed, got: Observed, values: bool) -> str | None:
             return f"{phase}: {words}"
     if "forward" in expected.errors:
         return late_error(expected.errors["forward"]) if got.late else None
+    if "backward" in expected.errors and got.late_backward:
+        words = late_error(expected.errors["backward"], "backward")
+        if words:
+            return words
     for part in ("outputs", "grads", "state"):
         if part == "grads" and "backward" in expected.errors:
             continue
@@ -245,11 +251,11 @@ def error_difference(expected: BaseException | None, got: BaseException | None) 
     return None
 
 
-def late_error(expected: BaseException) -> str | None:
+def late_error(expected: BaseException, phase: str = "forward") -> str | None:
     """Only what depends on values is raised when they are read; all else at the call."""
     if any(re.search(pattern, str(expected)) for pattern in DEPENDS_ON_VALUES):
         return None
-    return f"forward: raised at the read, not at the call: {first_line(expected)}"
+    return f"{phase}: raised at the read, not at the call: {first_line(expected)}"
 
 
 def error_at_the_read(got: Observed) -> str | None:
