@@ -34,7 +34,7 @@ def engine_stats() -> dict[str, int]:
         ``crowded``: how often other programs were found to keep the cores busy, so that threads of
         large kernels sleep between kernels for a while, in place of spinning;
         ``plans``: calls unlike all before (in op, shapes, options), which take longer to record;
-        ``syncs``: places where the program waited; ``fallbacks``: ops run at the call because they
+        ``syncs``: how often the program waited; ``fallbacks``: ops run at the call because they
         cannot be recorded;
         ``pending_ops``, ``pending_bytes``: recorded and not complete, and the bytes that they will
         allocate; ``pool_bytes``: kept for reuse by the buffer pool; ``peak_bytes``: the most that
