@@ -16,8 +16,9 @@ import warnings
 
 import torch
 
-from . import random_programs, test_random_models
+from . import test_random_models
 from . import test_random_programs as checks
+from .programs import random_programs
 
 THREADS = 4
 LARGE_EACH = 4  # rounds; coprime to the number of forms and modes together (9)

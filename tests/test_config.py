@@ -10,7 +10,7 @@ import torch
 import lazyeng
 from lazyeng import LazyTensor, lazy, wrap
 
-from . import fresh
+from .support import fresh
 
 STATS = {
     "recorded", "executed", "groups", "hand_written", "replayed", "launches",

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from lazyeng import LazyError, LazyTensor, engine_stats, lazy, synchronize, unwrap, wrap
-from tests import fresh as processes
+from tests.support import fresh as processes
 
-from .fresh import run
+from .support.fresh import run
 
 
 def fresh(name):

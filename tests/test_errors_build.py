@@ -7,8 +7,15 @@ import traceback
 import pytest
 
 from lazyeng import LazyError, errors
-from tests import error_corpus as corpus
-from tests.error_corpus import ORIGINALS, build, fields, kernel_with_a_chain, stack_here, text_of
+from tests.programs import error_corpus as corpus
+from tests.programs.error_corpus import (
+    ORIGINALS,
+    build,
+    fields,
+    kernel_with_a_chain,
+    stack_here,
+    text_of,
+)
 
 
 def original_of(name):

@@ -10,8 +10,8 @@ from multiprocessing.reduction import ForkingPickler
 import pytest
 
 from lazyeng import LazyError, errors
-from tests import error_corpus as corpus
-from tests.error_corpus import (
+from tests.programs import error_corpus as corpus
+from tests.programs.error_corpus import (
     ORIGINALS,
     build,
     fields,

@@ -18,7 +18,7 @@ import torch
 
 import lazyeng
 from lazyeng import LazyError, lazy, synchronize, wrap
-from tests import fresh
+from tests.support import fresh
 from tests.test_process import finished, start
 
 

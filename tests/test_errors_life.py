@@ -10,8 +10,8 @@ import weakref
 import pytest
 
 from lazyeng import LazyError, errors
-from tests import error_corpus as corpus
-from tests.error_corpus import build, kernel_with_a_chain, reading, stack_here, text_of
+from tests.programs import error_corpus as corpus
+from tests.programs.error_corpus import build, kernel_with_a_chain, reading, stack_here, text_of
 
 
 def lines_of(tb):

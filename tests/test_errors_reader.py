@@ -17,7 +17,7 @@ import torch.utils.checkpoint
 
 import lazyeng
 from lazyeng import LazyError, lazy, synchronize, wrap
-from tests import failing_kernels, failing_programs
+from tests.programs import failing_kernels, failing_programs
 
 HERE = os.path.basename(__file__)
 

@@ -8,8 +8,8 @@ import traceback
 import pytest
 
 from lazyeng import _traceback, errors
-from tests import error_corpus as corpus
-from tests.error_corpus import build, stack_here
+from tests.programs import error_corpus as corpus
+from tests.programs.error_corpus import build, stack_here
 
 
 class Probe:

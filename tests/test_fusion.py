@@ -15,8 +15,15 @@ import lazyeng
 from lazyeng import _C, lazy, wrap
 from lazyeng.fuse.description import planned
 
-from .fusion_programs import DEEPEST, FLOATS, Dag, exact_functions, hard_values, tried_functions
-from .fusion_runs import compare_random_programs, fused, same_bits
+from .programs.fusion_programs import (
+    DEEPEST,
+    FLOATS,
+    Dag,
+    exact_functions,
+    hard_values,
+    tried_functions,
+)
+from .support.fusion_runs import compare_random_programs, fused, same_bits
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

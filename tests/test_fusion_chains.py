@@ -13,8 +13,8 @@ import torch
 
 import lazyeng
 
-from .fusion_programs import FLOATS
-from .fusion_runs import fused, same_bits
+from .programs.fusion_programs import FLOATS
+from .support.fusion_runs import fused, same_bits
 
 # Around the vectors and blocks of all instruction sets, and around a tile.
 SIZES = (1, 7, 31, 32, 63, 64, 65, 127, 128, 129, 1000, 16384, 16385, 40000)
@@ -117,7 +117,8 @@ def test_every_pair_of_steps(dtype):
 
 def run_alone(body, **env):
     prelude = (
-        "import threading, time, torch, lazyeng\nfrom tests.thread_names import count_threads\n"
+        "import threading, time, torch, lazyeng\n"
+        "from tests.support.thread_names import count_threads\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", prelude + textwrap.dedent(body)],

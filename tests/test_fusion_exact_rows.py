@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from lazyeng import _C
 
-from .fusion_runs import compare_random_programs, fused, same_bits, without_fusion
+from .support.fusion_runs import compare_random_programs, fused, same_bits, without_fusion
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -5,7 +5,7 @@ import torch
 
 from lazyeng import _C
 
-from .fusion_runs import fused
+from .support.fusion_runs import fused
 
 
 @pytest.fixture(params=[False, True], ids=["auto", "on"], autouse=True)

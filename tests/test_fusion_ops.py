@@ -15,7 +15,7 @@ import torch
 import lazyeng
 from lazyeng import _C, lazy, wrap
 
-from .fusion_runs import same_bits
+from .support.fusion_runs import same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

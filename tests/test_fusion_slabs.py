@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from .fusion_runs import fused, same_bits
+from .support.fusion_runs import fused, same_bits
 from .test_fusion_exact_rows import SPECIAL, numbers, threads_of_torch
 
 FUNCTIONS = (torch.softmax, torch.log_softmax)

@@ -205,7 +205,7 @@ LONG_PROGRAM = """if True:
     import torch
     import lazyeng
     from lazyeng import _C
-    from tests.fusion_programs import tried_functions
+    from tests.programs.fusion_programs import tried_functions
 
     def run(step, given=lambda x: x):
         generator = torch.Generator().manual_seed(step)
@@ -273,7 +273,7 @@ def test_trials_leave_no_threads_of_openmp():
     code = """if True:
         import torch
         from lazyeng import _C, lazy, synchronize, wrap
-        from tests.thread_names import count_threads
+        from tests.support.thread_names import count_threads
         torch.set_num_threads(4)
         with open("/proc/self/comm") as file:
             name = file.read().strip()  # its helpers have it, too

@@ -12,7 +12,7 @@ import torch
 import lazyeng
 from lazyeng import _C
 
-from .deep_programs import PROGRAMS
+from .programs.deep_programs import PROGRAMS
 
 # --- 100,000 ops in a row
 
@@ -33,7 +33,7 @@ def test_deep_with_a_small_stack(mode):
     """Each level of a recursion would have 26 bytes, less than a frame has. And all ops are
     pending at once."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.deep_programs", mode, "20000"],
+        [sys.executable, "-m", "tests.programs.deep_programs", mode, "20000"],
         env=os.environ | {"LAZYENG_MAX_PENDING_OPS": "1000000"},
         preexec_fn=small_stack, capture_output=True, text=True, timeout=280,
     )  # fmt: skip

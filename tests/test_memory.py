@@ -14,7 +14,8 @@ import torch
 import lazyeng
 from lazyeng import LazyTensor, lazy, synchronize, wrap
 
-from . import fresh, out_of_memory, out_of_new
+from .support import fresh
+from . import out_of_memory, out_of_new
 
 PRELUDE = """
 import gc, json, os, sys

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests import fresh
+from tests.support import fresh
 
 # faulthandler.enable() only: the thread of dump_traceback_later does not live on in a forked child,
 # whose exit then waits for it for ever.
@@ -18,7 +18,7 @@ import faulthandler, os, sys, time
 faulthandler.enable()
 import torch, lazyeng
 from lazyeng import lazy, synchronize, wrap
-from tests.thread_names import count_threads
+from tests.support.thread_names import count_threads
 """
 
 

@@ -8,7 +8,7 @@ import torch
 
 from lazyeng import lazy, unwrap, wrap
 
-from .random_models import Training
+from .programs.random_models import Training
 
 # The last ones train an LSTM that was run without gradients before.
 SEEDS = (*range(24), 428, 875)

@@ -10,7 +10,7 @@ import torch
 
 import lazyeng
 
-from . import random_programs as programs
+from .programs import random_programs as programs
 
 # Of out= that has to be resized, and of var() of one element. Here and not in the interpreter:
 # warnings.catch_warnings is not for threads.

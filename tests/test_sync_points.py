@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPl
 import lazyeng
 from lazyeng import SyncError, SyncWarning, lazy, set_sync_debug_mode
 
-from . import fresh
+from .support import fresh
 
 PAGE = (Path(__file__).parents[1] / "docs" / "syncs.md").read_text()
 (SETUP,) = re.findall(r"^```python setup\n(.*?)^```$", PAGE, re.M | re.S)

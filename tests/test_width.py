@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import lazyeng
 from lazyeng import _C, lazy
 
-from .image_programs import images
+from .programs.image_programs import images
 
 aten = torch.ops.aten
 RUNS = 8  # the first few come before the trial

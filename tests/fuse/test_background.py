@@ -1,4 +1,4 @@
-"""What is compiled, kept and told of. The thread itself: tests/cuda_programs.py."""
+"""What is compiled, kept and told of. The thread itself: tests/programs/cuda_programs.py."""
 
 import warnings
 

@@ -13,7 +13,7 @@ from lazyeng.fuse.launches import launches_of
 from lazyeng.fuse.source import source_of
 from tests.fuse.programs import PARTS, SAMPLES, groups_of, plans_of
 from tests.fuse.replay import Replay
-from tests.fusion_programs import FLOATS, exact_functions, hard_values
+from tests.programs.fusion_programs import FLOATS, exact_functions, hard_values
 
 # Groups of random programs, each of another source; more by the variable.
 GROUPS = int(os.environ.get("LAZYENG_TEST_GROUPS", "200"))

@@ -26,8 +26,8 @@ from lazyeng.fuse import background
 from lazyeng.fuse.background import CompileWarning
 from lazyeng.fuse.compiler import CompileError
 from lazyeng.fuse.description import planned
-from tests import random_programs
-from tests.fusion_programs import FLOATS, Dag
+from tests.programs import random_programs
+from tests.programs.fusion_programs import FLOATS, Dag
 from tests.simulated_cuda import kernels
 
 simulated = torch.ops.simulated_cuda

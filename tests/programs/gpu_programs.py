@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import lazyeng
 from benchmarks.gpu_programs import SMALL_SHAPE, Llama
 from lazyeng import _C
-from tests.cuda_programs import raised
+from tests.programs.cuda_programs import raised
 
 kernels: Any = None  # (tests/real_cuda.py)
 MODES = ("async", "deferred", "sync")

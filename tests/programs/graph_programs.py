@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 import lazyeng
 from lazyeng import _C
-from tests import random_programs
-from tests.cuda_programs import DRAWS, eventually, outcome_on_device, raised, slow
-from tests.fusion_programs import FLOATS, Dag
+from tests.programs import random_programs
+from tests.programs.cuda_programs import DRAWS, eventually, outcome_on_device, raised, slow
+from tests.programs.fusion_programs import FLOATS, Dag
 from tests.simulated_cuda import kernels
 
 simulated = torch.ops.simulated_cuda

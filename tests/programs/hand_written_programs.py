@@ -26,7 +26,7 @@ from torch import nn
 import lazyeng
 from lazyeng.fuse.compiler import CompileError
 from lazyeng.torch_patches import fused_adam
-from tests.cuda_programs import MODES, raised, slow
+from tests.programs.cuda_programs import MODES, raised, slow
 from tests.simulated_cuda import kernels
 
 aten = torch.ops.aten

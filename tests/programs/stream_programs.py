@@ -22,8 +22,16 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import lazyeng
-from tests import random_programs
-from tests.cuda_programs import DRAWS, MODES, chain, eventually, outcome_on_device, raised, slow
+from tests.programs import random_programs
+from tests.programs.cuda_programs import (
+    DRAWS,
+    MODES,
+    chain,
+    eventually,
+    outcome_on_device,
+    raised,
+    slow,
+)
 from tests.simulated_cuda import kernels
 
 simulated = torch.ops.simulated_cuda
