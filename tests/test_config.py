@@ -1,16 +1,11 @@
 """Configuration: environment, workers, statistics, and the device name "lazyeng"."""
 
-import subprocess
-import sys
-import textwrap
-
 import pytest
 import torch
 
 import lazyeng
 from lazyeng import LazyTensor, lazy, wrap
-
-from .support import fresh
+from tests.support.processes import alone, check, run
 
 STATS = {
     "recorded", "executed", "groups", "hand_written", "replayed", "launches",
@@ -18,17 +13,6 @@ STATS = {
     "pending_ops", "pending_bytes", "pool_bytes", "peak_bytes", "graph_bytes",
     "stack_table_entries",
 }  # fmt: skip
-
-
-def run(body, **env):
-    script = "import torch, lazyeng\nfrom lazyeng import lazy, wrap\n" + textwrap.dedent(body)
-    return fresh.run(script, env=env)
-
-
-def check(body, stdout, **env):
-    done = run(body, **env)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == stdout.split(), done.stderr
 
 
 # --- environment
@@ -353,10 +337,7 @@ def test_device_is_there_without_an_import():
 
     if not [e for e in entry_points(group="torch.backends") if e.name == "lazyeng"]:
         pytest.skip("lazyeng is not installed here (run from the source tree): no entry point")
-    done = subprocess.run(
-        [sys.executable, "-c", "import torch; print(type(torch.ones(2, device='lazyeng')))"],
-        capture_output=True, text=True, timeout=90,
-    )  # fmt: skip
+    done = alone("import torch; print(type(torch.ones(2, device='lazyeng')))", timeout=90)
     assert "LazyTensor" in done.stdout, done.stderr
 
 

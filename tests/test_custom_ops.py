@@ -762,29 +762,23 @@ def test_a_destructor_of_a_failed_kernel_may_synchronize():
 
 WAITS_FOR_ANOTHER = """
 import sys, threading, torch, lazyeng
+from tests.support.gate import Gate
 
-event, recorded = threading.Event(), threading.Event()
-
-@torch.library.custom_op("apart::waits", mutates_args=())
-def waits(x: torch.Tensor) -> torch.Tensor:
-    event.wait()
-    return x + 1
-
-waits.register_fake(torch.empty_like)
+gate, recorded = Gate(limit=100), threading.Event()
 values = []
 
 def first():
     with lazyeng.lazy(sys.argv[1]):
-        later = waits(torch.ones(4)) * 2 + 1
+        later = gate(torch.full((4,), 2.0)) * 2 + 1
         recorded.set()
-        event.wait()
+        gate.wait()
         values.append(later.sum().item())
 
 def second():
     recorded.wait()
     with lazyeng.lazy(sys.argv[1]):
         values.append((torch.ones(4) * 2 + 1).sum().item())
-    event.set()
+    gate.open()
 
 threads = [threading.Thread(target=f) for f in (first, second)]
 for thread in threads: thread.start()

@@ -4,9 +4,6 @@ Each failing program is first run eagerly for its type and message; lazily both 
 """
 
 import inspect
-import subprocess
-import sys
-import textwrap
 import traceback
 
 import pytest
@@ -15,6 +12,7 @@ import torch.nn.functional as F
 
 import lazyeng
 from lazyeng import LazyError, lazy, synchronize, wrap
+from tests.support.processes import IMPORTS, alone
 
 # Programs that fail at run time: their arguments are well-formed, the values are not.
 RUNTIME = {
@@ -419,16 +417,13 @@ def test_other_reads_do_not_raise_it():
 # --- unseen failures
 
 
-def run_script(body):
-    script = "import torch, lazyeng\nfrom lazyeng import lazy, wrap\n" + textwrap.dedent(body)
-    return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
-    )
+def run(body):
+    return alone(body, head=IMPORTS, timeout=120)
 
 
 @pytest.mark.parametrize("mode_name", ["async", "deferred"])
 def test_unseen_failure_warns_at_exit(mode_name):
-    done = run_script(f"""
+    done = run(f"""
         with lazy("{mode_name}"):
             bad = wrap(torch.ones(3))[wrap(torch.tensor([7]))]
         print("end of program")
@@ -442,7 +437,7 @@ def test_unseen_failure_warns_at_exit(mode_name):
 
 
 def test_dropped_failure_warns_once():
-    done = run_script("""
+    done = run("""
         with lazy("deferred"):
             wrap(torch.ones(3))[wrap(torch.tensor([7]))]
         (wrap(torch.ones(3)) + 1).wait()
@@ -452,7 +447,7 @@ def test_dropped_failure_warns_once():
 
 
 def test_seen_failure_does_not_warn():
-    done = run_script("""
+    done = run("""
         bad = wrap(torch.ones(3))[wrap(torch.tensor([7]))]
         try: bad.wait()
         except IndexError: pass
@@ -461,7 +456,7 @@ def test_seen_failure_does_not_warn():
 
 
 def test_uncaught_failure_ends_the_program_with_its_traceback():
-    done = run_script("""
+    done = run("""
         def make():
             return wrap(torch.ones(3))[wrap(torch.tensor([7]))]
         make().tolist()

@@ -3,7 +3,7 @@ their own. Each test is a program of its own."""
 
 import pytest
 
-from tests.test_process import check, run
+from tests.support.processes import check, run
 
 CHILDREN = """
     import contextlib, threading

@@ -1,8 +1,6 @@
 """Ops that are soon done run on one core, with the bits that eager's number of threads gives."""
 
 import random
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -10,6 +8,7 @@ import torch.nn.functional as F
 
 import lazyeng
 from lazyeng import _C, lazy
+from tests.support.processes import printed_by
 
 from .programs.image_programs import images
 
@@ -133,10 +132,7 @@ def test_large_ops_leave_a_core_to_a_program_that_needs_it(records):
         assert torch.equal(lazyeng.unwrap(c), expected)
         print(lazyeng.engine_stats()["on_one_core"])
     """
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=True, timeout=120, stdout=subprocess.PIPE, text=True
-    )
-    found = int(done.stdout or 0)
+    found = int(printed_by(code) or 0)
     if records and found:  # 0: the library's bits differ here, or there is one thread
         assert found >= 100, found
     else:
@@ -167,7 +163,7 @@ def test_the_programs_numbers_do_not_mislead():
                 z = x @ y
             assert torch.equal(lazyeng.unwrap(z), x @ y), (m, k, n)
     """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    printed_by(code)
 
 
 def test_settings_that_choose_kernels_end_what_was_found(monkeypatch):

@@ -4,8 +4,6 @@ import functools
 import os
 import re
 import resource
-import subprocess
-import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from lazyeng.fuse.compiler_process import ProcessError
 from lazyeng.fuse.launches import launches_of
 from lazyeng.fuse.source import source_of
 from tests.fuse.programs import PARTS, SAMPLES, groups_of, plans_of
+from tests.support.processes import alone
 
 pytestmark = pytest.mark.plain_process
 
@@ -247,9 +246,7 @@ process.answer({asdict(a_request())!r})
 print(process._process.pid, flush=True)
 os.kill(os.getpid(), 9)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50
-    )
+    done = alone(program, timeout=50)
     pid = int(done.stdout)
     for _ in range(200):
         if not Path(f"/proc/{pid}/stat").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text():

@@ -6,8 +6,6 @@ import contextlib
 import copy
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +19,7 @@ import lazyeng
 from benchmarks.gpu_programs import SMALL_SHAPE, Llama
 from lazyeng import _C
 from tests.programs.cuda_programs import raised
+from tests.support.processes import printed_by
 
 kernels: Any = None  # (tests/real_cuda.py)
 MODES = ("async", "deferred", "sync")
@@ -35,7 +34,7 @@ if child == 0:
     os._exit(7 if torch.ones(3, device="cuda").sum().item() == 3 else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=90)
+    printed_by(program, timeout=90)
 
 
 def check_draws_equal_eager() -> None:
