@@ -251,8 +251,7 @@ def test_what_was_copied_to_the_device_may_change():
     assert [int(c[-1, -1]) for c in copies] == list(range(2, 22))
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_what_was_copied_into_a_lazy_tensor_may_change(mode):
+def test_what_was_copied_into_a_lazy_tensor_may_change(lazy_mode):
     """Outside of blocks; what the copy waits for may last."""
     program = """
     plain, x = torch.ones(8), wrap(torch.ones(1500, 1500))
@@ -265,7 +264,7 @@ def test_what_was_copied_into_a_lazy_tensor_may_change(mode):
         assert (y + 1).tolist() == moved.tolist() == (plain - 1).tolist()
     print("done")
     """
-    check(program, "done", LAZYENG_MODE=mode)
+    check(program, "done", LAZYENG_MODE=lazy_mode)
 
 
 @pytest.mark.parametrize(

@@ -787,10 +787,9 @@ print(sorted(values))
 """
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_what_needs_nothing_of_a_kernel_does_not_wait_for_it(mode):
+def test_what_needs_nothing_of_a_kernel_does_not_wait_for_it(lazy_mode):
     """Ops that could be fused with what does: the kernel waits for who reads them."""
-    done = run(f"import sys; sys.argv = ['', '{mode}']\n{WAITS_FOR_ANOTHER}", timeout=60)
+    done = run(f"import sys; sys.argv = ['', '{lazy_mode}']\n{WAITS_FOR_ANOTHER}", timeout=60)
     assert done.stdout == "[12.0, 20.0]\n", done.stderr
 
 

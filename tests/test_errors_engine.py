@@ -36,8 +36,7 @@ class Local:
 
 
 @pytest.mark.parametrize("shown", ["user", "full"])
-@pytest.mark.parametrize("mode_name", ["async", "deferred"])
-def test_nothing_is_kept_alive(mode_name, shown, no_gc, monkeypatch):
+def test_nothing_is_kept_alive(lazy_mode, shown, no_gc, monkeypatch):
     monkeypatch.setenv("LAZYENG_TRACEBACK", shown)
     gone = {}
 
@@ -46,7 +45,7 @@ def test_nothing_is_kept_alive(mode_name, shown, no_gc, monkeypatch):
         gone["local"], gone["values"] = weakref.ref(local), weakref.ref(values)
         x, i = wrap(values), wrap(index)
         gone["input"], gone["index"] = weakref.ref(x), weakref.ref(i)
-        with lazy(mode_name):
+        with lazy(lazy_mode):
             y = x[i]
         gone["failed"] = weakref.ref(y)
         return y * 2
@@ -155,7 +154,6 @@ def greedy(name, failures):
     return op, calls
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
 def test_out_of_memory_is_tried_again_when_nothing_else_runs(mode):
     op, calls = greedy(f"once_{mode}", failures=1)
     with lazy(mode):
@@ -166,7 +164,6 @@ def test_out_of_memory_is_tried_again_when_nothing_else_runs(mode):
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
 def test_out_of_memory_twice_fails_that_op_only(mode):
     op, calls = greedy(f"twice_{mode}", failures=9)
     with lazy(mode):
@@ -327,10 +324,9 @@ def run(body):
     return alone(body, head=IMPORTS)
 
 
-@pytest.mark.parametrize("mode_name", ["async", "deferred"])
-def test_one_warning_for_each_unseen_failure_at_exit(mode_name):
+def test_one_warning_for_each_unseen_failure_at_exit(lazy_mode):
     done = run(f"""
-        with lazy("{mode_name}"):
+        with lazy("{lazy_mode}"):
             x, kept = wrap(torch.ones(3)), []
             for n in range(3):
                 bad = x.take(wrap(torch.tensor([10 + n])))

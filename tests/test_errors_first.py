@@ -421,10 +421,9 @@ def run(body):
     return alone(body, head=IMPORTS, timeout=120)
 
 
-@pytest.mark.parametrize("mode_name", ["async", "deferred"])
-def test_unseen_failure_warns_at_exit(mode_name):
+def test_unseen_failure_warns_at_exit(lazy_mode):
     done = run(f"""
-        with lazy("{mode_name}"):
+        with lazy("{lazy_mode}"):
             bad = wrap(torch.ones(3))[wrap(torch.tensor([7]))]
         print("end of program")
     """)

@@ -147,8 +147,7 @@ def test_functions_are_tried_once_they_are_used_for_a_while():
     printed_by(code)
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_exact_fusion_trains_with_the_bits_of_eager(mode, groups):
+def test_exact_fusion_trains_with_the_bits_of_eager(lazy_mode, groups):
     """What is fused by default leaves no trace in the parameters, whatever their size."""
     _C.set_inexact_fusion(False)
     start, grad = torch.randn(256, 256), torch.randn(256, 256)
@@ -163,7 +162,7 @@ def test_exact_fusion_trains_with_the_bits_of_eager(mode, groups):
         return weights[0].detach()
 
     expected = train()
-    with lazy(mode):
+    with lazy(lazy_mode):
         result = train()
     same_bits(lazyeng.unwrap(result), expected)
     assert groups() > 0

@@ -39,7 +39,6 @@ def check_forked(before, child, parent, stdout):
     assert done.stdout.split() == stdout.split(), done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
 def test_fork_with_pending_work(mode):
     """The parent's work goes on; the child records anew."""
     check_forked(
@@ -163,12 +162,11 @@ def test_fork_before_first_use():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_fork_with_pending_failure(mode):
+def test_fork_with_pending_failure(lazy_mode):
     """A pending error at fork aborted MXNet. The child does not inherit it; the parent keeps it."""
     check_forked(
         f"""
-        with lazy("{mode}"):
+        with lazy("{lazy_mode}"):
             bad = wrap(torch.ones(3))[wrap(torch.tensor([7]))]
         """,
         'synchronize(); print("child", (wrap(torch.ones(3)) + 1).sum().item())',
@@ -634,10 +632,9 @@ def test_ctrl_c_at_the_end_of_a_program_whose_kernel_sleeps():
     assert "terminate" not in done.stderr and "Fatal" not in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_exit_with_pending_work(mode):
+def test_exit_with_pending_work(lazy_mode):
     done = check(f"""
-        with lazy("{mode}"):
+        with lazy("{lazy_mode}"):
             x = wrap(torch.ones(300, 300))
             for _ in range(300): x = x @ torch.eye(300)
         print("end")
@@ -677,8 +674,7 @@ def test_exit_from_a_block_and_from_a_thread():
     """, "end", own=True)  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_handlers_of_signals_that_read(mode):
+def test_handlers_of_signals_that_read(lazy_mode):
     """While the program waits, as a guest of the engine: the handler runs, and leaves, the
     program's own modes."""
     check(f"""
@@ -690,7 +686,7 @@ def test_handlers_of_signals_that_read(mode):
                 for _ in range(3): (x * 2).cumsum(0).sin().sum().item()
             seen.append((torch.is_grad_enabled(), type(x + 1).__name__))
         signal.signal(signal.SIGALRM, handler)
-        with lazy({mode!r}):
+        with lazy({lazy_mode!r}):
             z = b
             for _ in range(12): z = (z @ b) / 1000
             signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -809,7 +805,6 @@ def test_daemon_threads_that_wait_at_exit():
     """, "end", own=True)  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
 def test_daemon_threads_with_open_blocks_at_exit(mode):
     """What they record once the engine's threads have ended runs at the call. (Python may abort as
     it ends a thread within torch, also in eager.)"""

@@ -117,11 +117,10 @@ def test_queue(start):
     assert process.exitcode == 0
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_storages_whose_tensor_is_written(mode):
+def test_storages_whose_tensor_is_written(lazy_mode):
     plain = torch.zeros(300, 300)
     storage = plain.untyped_storage()
-    with lazy(mode):
+    with lazy(lazy_mode):
         plain.add_(1)
         assert torch.empty(0).set_(storage, 0, (3,), (1,)).tolist() == [1] * 3
         plain.add_(1)
@@ -138,14 +137,13 @@ def test_storages_whose_tensor_is_written(mode):
         assert plain.sum().item() == 0
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_a_checkpoint_that_is_mapped_and_written_anew(mode, tmp_path):
+def test_a_checkpoint_that_is_mapped_and_written_anew(lazy_mode, tmp_path):
     """The copies have read the file when it is cut off."""
     path = tmp_path / "checkpoint"
     model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)])
     torch.save(model.state_dict(), path)
     before = [p.tolist() for p in model.parameters()]
-    with lazy(mode):
+    with lazy(lazy_mode):
         model.load_state_dict(torch.load(path, mmap=True))
         torch.save(model.state_dict(), path)
     assert [p.tolist() for p in model.parameters()] == before
