@@ -16,17 +16,8 @@ import torch
 import lazyeng
 from lazyeng import LazyError, lazy, synchronize, wrap
 from tests.support import fresh
+from tests.support.failures import failed, text_of
 from tests.support.processes import IMPORTS, alone
-
-
-def failed(mode="deferred", index=7):
-    with lazy(mode):
-        return wrap(torch.ones(3))[wrap(torch.tensor([index]))]
-
-
-def text_of(error):
-    return "".join(traceback.format_exception(error))
-
 
 # ---- life
 
@@ -286,7 +277,7 @@ def check_copy(error):
     assert isinstance(error, IndexError) and isinstance(error, LazyError)
     assert str(error) == "index 7 is out of bounds for dimension 0 with size 3"
     assert error.creation_stack[-1].name == "failed"
-    assert "created at test_errors_engine.py" in error.__notes__[0]
+    assert "created at failures.py" in error.__notes__[0]
 
 
 def test_failure_is_read_in_a_forked_child():

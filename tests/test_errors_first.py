@@ -4,7 +4,6 @@ Each failing program is first run eagerly for its type and message; lazily both 
 """
 
 import inspect
-import traceback
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 
 import lazyeng
 from lazyeng import LazyError, lazy, synchronize, wrap
+from tests.support.failures import raised_by, text_of
 from tests.support.processes import IMPORTS, alone
 
 # Programs that fail at run time: their arguments are well-formed, the values are not.
@@ -72,9 +72,7 @@ ARGUMENTS = {
 
 
 def eager_error(program):
-    with pytest.raises(Exception) as caught:
-        program(lambda x: x)
-    return caught.value
+    return raised_by(lambda: program(lambda x: x))
 
 
 def same(got, expected):
@@ -88,10 +86,6 @@ def failed(mode="deferred"):
     """A failing tensor whose creation line says MARKER."""
     with lazy(mode):
         return wrap(torch.ones(3))[wrap(torch.tensor([7]))]  # MARKER
-
-
-def text_of(error):
-    return "".join(traceback.format_exception(error))
 
 
 # --- type, message, place

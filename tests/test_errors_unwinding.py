@@ -18,15 +18,11 @@ import torch.utils.checkpoint
 
 import lazyeng
 from lazyeng import _C, LazyError, lazy, synchronize, wrap
+from tests.support.failures import failed
 from tests.support.processes import alone
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
 OWN = os.path.dirname(lazyeng.__file__) + os.sep
-
-
-def failed():
-    with lazy("deferred"):
-        return wrap(torch.ones(1)).take(wrap(torch.tensor([7])))
 
 
 def read():

@@ -9,6 +9,7 @@ import torch
 import torch.multiprocessing as mp
 
 from lazyeng import LazyError, LazyTensor, lazy, synchronize, unwrap, wrap
+from tests.support.failures import failed
 
 
 @pytest.fixture(params=sorted(mp.get_all_sharing_strategies()), autouse=True)
@@ -75,13 +76,8 @@ def test_lazy_tensors_follow_a_resized_storage():
     assert x.tolist() == [0, 1, 2, 3]
 
 
-def failed(mode="async"):
-    with lazy(mode):
-        return wrap(torch.ones(3))[wrap(torch.tensor([7]))]
-
-
 def test_a_failed_tensor_arrives_failed():
-    bad = failed()
+    bad = failed("async")
     arrived = sent(bad)
     assert type(arrived) is LazyTensor and arrived.shape == bad.shape
     for _ in range(2):
@@ -95,7 +91,7 @@ def answer(questions, answers):
     """In the other process: doubles in place, and sends back a new tensor and a failed one."""
     x = questions.get(timeout=60)
     x.mul_(2)
-    answers.put((x + 1, failed()))
+    answers.put((x + 1, failed("async")))
     questions.get(timeout=60)  # until the tensors have been read
 
 

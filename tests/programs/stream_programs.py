@@ -29,10 +29,10 @@ from tests.programs.cuda_programs import (
     chain,
     eventually,
     outcome_on_device,
-    raised,
     slow,
 )
 from tests.simulated_cuda import kernels
+from tests.support.failures import raised_by
 
 simulated = torch.ops.simulated_cuda
 
@@ -183,7 +183,7 @@ def check_a_plain_source_that_changes_in_flight_is_reported() -> None:
             copied = source.to("cuda", non_blocking=True)
         eventually(copied.is_ready)
         source.add_(1)
-    assert "was changed in place" in str(raised(lazyeng.synchronize))
+    assert "was changed in place" in str(raised_by(lazyeng.synchronize))
 
 
 def check_the_engine_bounds_what_is_being_copied() -> None:
@@ -461,7 +461,7 @@ def _mb() -> torch.Tensor:
 
 
 def _out_of_memory(function: Any) -> Exception:
-    error = raised(function)
+    error = raised_by(function)
     assert isinstance(error, torch.OutOfMemoryError), error
     return error
 
