@@ -14,6 +14,7 @@ import torch
 
 from lazyeng import LazyError, LazyTensor, engine_stats, lazy, synchronize, unwrap, wrap
 from tests.support import fresh as processes
+from tests.support.threads import threads_of_torch
 
 from .support.fresh import run
 
@@ -557,15 +558,11 @@ def test_a_kernel_in_place_of_torchs_is_called_as_often_as_in_eager(mode):
         calls.append((tuple(a.shape), a.unique().tolist(), threading.get_ident()))
         return torch.from_numpy(a.numpy() @ b.numpy())
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    with threads_of_torch(2):
         with in_place_of_torchs("mm", mm), lazy(mode):
             x = torch.full((64, 64), 5.0)
             results = [x @ x for _ in range(8)]
             assert [y.sum().item() for y in results] == [64.0**3 * 25] * 8
-    finally:
-        torch.set_num_threads(before)
     assert [call[:2] for call in calls] == [((64, 64), [5.0])] * 8
     # (A first call may run at once, to tell what it returns.)
     assert len({call[2] for call in calls} - {threading.get_ident()}) <= 1

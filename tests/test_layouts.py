@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lazyeng
-from tests.support.outcomes import outcome
+from tests.support.outcomes import metadata, outcome
 
 DTYPES = [torch.int64, torch.float32, torch.float64, torch.bool, torch.bfloat16]
 UNARY = ["exp", "sqrt", "sigmoid", "neg", "logical_not", "isfinite", "clone", "abs"]
@@ -23,12 +23,8 @@ def layouts(count):
         yield shape, tuple(rng.choice([0, 1, 2, 4, 8]) for _ in shape), rng.randrange(4)
 
 
-def look(x):
-    return tuple(x.shape), x.stride(), x.storage_offset(), x.dtype
-
-
 def seen(function, args):
-    return outcome(lambda: look(function(*args)))
+    return outcome(lambda: metadata(function(*args)))
 
 
 @pytest.mark.parametrize("mode", ["async", "deferred"])

@@ -8,17 +8,13 @@ import pytest
 import torch
 
 import lazyeng
-from tests.support.outcomes import outcome
+from tests.support.outcomes import metadata, outcome
 
 HUGE = [2**61, -(2**61)]
 
 
-def look(x):
-    return tuple(x.shape), x.stride(), x.storage_offset(), x.dtype
-
-
 def seen(function, x):
-    return outcome(lambda: look(function(x)))
+    return outcome(lambda: metadata(function(x)))
 
 
 def bases():
@@ -62,7 +58,7 @@ def test_select_and_slice(lazy_mode, grad):
             expected = seen(program, x)
             with lazyeng.lazy(lazy_mode):
                 got = seen(program, y)
-            assert got == expected, (name, look(base))
+            assert got == expected, (name, metadata(base))
 
 
 def test_writes_that_overlap(lazy_mode):

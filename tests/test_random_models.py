@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lazyeng import lazy, unwrap, wrap
+from tests.support.threads import threads_of_torch
 
 from .programs.random_models import Training
 from .support.outcomes import Raised, outcome
@@ -27,10 +28,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.fixture(autouse=True)
 def one_thread():
     """On several threads bits depend on how many an op has, which a trial decides by a sample."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with threads_of_torch(1):
+        yield
 
 
 def trained(seed, way):

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import lazyeng
-from tests.support.outcomes import outcome
-from tests.test_odd_programs import same
+from tests.support.outcomes import outcome, same
 
 Wrap = Callable[[Any], Any]
 

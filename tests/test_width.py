@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import lazyeng
 from lazyeng import _C, lazy
 from tests.support.processes import printed_by
+from tests.support.threads import threads_of_torch
 
 from .programs.image_programs import images
 
@@ -180,11 +181,8 @@ def test_settings_that_choose_kernels_end_what_was_found(monkeypatch):
 
 def test_one_thread_stays_one_thread(unfused):
     b = torch.randn(512, 64)  # (of more, a program that waits has all cores)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threads_of_torch(1):
         assert on_one_core(lambda: torch.sigmoid(b)) == 0
         assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
-    assert on_one_core(lambda: torch.sigmoid(b)) == (RUNS - 3 if before > 1 else 0)
+    many = torch.get_num_threads() > 1
+    assert on_one_core(lambda: torch.sigmoid(b)) == (RUNS - 3 if many else 0)

@@ -46,13 +46,13 @@ def eventually(condition: Any, seconds: float = 20) -> None:
         time.sleep(0.001)
 
 
-def _net() -> nn.Module:
+def small_net() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 4))
 
 
 def _train(device: str) -> tuple[list[float], list[torch.Tensor]]:
-    model = _net().to(device)
+    model = small_net().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(3)
     losses = []

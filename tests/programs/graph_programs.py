@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import lazyeng
 from lazyeng import _C
 from tests.programs import random_programs
-from tests.programs.cuda_programs import DRAWS, eventually, outcome_on_device, slow
+from tests.programs.cuda_programs import DRAWS, eventually, outcome_on_device, slow, small_net
 from tests.programs.fusion_programs import FLOATS, Dag
 from tests.simulated_cuda import kernels
 from tests.support.failures import raised_by
@@ -470,13 +470,8 @@ def check_a_read_in_the_middle() -> None:
     assert sum(counts[-3:]) >= 3, counts
 
 
-def _net() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 4))
-
-
 def _train(device: str, optimizer: Any, mode: Any) -> tuple[list[float], list[Tensor]]:
-    model = _net().to(device)
+    model = small_net().to(device)
     optimizer = optimizer(model.parameters())
     losses = []
     for i in range(ROUNDS + 6):

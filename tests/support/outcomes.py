@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 #: What torch's own code refuses with. (A mistake in a test is another one, and is not compared.)
 REFUSALS = (RuntimeError, TypeError, ValueError, IndexError)
 
@@ -31,3 +33,20 @@ def outcome(
         return call()
     except errors as error:
         return Raised.by(error)
+
+
+def same(x: Any) -> Any:
+    """For a program that makes its tensors lazy by what it is given: in eager it is this."""
+    return x
+
+
+def values(found: Any) -> Any:
+    """What a program returns, with all numbers of its tensors: those are waited for."""
+    if isinstance(found, torch.Tensor):
+        return found.tolist(), found.dtype, tuple(found.shape), found.requires_grad
+    return [values(item) for item in found] if isinstance(found, (list, tuple)) else found
+
+
+def metadata(x: torch.Tensor) -> tuple[Any, ...]:
+    """Known without its numbers."""
+    return tuple(x.shape), x.stride(), x.storage_offset(), x.dtype
