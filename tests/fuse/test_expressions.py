@@ -7,10 +7,9 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 import torch
 
+from tests.fuse.compiling import compile_all, requests_of
 from tests.fuse.programs import groups_of, plans_of
-from tests.fuse.replay import Replay
-from tests.fuse.test_compiler import compile_all, requests_of
-from tests.fuse.test_source import check, close
+from tests.fuse.replay import Replay, check, close
 from tests.support.outcomes import Raised, outcome
 from tests.test_fusion_ops import OPS, Calls
 
