@@ -12,6 +12,9 @@ import torch
 import lazyeng
 from lazyeng import _C
 
+# What tests share checks, too, and tells by the same words what it has found.
+pytest.register_assert_rewrite("tests.support", "tests.fuse.compiling", "tests.fuse.replay")
+
 # Seconds. The engine waits; a wait that never ends must show where, instead of blocking the run.
 DEFAULT_LIMIT = 180
 

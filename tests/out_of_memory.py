@@ -31,7 +31,7 @@ import lazyeng
 
 MODES = ("sync", "async", "deferred")
 ONE, ALL = 1, 1 << 40  # allocations that fail, from the n-th on
-SHIM = Path(__file__).with_name("failing_memory.c")
+SHIM = Path(__file__).parent / "support" / "failing_memory.c"
 MESSAGE = "DefaultCPUAllocator: can't allocate memory"
 
 Model = nn.Module
@@ -238,7 +238,7 @@ def check(mode: str, optimizer: str, many: int, lazy_model: bool, first: int, ev
 
 def built(source: Path, *command: str) -> Path:
     """The shared library that `command` compiles of a file, made anew if it is older than that."""
-    target = source.parents[1] / "build" / f"{source.stem}.so"
+    target = source.parents[2] / "build" / f"{source.stem}.so"
     if not target.exists() or target.stat().st_mtime < source.stat().st_mtime:
         target.parent.mkdir(exist_ok=True)
         made = target.with_suffix(f".{os.getpid()}")

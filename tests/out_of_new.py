@@ -31,7 +31,7 @@ from tests.out_of_memory import (
     run_preloaded,
 )
 
-SHIM = Path(__file__).with_name("failing_new.cpp")
+SHIM = Path(__file__).parent / "support" / "failing_new.cpp"
 WORDS = ("bad_alloc", "out of memory", "not enough memory", "Unable to allocate")
 
 

@@ -1,5 +1,6 @@
-"""The programs of tests/cuda_programs.py and its like on a real GPU: `python -m tests.real_cuda
-MODULE CHECK`, in a process of its own, as a kernel that fails takes CUDA down.
+"""The programs of tests/programs/cuda_programs.py and its like on a real GPU:
+`python -m tests.real_cuda MODULE CHECK`, in a process of its own, as a kernel that fails takes CUDA
+down.
 
 They are written for the simulated device (tests/simulated_cuda). What stands for its controls here
 changes nothing: a GPU cannot be held back, and says nothing of its launches. Kernels are Triton's.
@@ -25,7 +26,7 @@ import lazyeng
 from lazyeng import _C
 from lazyeng.fuse import background
 from lazyeng.fuse.compiler import Compiled, Request, compile_kernels
-from tests import random_programs
+from tests.programs import random_programs
 
 PROGRAMS = (
     "cuda_programs", "stream_programs", "graph_programs", "hand_written_programs", "gpu_programs"
@@ -169,13 +170,13 @@ def programs(name: str) -> ModuleType:
     allow_products_of_integers()
     controls, kernels = Controls(), Kernels()
     for other in PROGRAMS:
-        module = importlib.import_module(f"tests.{other}")
+        module = importlib.import_module(f"tests.programs.{other}")
         module.simulated, module.kernels = controls, kernels  # type: ignore[attr-defined]
-    return importlib.import_module(f"tests.{name}")
+    return importlib.import_module(f"tests.programs.{name}")
 
 
 def checks(name: str) -> list[str]:
-    module = importlib.import_module(f"tests.{name}")
+    module = importlib.import_module(f"tests.programs.{name}")
     # (Those of this device alone replace some of the others, by their names.)
     left_out = {} if name == "gpu_programs" else LEFT_OUT
     return [n for n in vars(module) if n.startswith("check_") and n not in left_out]

@@ -16,8 +16,8 @@ import warnings
 
 import torch
 
-from . import random_programs, test_random_models
-from . import test_random_programs as checks
+from .programs import random_programs
+from .support import model_runs, random_runs
 
 THREADS = 4
 LARGE_EACH = 4  # rounds; coprime to the number of forms and modes together (9)
@@ -38,11 +38,11 @@ def train_models(seed: int, seconds: float) -> None:
     torch.set_num_threads(1)
     begin = time.monotonic()
     rounds = ended = 0
-    for name, way in itertools.cycle(test_random_models.WAYS.items()):
+    for name, way in itertools.cycle(model_runs.WAYS.items()):
         if time.monotonic() - begin >= seconds:
             break
         try:
-            ended += test_random_models.check(seed + rounds, way)
+            ended += model_runs.check(seed + rounds, way)
         except BaseException:
             print(f"round {rounds}: --models --seed {seed + rounds}, {name}")
             raise
@@ -57,18 +57,18 @@ def main() -> None:
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(2**31)
     if args.models:
         return train_models(seed, args.seconds)
-    forms = (checks.wrap_all, checks.wrap_half, checks.wrap_none)
+    forms = (random_runs.wrap_all, random_runs.wrap_half, random_runs.wrap_none)
     begin = time.monotonic()
     rounds = 0
-    for wrap, mode in itertools.cycle(itertools.product(forms, checks.MODES)):
+    for wrap, mode in itertools.cycle(itertools.product(forms, random_runs.MODES)):
         if time.monotonic() - begin >= args.seconds:
             break
         here = seed + rounds
         scale = LARGE if rounds % LARGE_EACH == 0 else 1
         try:
             with random_programs.scaled(scale):
-                checks.check(here, args.length, mode, wrap)
-                checks.run_threads(THREADS, mode, here, args.length // THREADS)
+                random_runs.check(here, args.length, mode, wrap)
+                random_runs.run_threads(THREADS, mode, here, args.length // THREADS)
         except BaseException:
             print(f"round {rounds}: --seed {here}, {mode}, {wrap.__name__}, scale {scale}")
             raise

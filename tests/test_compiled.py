@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import shutil
-import subprocess
 import sys
 import warnings
 
@@ -13,6 +12,7 @@ from torch import nn
 
 import lazyeng
 from lazyeng import LazyError, LazyTensor, lazy, unwrap, wrap
+from tests.support.processes import printed_by
 
 HAS_COMPILER = shutil.which("g++") is not None
 BACKENDS = [
@@ -407,7 +407,7 @@ def test_who_asks_for_the_compiler_need_not_import_it(backend):
         double = torch.compile(lambda x: x * 2, backend="eager")
         assert double(lazyeng.wrap(torch.ones(2)) + 1).is_ready()
         """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    printed_by(program)
 
 
 def test_import_of_lazyeng_leaves_the_compiler_alone(backend):
@@ -415,5 +415,5 @@ def test_import_of_lazyeng_leaves_the_compiler_alone(backend):
     if backend != "eager":
         pytest.skip("once is enough")
     program = "import sys, lazyeng; sys.exit('torch._dynamo' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    printed_by(program, timeout=60)
     assert lazyeng.__name__ == "lazyeng"

@@ -1,16 +1,11 @@
 """Configuration: environment, workers, statistics, and the device name "lazyeng"."""
 
-import subprocess
-import sys
-import textwrap
-
 import pytest
 import torch
 
 import lazyeng
 from lazyeng import LazyTensor, lazy, wrap
-
-from . import fresh
+from tests.support.processes import alone, check, run
 
 STATS = {
     "recorded", "executed", "groups", "hand_written", "replayed", "launches",
@@ -18,17 +13,6 @@ STATS = {
     "pending_ops", "pending_bytes", "pool_bytes", "peak_bytes", "graph_bytes",
     "stack_table_entries",
 }  # fmt: skip
-
-
-def run(body, **env):
-    script = "import torch, lazyeng\nfrom lazyeng import lazy, wrap\n" + textwrap.dedent(body)
-    return fresh.run(script, env=env)
-
-
-def check(body, stdout, **env):
-    done = run(body, **env)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == stdout.split(), done.stderr
 
 
 # --- environment
@@ -267,8 +251,7 @@ def test_what_was_copied_to_the_device_may_change():
     assert [int(c[-1, -1]) for c in copies] == list(range(2, 22))
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_what_was_copied_into_a_lazy_tensor_may_change(mode):
+def test_what_was_copied_into_a_lazy_tensor_may_change(lazy_mode):
     """Outside of blocks; what the copy waits for may last."""
     program = """
     plain, x = torch.ones(8), wrap(torch.ones(1500, 1500))
@@ -281,7 +264,7 @@ def test_what_was_copied_into_a_lazy_tensor_may_change(mode):
         assert (y + 1).tolist() == moved.tolist() == (plain - 1).tolist()
     print("done")
     """
-    check(program, "done", LAZYENG_MODE=mode)
+    check(program, "done", LAZYENG_MODE=lazy_mode)
 
 
 @pytest.mark.parametrize(
@@ -353,10 +336,7 @@ def test_device_is_there_without_an_import():
 
     if not [e for e in entry_points(group="torch.backends") if e.name == "lazyeng"]:
         pytest.skip("lazyeng is not installed here (run from the source tree): no entry point")
-    done = subprocess.run(
-        [sys.executable, "-c", "import torch; print(type(torch.ones(2, device='lazyeng')))"],
-        capture_output=True, text=True, timeout=90,
-    )  # fmt: skip
+    done = alone("import torch; print(type(torch.ones(2, device='lazyeng')))", timeout=90)
     assert "LazyTensor" in done.stdout, done.stderr
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests import cuda_programs, simulated_cuda
+from tests import simulated_cuda
+from tests.programs import cuda_programs
 
 # Those of what the end of the interpreter does.
 AT_THE_END = (
@@ -15,5 +16,5 @@ CHECKS = [name for name in vars(cuda_programs) if name.startswith("check_")]
 @pytest.mark.skipif(simulated_cuda.unavailable, reason="this torch has a backend for CUDA already")
 @pytest.mark.parametrize("check", CHECKS)
 def test_simulated(check):
-    program = f"from tests import cuda_programs; cuda_programs.{check}()"
+    program = f"from tests.programs import cuda_programs; cuda_programs.{check}()"
     simulated_cuda.run(program, with_its_end=check in AT_THE_END)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests import graph_programs, simulated_cuda
+from tests import simulated_cuda
+from tests.programs import graph_programs
 
 CHECKS = [name for name in vars(graph_programs) if name.startswith("check_")]
 
@@ -11,7 +12,8 @@ CHECKS = [name for name in vars(graph_programs) if name.startswith("check_")]
 @pytest.mark.parametrize("check", CHECKS)
 def test_simulated(check):
     simulated_cuda.run(
-        f"from tests import graph_programs; graph_programs.{check}()", LAZYENG_CUDA_GRAPHS="on"
+        f"from tests.programs import graph_programs; graph_programs.{check}()",
+        LAZYENG_CUDA_GRAPHS="on",
     )
 
 
@@ -21,7 +23,7 @@ def test_a_process_forks_and_ends_while_graphs_live():
     nor could it with CUDA.)"""
     program = """
 import os, torch
-from tests.graph_programs import kernels, layers, numbers, run_loop, simulated
+from tests.programs.graph_programs import kernels, layers, numbers, run_loop, simulated
 
 def step(to, i):
     return [layers(to(numbers(i, 8, 4)), to(numbers(0, 4, 4)))]

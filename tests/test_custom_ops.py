@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from lazyeng import LazyError, LazyTensor, engine_stats, lazy, synchronize, unwrap, wrap
-from tests import fresh as processes
+from tests.support import fresh as processes
+from tests.support.threads import threads_of_torch
 
-from .fresh import run
+from .support.fresh import run
 
 
 def fresh(name):
@@ -557,15 +558,11 @@ def test_a_kernel_in_place_of_torchs_is_called_as_often_as_in_eager(mode):
         calls.append((tuple(a.shape), a.unique().tolist(), threading.get_ident()))
         return torch.from_numpy(a.numpy() @ b.numpy())
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    with threads_of_torch(2):
         with in_place_of_torchs("mm", mm), lazy(mode):
             x = torch.full((64, 64), 5.0)
             results = [x @ x for _ in range(8)]
             assert [y.sum().item() for y in results] == [64.0**3 * 25] * 8
-    finally:
-        torch.set_num_threads(before)
     assert [call[:2] for call in calls] == [((64, 64), [5.0])] * 8
     # (A first call may run at once, to tell what it returns.)
     assert len({call[2] for call in calls} - {threading.get_ident()}) <= 1
@@ -762,29 +759,23 @@ def test_a_destructor_of_a_failed_kernel_may_synchronize():
 
 WAITS_FOR_ANOTHER = """
 import sys, threading, torch, lazyeng
+from tests.support.gate import Gate
 
-event, recorded = threading.Event(), threading.Event()
-
-@torch.library.custom_op("apart::waits", mutates_args=())
-def waits(x: torch.Tensor) -> torch.Tensor:
-    event.wait()
-    return x + 1
-
-waits.register_fake(torch.empty_like)
+gate, recorded = Gate(limit=100), threading.Event()
 values = []
 
 def first():
     with lazyeng.lazy(sys.argv[1]):
-        later = waits(torch.ones(4)) * 2 + 1
+        later = gate(torch.full((4,), 2.0)) * 2 + 1
         recorded.set()
-        event.wait()
+        gate.wait()
         values.append(later.sum().item())
 
 def second():
     recorded.wait()
     with lazyeng.lazy(sys.argv[1]):
         values.append((torch.ones(4) * 2 + 1).sum().item())
-    event.set()
+    gate.open()
 
 threads = [threading.Thread(target=f) for f in (first, second)]
 for thread in threads: thread.start()
@@ -793,10 +784,9 @@ print(sorted(values))
 """
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_what_needs_nothing_of_a_kernel_does_not_wait_for_it(mode):
+def test_what_needs_nothing_of_a_kernel_does_not_wait_for_it(lazy_mode):
     """Ops that could be fused with what does: the kernel waits for who reads them."""
-    done = run(f"import sys; sys.argv = ['', '{mode}']\n{WAITS_FOR_ANOTHER}", timeout=60)
+    done = run(f"import sys; sys.argv = ['', '{lazy_mode}']\n{WAITS_FOR_ANOTHER}", timeout=60)
     assert done.stdout == "[12.0, 20.0]\n", done.stderr
 
 

@@ -18,7 +18,7 @@ from torch.utils import data
 import lazyeng
 from lazyeng import DataLoader, prefetch
 from lazyeng.data.channel import Channel, End
-from tests.test_process import check, run
+from tests.support.processes import check, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*worker processes.*")
 

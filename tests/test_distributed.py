@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed
 
-from .distributed_programs import (
+from .programs.distributed_programs import (
     PROCESSES,
     look_at_calls,
     lose_the_peer,
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 
 def run_pair(role, tmp_path, limit):
     """What the processes print; they have to end by themselves, with status 0."""
-    command = [sys.executable, "-m", "tests.distributed_programs", role.__name__]
+    command = [sys.executable, "-m", "tests.programs.distributed_programs", role.__name__]
     processes = [
         subprocess.Popen(
             [*command, str(rank), str(tmp_path / "meeting")],
@@ -61,7 +61,7 @@ def test_torchrun():
     """DistributedDataParallel as it is usually started: losses, gradients and weights are eager's
     on both ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={PROCESSES}", "-m", "tests.distributed_programs"]
+    command += [f"--nproc-per-node={PROCESSES}", "-m", "tests.programs.distributed_programs"]
     process = subprocess.Popen(
         [*command, under_torchrun.__name__], cwd=ROOT, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

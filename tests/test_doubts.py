@@ -1,6 +1,6 @@
 """What a call that ran at once for another reason says of later ones (csrc/record/recorder.cpp)."""
 
-from tests.fresh import run
+from tests.support.fresh import run
 
 
 def test_a_setting_leaves_no_doubt_behind():

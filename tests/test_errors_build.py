@@ -7,8 +7,15 @@ import traceback
 import pytest
 
 from lazyeng import LazyError, errors
-from tests import error_corpus as corpus
-from tests.error_corpus import ORIGINALS, build, fields, kernel_with_a_chain, stack_here, text_of
+from tests.programs import error_corpus as corpus
+from tests.programs.error_corpus import (
+    ORIGINALS,
+    build,
+    fields,
+    kernel_with_a_chain,
+    stack_here,
+)
+from tests.support.failures import raised_by, text_of
 
 
 def original_of(name):
@@ -107,7 +114,7 @@ def test_exits_are_not_wrapped(cls):
 
 
 def test_group_members_are_not_shared_with_the_original():
-    original = ExceptionGroup("g", [corpus.raised_by(lambda: 1 / 0)])
+    original = ExceptionGroup("g", [raised_by(lambda: 1 / 0)])
     error = build(errors.detach(original))
     assert error.exceptions[0] is not original.exceptions[0]
     assert error.args[1][0] is error.exceptions[0]
@@ -159,7 +166,7 @@ def test_cause_is_a_private_copy():
 
 
 def test_chain_of_the_kernel_stays_below():
-    cause = build(errors.detach(corpus.raised_by(kernel_with_a_chain))).__cause__
+    cause = build(errors.detach(raised_by(kernel_with_a_chain))).__cause__
     below = cause.__cause__
     assert type(below) is KeyError and below is cause.__context__ and below.__cause__ is None
     (frame,) = traceback.extract_tb(below.__traceback__)
@@ -173,13 +180,13 @@ def test_context_that_the_kernel_suppressed():
         except KeyError:
             raise ValueError("v") from None
 
-    error = build(errors.detach(corpus.raised_by(kernel)))
+    error = build(errors.detach(raised_by(kernel)))
     assert type(error.__cause__.__context__) is KeyError
     assert "hidden" not in text_of(error)
 
 
 def test_build_leaves_an_exception_as_it_is():
-    original = corpus.raised_by(lambda: 1 / 0)
+    original = raised_by(lambda: 1 / 0)
     before = original.__traceback__
     build(original)
     assert original.__traceback__ is before and not hasattr(original, "__notes__")

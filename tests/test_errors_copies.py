@@ -10,16 +10,16 @@ from multiprocessing.reduction import ForkingPickler
 import pytest
 
 from lazyeng import LazyError, errors
-from tests import error_corpus as corpus
-from tests.error_corpus import (
+from tests.programs import error_corpus as corpus
+from tests.programs.error_corpus import (
     ORIGINALS,
     build,
     fields,
     kernel_with_a_chain,
     reading,
     stack_here,
-    text_of,
 )
+from tests.support.failures import raised_by, text_of
 
 ROUND_TRIPS = {
     **{
@@ -39,7 +39,7 @@ def text_without_reader(error):
 
 @pytest.mark.parametrize("how", ROUND_TRIPS)
 def test_round_trip_keeps_everything(how):
-    original = corpus.raised_by(kernel_with_a_chain)
+    original = raised_by(kernel_with_a_chain)
     original.add_note("of the kernel")
     error = reading(errors.detach(original), stack_here(), path=["mm#7", "relu#8"])
     error.extra = {"of": "the reader"}
@@ -176,7 +176,7 @@ def test_classes_can_be_called_with_a_message(original):
 
 
 def fail_in_child(connection):
-    original = corpus.raised_by(lambda: corpus.raised_by(kernel_with_a_chain) and int("x"))
+    original = raised_by(lambda: raised_by(kernel_with_a_chain) and int("x"))
     error = reading(errors.detach(original), stack_here(), inputs=["float32[1]@cpu"])
     connection.send(error)
     connection.send(reading(corpus.ManyArguments(1, second=2)))

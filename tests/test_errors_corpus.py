@@ -7,7 +7,7 @@ import torch
 
 import lazyeng
 from lazyeng import LazyError, lazy, synchronize, wrap
-from tests import failing_programs
+from tests.programs import failing_programs
 
 PROGRAMS = {program.__name__: program for program in failing_programs.PROGRAMS}
 

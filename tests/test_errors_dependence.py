@@ -126,12 +126,11 @@ def test_an_error_in_a_result_that_nobody_needs(mode, body):
         body(numbers, zero)
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_a_target_out_of_range_of_a_loss_that_nobody_needs(mode):
+def test_a_target_out_of_range_of_a_loss_that_nobody_needs(lazy_mode):
     """Also once trials have found that the loss joins groups."""
     scores, targets = torch.rand(4, 6), torch.tensor([6, 0, 0, 0])
     for _ in range(120):
-        with tells_of("Target 6 is out of bounds"), lazy(mode):
+        with tells_of("Target 6 is out of bounds"), lazy(lazy_mode):
             F.cross_entropy(scores * 2, targets)
 
 
@@ -177,11 +176,10 @@ def test_what_the_first_reader_handles_is_no_part_of_a_failure():
     assert caught.value.__cause__.__context__ is None
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_several_plain_tensors_that_are_gone_do_not_end_a_failure(mode):
+def test_several_plain_tensors_that_are_gone_do_not_end_a_failure(lazy_mode):
     """Nobody has a plain tensor over the memory when the block ends: the lazy one tells."""
     x = wrap(torch.zeros(4))
-    with lazy(mode):
+    with lazy(lazy_mode):
         whole, part = unwrap(x), unwrap(x[1:])
         whole.sum(), part.sum()
         del whole, part

@@ -5,9 +5,6 @@ import contextvars
 import gc
 import multiprocessing
 import pickle
-import subprocess
-import sys
-import textwrap
 import threading
 import traceback
 import weakref
@@ -18,18 +15,9 @@ import torch
 
 import lazyeng
 from lazyeng import LazyError, lazy, synchronize, wrap
-from tests import fresh
-from tests.test_process import finished, start
-
-
-def failed(mode="deferred", index=7):
-    with lazy(mode):
-        return wrap(torch.ones(3))[wrap(torch.tensor([index]))]
-
-
-def text_of(error):
-    return "".join(traceback.format_exception(error))
-
+from tests.support import fresh
+from tests.support.failures import failed, text_of
+from tests.support.processes import IMPORTS, alone
 
 # ---- life
 
@@ -39,8 +27,7 @@ class Local:
 
 
 @pytest.mark.parametrize("shown", ["user", "full"])
-@pytest.mark.parametrize("mode_name", ["async", "deferred"])
-def test_nothing_is_kept_alive(mode_name, shown, no_gc, monkeypatch):
+def test_nothing_is_kept_alive(lazy_mode, shown, no_gc, monkeypatch):
     monkeypatch.setenv("LAZYENG_TRACEBACK", shown)
     gone = {}
 
@@ -49,7 +36,7 @@ def test_nothing_is_kept_alive(mode_name, shown, no_gc, monkeypatch):
         gone["local"], gone["values"] = weakref.ref(local), weakref.ref(values)
         x, i = wrap(values), wrap(index)
         gone["input"], gone["index"] = weakref.ref(x), weakref.ref(i)
-        with lazy(mode_name):
+        with lazy(lazy_mode):
             y = x[i]
         gone["failed"] = weakref.ref(y)
         return y * 2
@@ -158,7 +145,6 @@ def greedy(name, failures):
     return op, calls
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
 def test_out_of_memory_is_tried_again_when_nothing_else_runs(mode):
     op, calls = greedy(f"once_{mode}", failures=1)
     with lazy(mode):
@@ -169,7 +155,6 @@ def test_out_of_memory_is_tried_again_when_nothing_else_runs(mode):
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
 def test_out_of_memory_twice_fails_that_op_only(mode):
     op, calls = greedy(f"twice_{mode}", failures=9)
     with lazy(mode):
@@ -292,7 +277,7 @@ def check_copy(error):
     assert isinstance(error, IndexError) and isinstance(error, LazyError)
     assert str(error) == "index 7 is out of bounds for dimension 0 with size 3"
     assert error.creation_stack[-1].name == "failed"
-    assert "created at test_errors_engine.py" in error.__notes__[0]
+    assert "created at failures.py" in error.__notes__[0]
 
 
 def test_failure_is_read_in_a_forked_child():
@@ -327,16 +312,12 @@ def test_raised_failure_survives_pickle():
 
 
 def run(body):
-    script = "import torch, lazyeng\nfrom lazyeng import lazy, wrap\n" + textwrap.dedent(body)
-    return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
-    )
+    return alone(body, head=IMPORTS)
 
 
-@pytest.mark.parametrize("mode_name", ["async", "deferred"])
-def test_one_warning_for_each_unseen_failure_at_exit(mode_name):
+def test_one_warning_for_each_unseen_failure_at_exit(lazy_mode):
     done = run(f"""
-        with lazy("{mode_name}"):
+        with lazy("{lazy_mode}"):
             x, kept = wrap(torch.ones(3)), []
             for n in range(3):
                 bad = x.take(wrap(torch.tensor([10 + n])))
@@ -401,17 +382,12 @@ def test_other_warnings_come_too_if_warnings_are_errors():
 # ---- Ctrl-C
 
 
-SLOW = """
-import os, signal, sys, threading, time
-import torch, lazyeng
+GATE = """
+import os, signal, threading, torch, lazyeng
 from lazyeng import lazy, synchronize, wrap
+from tests.support.gate import Gate
 
-@torch.library.custom_op("slow::slow", mutates_args=())
-def slow(x: torch.Tensor) -> torch.Tensor:
-    assert release.wait(60)
-    return x.clone()
-slow.register_fake(torch.empty_like)
-release = threading.Event()  # not set while a wait is to be interrupted
+gate = Gate()  # closed while a wait is to be interrupted
 
 def interrupt(after):
     threading.Timer(after, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
@@ -420,16 +396,16 @@ def interrupt(after):
 
 def test_ctrl_c_during_an_op_run_at_the_call_keeps_its_failure():
     """The wait ends at once; the op still runs, and its exception is not lost."""
-    done = finished(start(SLOW + textwrap.dedent("""
+    done = alone("""
         with lazy("async"):
-            x = slow(wrap(torch.ones(2)))
+            x = gate(wrap(torch.ones(2)))
             index = (x * -5).long()
             interrupt(0.3)
             try:
                 torch.bincount(index)   # needs values, and fails
             except KeyboardInterrupt:
                 print("interrupted", not x.is_ready())
-            release.set()
+            gate.open()
         assert x.tolist() == [1.0, 1.0]
         try:
             synchronize()
@@ -437,7 +413,7 @@ def test_ctrl_c_during_an_op_run_at_the_call_keeps_its_failure():
             print(error.op, str(error)[:13], "<string>:" in error.__notes__[0])
             print(isinstance(error, lazyeng.LazyError))
         synchronize()
-    """)))  # fmt: skip
+    """, head=GATE)  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == "interrupted True\naten.bincount bincount only True\nTrue\n"
     assert done.stderr == ""
@@ -502,9 +478,9 @@ def test_what_a_signal_handler_raises_in_a_step_is_raised_as_it_is(lazily, mode)
 
 
 def test_ctrl_c_during_a_read_leaves_the_engine_usable():
-    done = finished(start(SLOW + textwrap.dedent("""
+    done = alone("""
         with lazy("async"):
-            x = slow(wrap(torch.ones(2)))
+            x = gate(wrap(torch.ones(2)))
             bad = x.take(wrap(torch.tensor([7])))
         for read in (lambda: bad.item(), synchronize):
             interrupt(0.2)
@@ -512,13 +488,13 @@ def test_ctrl_c_during_a_read_leaves_the_engine_usable():
                 read()
             except KeyboardInterrupt:
                 print("interrupted", not x.is_ready())
-        release.set()
+        gate.open()
         try:
             bad.item()
         except IndexError as error:
             print("failed", len(error.__notes__))
         print((x + 1).tolist())
-    """)))  # fmt: skip
+    """, head=GATE)  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == "interrupted True\ninterrupted True\nfailed 1\n[2.0, 2.0]\n"
 
@@ -533,5 +509,5 @@ box = [y]
 del y
 eval("lambda: drop()", {"__builtins__": {}, "drop": box.clear})()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = alone(code)
     assert done.returncode == 0 and "UnseenFailureWarning: aten.index" in done.stderr, done.stderr

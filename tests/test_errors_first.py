@@ -4,10 +4,6 @@ Each failing program is first run eagerly for its type and message; lazily both 
 """
 
 import inspect
-import subprocess
-import sys
-import textwrap
-import traceback
 
 import pytest
 import torch
@@ -15,6 +11,8 @@ import torch.nn.functional as F
 
 import lazyeng
 from lazyeng import LazyError, lazy, synchronize, wrap
+from tests.support.failures import raised_by, text_of
+from tests.support.processes import IMPORTS, alone
 
 # Programs that fail at run time: their arguments are well-formed, the values are not.
 RUNTIME = {
@@ -74,9 +72,7 @@ ARGUMENTS = {
 
 
 def eager_error(program):
-    with pytest.raises(Exception) as caught:
-        program(lambda x: x)
-    return caught.value
+    return raised_by(lambda: program(lambda x: x))
 
 
 def same(got, expected):
@@ -90,10 +86,6 @@ def failed(mode="deferred"):
     """A failing tensor whose creation line says MARKER."""
     with lazy(mode):
         return wrap(torch.ones(3))[wrap(torch.tensor([7]))]  # MARKER
-
-
-def text_of(error):
-    return "".join(traceback.format_exception(error))
 
 
 # --- type, message, place
@@ -419,17 +411,13 @@ def test_other_reads_do_not_raise_it():
 # --- unseen failures
 
 
-def run_script(body):
-    script = "import torch, lazyeng\nfrom lazyeng import lazy, wrap\n" + textwrap.dedent(body)
-    return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
-    )
+def run(body):
+    return alone(body, head=IMPORTS, timeout=120)
 
 
-@pytest.mark.parametrize("mode_name", ["async", "deferred"])
-def test_unseen_failure_warns_at_exit(mode_name):
-    done = run_script(f"""
-        with lazy("{mode_name}"):
+def test_unseen_failure_warns_at_exit(lazy_mode):
+    done = run(f"""
+        with lazy("{lazy_mode}"):
             bad = wrap(torch.ones(3))[wrap(torch.tensor([7]))]
         print("end of program")
     """)
@@ -442,7 +430,7 @@ def test_unseen_failure_warns_at_exit(mode_name):
 
 
 def test_dropped_failure_warns_once():
-    done = run_script("""
+    done = run("""
         with lazy("deferred"):
             wrap(torch.ones(3))[wrap(torch.tensor([7]))]
         (wrap(torch.ones(3)) + 1).wait()
@@ -452,7 +440,7 @@ def test_dropped_failure_warns_once():
 
 
 def test_seen_failure_does_not_warn():
-    done = run_script("""
+    done = run("""
         bad = wrap(torch.ones(3))[wrap(torch.tensor([7]))]
         try: bad.wait()
         except IndexError: pass
@@ -461,7 +449,7 @@ def test_seen_failure_does_not_warn():
 
 
 def test_uncaught_failure_ends_the_program_with_its_traceback():
-    done = run_script("""
+    done = run("""
         def make():
             return wrap(torch.ones(3))[wrap(torch.tensor([7]))]
         make().tolist()

@@ -10,8 +10,9 @@ import weakref
 import pytest
 
 from lazyeng import LazyError, errors
-from tests import error_corpus as corpus
-from tests.error_corpus import build, kernel_with_a_chain, reading, stack_here, text_of
+from tests.programs import error_corpus as corpus
+from tests.programs.error_corpus import build, kernel_with_a_chain, reading, stack_here
+from tests.support.failures import raised_by, text_of
 
 
 def lines_of(tb):
@@ -22,7 +23,7 @@ def lines_of(tb):
 
 
 def test_every_read_is_fresh_and_equally_long():
-    original = corpus.raised_by(kernel_with_a_chain)
+    original = raised_by(kernel_with_a_chain)
     original.add_note("n")
     record, stack = errors.detach(original), stack_here()
     texts = [text_of(reading(record, stack)) for _ in range(5)]
@@ -90,7 +91,7 @@ def test_failure_keeps_no_local_alive(no_gc):
 
     def record_of():
         tracked = Tracked()
-        record = errors.detach(corpus.raised_by(lambda: kernel(tracked)))
+        record = errors.detach(raised_by(lambda: kernel(tracked)))
         return record, stack_here(), weakref.ref(tracked)
 
     record, stack, tracked = record_of()
@@ -139,7 +140,7 @@ def test_an_exception_that_another_one_holds_keeps_no_local_alive(where, no_gc):
 
     def record_of():
         tracked = Tracked()
-        record = errors.detach(corpus.raised_by(lambda: raise_with(where, held(tracked))))
+        record = errors.detach(raised_by(lambda: raise_with(where, held(tracked))))
         return record, weakref.ref(tracked)
 
     record, tracked = record_of()
@@ -159,7 +160,7 @@ def test_group_keeps_no_local_of_its_members_alive(no_gc):
 
     def record_of():
         tracked = Tracked()
-        members = (corpus.raised_by(lambda: kernel(tracked)) for _ in range(1))
+        members = (raised_by(lambda: kernel(tracked)) for _ in range(1))
         return errors.detach(ExceptionGroup("g", [*members])), weakref.ref(tracked)
 
     record, tracked = record_of()
@@ -172,7 +173,7 @@ def test_group_keeps_no_local_of_its_members_alive(no_gc):
 def test_attribute_error_lets_go_of_the_object(no_gc):
     def record_of():
         tracked = Tracked()
-        return errors.detach(corpus.raised_by(lambda: tracked.missing)), weakref.ref(tracked)
+        return errors.detach(raised_by(lambda: tracked.missing)), weakref.ref(tracked)
 
     record, tracked = record_of()
     assert tracked() is None
@@ -247,7 +248,7 @@ def test_context_that_is_being_handled_is_left_alone():
         raise KeyError("the user's")
     except KeyError as handled:
         before = handled.__traceback__
-        errors.detach(corpus.raised_by(lambda: 1 / 0))
+        errors.detach(raised_by(lambda: 1 / 0))
         assert handled.__traceback__ is before is not None
 
 

@@ -5,9 +5,6 @@ import io
 import linecache
 import os
 import pickle
-import subprocess
-import sys
-import textwrap
 import traceback
 import warnings
 
@@ -17,7 +14,8 @@ import torch.utils.checkpoint
 
 import lazyeng
 from lazyeng import LazyError, lazy, synchronize, wrap
-from tests import failing_kernels, failing_programs
+from tests.programs import failing_kernels, failing_programs
+from tests.support.processes import alone
 
 HERE = os.path.basename(__file__)
 
@@ -467,9 +465,7 @@ def test_warning_that_torch_says_once_is_not_said_to_a_stand_in():
         for _ in range(3):
             torch.searchsorted(x, x)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60
-    )
+    done = alone(script)
     assert done.returncode == 0 and done.stderr.count("input value tensor is non-contiguous") == 1
 
 
@@ -478,8 +474,6 @@ def test_warning_nobody_reads_comes_at_exit():
         import torch, lazyeng
         x = lazyeng.wrap(torch.ones(1)).std()
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60
-    )
+    done = alone(script)
     assert done.returncode == 0 and done.stderr.count("degrees of freedom") == 1
     assert "<string>:3: UserWarning" in done.stderr

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from lazyeng import lazy, synchronize, wrap
+from tests.support.failures import raised_by
 
 
 def x_and_i():
@@ -90,11 +91,7 @@ def error_of(program, mode="deferred"):
 def of_eager(program, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(sys.modules[__name__], "wrap", lambda x: x)
-        try:
-            program()
-        except IndexError as error:
-            return error
-    pytest.fail("nothing was raised")
+        return raised_by(program)
 
 
 @pytest.mark.parametrize("program", [*MARKED, several_lines])

@@ -8,8 +8,8 @@ import traceback
 import pytest
 
 from lazyeng import _traceback, errors
-from tests import error_corpus as corpus
-from tests.error_corpus import build, stack_here
+from tests.programs.error_corpus import build, stack_here
+from tests.support.failures import raised_by
 
 
 class Probe:
@@ -158,7 +158,7 @@ def test_frames_of_the_kernel_come_last():
     def kernel():
         raise ValueError("in the kernel")
 
-    error = build(errors.detach(corpus.raised_by(kernel)), stack_here())
+    error = build(errors.detach(raised_by(kernel)), stack_here())
     names = [frame.name for frame in traceback.extract_tb(error.__cause__.__traceback__)]
     assert names[-3:] == ["test_frames_of_the_kernel_come_last", "raised_by", "kernel"]
     assert error.creation_stack[-1].name == names[-3]

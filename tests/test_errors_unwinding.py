@@ -5,9 +5,7 @@ import contextlib
 import gc
 import logging
 import os
-import subprocess
 import sys
-import textwrap
 import threading
 import traceback
 import weakref
@@ -20,14 +18,11 @@ import torch.utils.checkpoint
 
 import lazyeng
 from lazyeng import _C, LazyError, lazy, synchronize, wrap
+from tests.support.failures import failed
+from tests.support.processes import alone
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
 OWN = os.path.dirname(lazyeng.__file__) + os.sep
-
-
-def failed():
-    with lazy("deferred"):
-        return wrap(torch.ones(1)).take(wrap(torch.tensor([7])))
 
 
 def read():
@@ -297,9 +292,7 @@ def test_uncaught(ending):
 
         {ending}
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60
-    )
+    done = alone(script)
     assert ", in by" in done.stderr and ", in reads" in done.stderr
     assert TORCH not in done.stderr and OWN not in done.stderr
     assert done.stderr.rstrip().endswith(":13") and "IndexError" in done.stderr
@@ -521,8 +514,7 @@ def test_fork_while_one_is_handled():
             assert not internal(error.__traceback__)
     """
     # (later versions of Python warn of any fork beside threads)
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = alone(script, "-W", "ignore::DeprecationWarning")
     assert (done.returncode, done.stderr) == (0, "")
 
 

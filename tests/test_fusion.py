@@ -1,10 +1,7 @@
 """Fusion: fused, unfused and eager runs give the same results; failures, views and memory."""
 
 import itertools
-import os
 import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,9 +11,17 @@ import torch.nn.functional as F
 import lazyeng
 from lazyeng import _C, lazy, wrap
 from lazyeng.fuse.description import planned
+from tests.support.processes import alone, printed_by
 
-from .fusion_programs import DEEPEST, FLOATS, Dag, exact_functions, hard_values, tried_functions
-from .fusion_runs import compare_random_programs, fused, same_bits
+from .programs.fusion_programs import (
+    DEEPEST,
+    FLOATS,
+    Dag,
+    exact_functions,
+    hard_values,
+    tried_functions,
+)
+from .support.fusion_runs import compare_random_programs, fused, same_bits
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -139,11 +144,10 @@ def test_functions_are_tried_once_they_are_used_for_a_while():
             assert torch.equal(lazyeng.unwrap(y), (x * 2).sqrt() + 1)
         assert found[100] == 0 and found[-1] > 0, found
     """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    printed_by(code)
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_exact_fusion_trains_with_the_bits_of_eager(mode, groups):
+def test_exact_fusion_trains_with_the_bits_of_eager(lazy_mode, groups):
     """What is fused by default leaves no trace in the parameters, whatever their size."""
     _C.set_inexact_fusion(False)
     start, grad = torch.randn(256, 256), torch.randn(256, 256)
@@ -158,7 +162,7 @@ def test_exact_fusion_trains_with_the_bits_of_eager(mode, groups):
         return weights[0].detach()
 
     expected = train()
-    with lazy(mode):
+    with lazy(lazy_mode):
         result = train()
     same_bits(lazyeng.unwrap(result), expected)
     assert groups() > 0
@@ -492,10 +496,7 @@ with lazyeng.lazy("deferred"):
     y = lazyeng.wrap(x) * 2 + 1
     y.wait()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True, text=True, timeout=90, env=os.environ | {"LAZYENG_LOGS": "fusion"},
-    )  # fmt: skip
+    done = alone(script, timeout=90, LAZYENG_LOGS="fusion")
     assert re.search(r"lazyeng fusion: 2 ops, 1000 elements, 4000 bytes not written", done.stderr)
 
 
@@ -512,10 +513,7 @@ with lazyeng.lazy("deferred"):
         except RuntimeError as error:
             print(error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True, text=True, timeout=90, env=os.environ | {"LAZYENG_LOGS": "fusion"},
-    )  # fmt: skip
+    done = alone(script, timeout=90, LAZYENG_LOGS="fusion")
     lines = [line for line in done.stderr.splitlines() if "floor_divide" in line]
     assert done.stdout == "ZeroDivisionError\n", done.stderr
     assert re.search(r": [34] ops, 1000 elements, \d+ bytes not written, (avx|gen)\w+: ", lines[0])

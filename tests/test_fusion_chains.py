@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
 
 import lazyeng
+from tests.support.processes import printed_by
 
-from .fusion_programs import FLOATS
-from .fusion_runs import fused, same_bits
+from .programs.fusion_programs import FLOATS
+from .support.fusion_runs import fused, same_bits
 
 # Around the vectors and blocks of all instruction sets, and around a tile.
 SIZES = (1, 7, 31, 32, 63, 64, 65, 127, 128, 129, 1000, 16384, 16385, 40000)
@@ -115,16 +112,14 @@ def test_every_pair_of_steps(dtype):
     assert sum(n == 1 for n in groups) > 0.9 * len(groups)  # (some pairs may round otherwise)
 
 
-def run_alone(body, **env):
-    prelude = (
-        "import threading, time, torch, lazyeng\nfrom tests.thread_names import count_threads\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", prelude + textwrap.dedent(body)],
-        capture_output=True, text=True, timeout=120, env=os.environ | env,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+HEAD = """
+import threading, time, torch, lazyeng
+from tests.support.thread_names import count_threads
+"""
+
+
+def run_alone(body, **environment):
+    return printed_by(body, head=HEAD, **environment).split()
 
 
 @pytest.mark.parametrize("capability", ["default", "avx2"])

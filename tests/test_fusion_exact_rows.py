@@ -1,7 +1,6 @@
 """Reductions of floats that join groups by default, as a trial found that they give eager's bits
 (csrc/fuse/bits/row_trials.cpp)."""
 
-import contextlib
 import itertools
 import random
 
@@ -10,8 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from lazyeng import _C
+from tests.support.threads import threads_of_torch
 
-from .fusion_runs import compare_random_programs, fused, same_bits, without_fusion
+from .support.fusion_runs import compare_random_programs, fused, same_bits, without_fusion
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -129,16 +129,6 @@ def compare(function, *inputs):
 
 def listed(made):
     return list(made) if isinstance(made, tuple) else [made]
-
-
-@contextlib.contextmanager
-def threads_of_torch(number):
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.fixture

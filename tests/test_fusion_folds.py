@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from lazyeng import _C
 
-from .fusion_programs import FLOATS, INTS
-from .fusion_runs import compare_random_programs, fused, same_bits
+from .programs.fusion_programs import FLOATS, INTS
+from .support.fusion_runs import compare_random_programs, fused, same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import lazyeng
 from lazyeng import _C, lazy, wrap
 
-from .fusion_runs import same_bits
+from .support.fusion_runs import same_bits
 
 aten = torch.ops.aten
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}

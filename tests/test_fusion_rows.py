@@ -9,8 +9,8 @@ import torch.nn.functional as F
 import lazyeng
 from lazyeng import _C, lazy, wrap
 
-from .fusion_programs import FLOATS
-from .fusion_runs import compare_random_programs, fused, same_bits
+from .programs.fusion_programs import FLOATS
+from .support.fusion_runs import compare_random_programs, fused, same_bits
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -9,8 +9,10 @@ import random
 import pytest
 import torch
 
-from .fusion_runs import fused, same_bits
-from .test_fusion_exact_rows import SPECIAL, numbers, threads_of_torch
+from tests.support.threads import threads_of_torch
+
+from .support.fusion_runs import fused, same_bits
+from .test_fusion_exact_rows import SPECIAL, numbers
 
 FUNCTIONS = (torch.softmax, torch.log_softmax)
 DTYPES = (torch.float32, torch.float64)

@@ -7,7 +7,6 @@ import functools
 import itertools
 import os
 import random
-import subprocess
 import sys
 
 import pytest
@@ -15,6 +14,7 @@ import torch
 
 import lazyeng
 from lazyeng import _C, lazy, wrap
+from tests.support.processes import printed_by
 
 DTYPES = {torch.float32: torch.int32, torch.float64: torch.int64}
 NUMBERS = (0.3, 1, 0.7, -2.5, 0.5, 1e-3)
@@ -205,7 +205,7 @@ LONG_PROGRAM = """if True:
     import torch
     import lazyeng
     from lazyeng import _C
-    from tests.fusion_programs import tried_functions
+    from tests.programs.fusion_programs import tried_functions
 
     def run(step, given=lambda x: x):
         generator = torch.Generator().manual_seed(step)
@@ -241,7 +241,7 @@ LONG_PROGRAM = """if True:
 
 def test_a_program_gets_eagers_bits_before_and_after_the_trials():
     """By default they come when a program has gone on for a while."""
-    subprocess.run([sys.executable, "-c", LONG_PROGRAM], check=True, timeout=120)
+    printed_by(LONG_PROGRAM)
 
 
 @pytest.mark.parametrize("setting", ["set_fusion(False)", "set_inexact_fusion(True)"])
@@ -264,7 +264,7 @@ def test_what_is_used_before_fusion_needs_it_is_tried_all_the_same(setting):
         record(20, torch.neg)
         assert _C.tried_ops()["aten::sqrt"][0] in ("same", "same if dense", "other")
     """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    printed_by(code)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
@@ -273,7 +273,7 @@ def test_trials_leave_no_threads_of_openmp():
     code = """if True:
         import torch
         from lazyeng import _C, lazy, synchronize, wrap
-        from tests.thread_names import count_threads
+        from tests.support.thread_names import count_threads
         torch.set_num_threads(4)
         with open("/proc/self/comm") as file:
             name = file.read().strip()  # its helpers have it, too
@@ -287,7 +287,7 @@ def test_trials_leave_no_threads_of_openmp():
             assert "wanted" not in {words[0] for words in _C.tried_ops().values()}
             assert count_threads(name) == before
     """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    printed_by(code)
 
 
 def test_ops_whose_first_call_tells_what_they_return_are_tried_too():
@@ -301,7 +301,7 @@ def test_ops_whose_first_call_tells_what_they_return_are_tried_too():
             (x * 2).var(-1), torch.layer_norm(x * 2, (256,))
         assert [_C.tried_ops()[name][0] for name in names] == ["wanted"] * 2
     """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    printed_by(code)
 
 
 def test_large_tensors_are_fused_from_the_first_call_on():
@@ -324,4 +324,4 @@ def test_large_tensors_are_fused_from_the_first_call_on():
         assert _C.tried_ops()["aten::tanh"][0] == "same"
         assert _C.tried_ops()["aten::_softmax"][0] == "same"
     """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    printed_by(code)

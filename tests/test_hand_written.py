@@ -4,7 +4,8 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from tests import hand_written_programs, simulated_cuda
+from tests import simulated_cuda
+from tests.programs import hand_written_programs
 
 CHECKS = [name for name in vars(hand_written_programs) if name.startswith("check_")]
 
@@ -13,5 +14,5 @@ CHECKS = [name for name in vars(hand_written_programs) if name.startswith("check
 @pytest.mark.parametrize("check", CHECKS)
 def test_simulated(check):
     environment = {"LAZYENG_FUSION": "off"} if "fusion_that_is_off" in check else {}
-    program = f"from tests import hand_written_programs as p; p.{check}()"
+    program = f"from tests.programs import hand_written_programs as p; p.{check}()"
     simulated_cuda.run(program, **environment)

@@ -11,8 +11,9 @@ import torch
 
 import lazyeng
 from lazyeng import _C
+from tests.support.outcomes import Raised, outcome
 
-from .deep_programs import PROGRAMS
+from .programs.deep_programs import PROGRAMS
 
 # --- 100,000 ops in a row
 
@@ -33,7 +34,7 @@ def test_deep_with_a_small_stack(mode):
     """Each level of a recursion would have 26 bytes, less than a frame has. And all ops are
     pending at once."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.deep_programs", mode, "20000"],
+        [sys.executable, "-m", "tests.programs.deep_programs", mode, "20000"],
         env=os.environ | {"LAZYENG_MAX_PENDING_OPS": "1000000"},
         preexec_fn=small_stack, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
@@ -110,18 +111,19 @@ STATEMENTS = (
 )  # fmt: skip
 
 
-def outcome(code, name, side):
+def seen(code, name, side):
     """What the program returns or leaves behind, or its exception; `side` makes tensors lazy."""
     x, y = side(TENSORS[name]()), side(numbers(2, 3))
     values = {"torch": torch, "F": torch.nn.functional, "x": x, "y": y}
-    try:
+
+    def run():
         if code in STATEMENTS:
             exec(code, values)
             return look([values["x"], values["y"]])
         return look(eval(code, values))
-    except Exception as error:
-        lines = str(error).splitlines() or [""]
-        return [type(error).__name__, lines[0].replace("LazyTensor", "Tensor")]
+
+    made = outcome(run, Exception)
+    return [made] if isinstance(made, Raised) else made
 
 
 def look(found):
@@ -137,7 +139,7 @@ def look(found):
 
 @functools.cache
 def in_eager(code, name):
-    return outcome(code, name, lambda x: x)
+    return seen(code, name, lambda x: x)
 
 
 def check(code, got, expected, fusion):
@@ -170,7 +172,7 @@ def test_odd_layouts(name, fusion, mode):
     for code in (*EXPRESSIONS, *STATEMENTS):
         for _ in range(2):
             with lazyeng.lazy(mode):
-                got = outcome(code, name, lazyeng.wrap)
+                got = seen(code, name, lazyeng.wrap)
             check(code, got, in_eager(code, name), fusion)
 
 

@@ -14,7 +14,8 @@ import torch
 import lazyeng
 from lazyeng import LazyTensor, lazy, synchronize, wrap
 
-from . import fresh, out_of_memory, out_of_new
+from .support import fresh
+from . import out_of_memory, out_of_new
 
 PRELUDE = """
 import gc, json, os, sys
@@ -130,15 +131,14 @@ def test_training_steps_of_many_kinds_leak_nothing():
 
 
 @pytest.mark.limit(400)
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_unread_work_stays_within_the_byte_bound(mode):
+def test_unread_work_stays_within_the_byte_bound(lazy_mode):
     """20,000 ops on 1 MB tensors, all dropped unread: 20 GB if nothing held them back."""
     bound = 64 << 20
     result = measure(f"""
     x = wrap(torch.ones(1 << 18))
     highest = 0
     start = rss()
-    with lazy("{mode}"):
+    with lazy("{lazy_mode}"):
         for i in range(20000):
             y = x + i
             if i % 50 == 0: highest = max(highest, lazyeng.engine_stats()["pending_bytes"])
@@ -202,13 +202,12 @@ def test_temporaries_are_freed_before_the_read():
     assert result["last"] == 500.0 and result["grown"] < 400 << 20, result
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_results_that_get_no_memory_are_no_work_to_bound(mode):
+def test_results_that_get_no_memory_are_no_work_to_bound(lazy_mode):
     """20 results of 8 MB, of which 19 are dead before they are made: still one group."""
     result = measure(f"""
     x = wrap(torch.ones(1 << 21))
     def chain(x):
-        with lazy("{mode}"):
+        with lazy("{lazy_mode}"):
             for i in range(20): x = x * 1.5 if i % 2 else x + 1
             return x.wait()
     chain(x)  # (first calls of some ops run at once)
@@ -249,7 +248,6 @@ def test_cycles_are_collected():
     assert ref() is None
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
 def test_freed_without_the_collector(mode):
     """No reference cycles of our own: everything goes when its last name goes."""
     gc.collect()

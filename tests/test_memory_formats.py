@@ -9,6 +9,7 @@ from torch import nn
 
 import lazyeng
 from lazyeng import lazy
+from tests.support.threads import threads_of_torch
 
 FORMATS = {
     None: 4,
@@ -153,9 +154,7 @@ def test_pads_keep_channels_last(mode, rank):
 def test_first_convolution_of_volumes(window, volumes, weights, transposed):
     """Of each shape the first: torch's choice of a kernel, and so of a layout, goes by cores."""
     convolve = torch.nn.functional.conv_transpose3d if transposed else torch.nn.functional.conv3d
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    with threads_of_torch(2):
         for channels in (3, 4):
             x = torch.randn(2, channels, 5, 6, 4).to(memory_format=volumes)
             w = torch.randn(channels, channels, *[window] * 3).to(memory_format=weights)
@@ -166,5 +165,3 @@ def test_first_convolution_of_volumes(window, volumes, weights, transposed):
                 plain = lazyeng.unwrap(mine)
                 assert plain.stride() == expected.stride()
                 assert torch.equal(plain, expected)
-    finally:
-        torch.set_num_threads(before)

@@ -11,9 +11,6 @@ import torch
 import lazyeng
 from lazyeng import _C, LazyTensor, lazy, synchronize, unwrap, wrap
 
-MODES = ["async", "deferred", "sync"]
-
-
 # --- the forms of lazy()
 
 

@@ -15,9 +15,6 @@ import torch
 import lazyeng
 from lazyeng import _C, lazy, synchronize, wrap
 
-MODES = ["async", "deferred", "sync"]
-
-
 # --- exceptions
 
 
@@ -369,7 +366,6 @@ class Suspended:
             yield torch.ones(2) * 2
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_block_that_ends_while_apply_is_outside_of_blocks(mode):
     Suspended(mode)
     with lazy(mode):

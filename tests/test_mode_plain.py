@@ -9,9 +9,6 @@ import torch
 
 from lazyeng import LazyTensor, lazy, unwrap, wrap
 
-MODES = ["async", "deferred", "sync"]
-
-
 # --- writes to plain tensors
 
 

@@ -5,7 +5,7 @@ import torch
 
 import lazyeng
 from lazyeng import lazy, unwrap, wrap
-from tests import fresh
+from tests.support import fresh
 
 SMALL, LARGE = 6, 100_000
 

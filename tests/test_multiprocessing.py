@@ -3,7 +3,7 @@ their own. Each test is a program of its own."""
 
 import pytest
 
-from tests.test_process import check, run
+from tests.support.processes import check, run
 
 CHILDREN = """
     import contextlib, threading
@@ -52,16 +52,14 @@ def test_a_process_reports_what_failed_unseen():
     assert "UnseenFailureWarning: aten.index" in done.stderr and "IndexError" in done.stderr
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_pools_that_are_started_in_a_block(mode):
+def test_pools_that_are_started_in_a_block(lazy_mode):
     check(CHILDREN + f"""
-    with lazy({mode!r}), mp.get_context("fork").Pool(2) as pool:
+    with lazy({lazy_mode!r}), mp.get_context("fork").Pool(2) as pool:
         print(pool.map(kind, [torch.ones(3)] * 4))
         print(lazyeng._C.thread_mode()[1])
     """, "[True, True, True, True]\n1")  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
 def test_memory_that_arrives_more_than_once(mode):
     check(CHILDREN + f"""
     context = mp.get_context("fork")

@@ -214,7 +214,6 @@ def test_a_program_that_reads_after_a_transform_and_within_one():
         assert torch.equal(torch.vmap(reads_within)(x), want)
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_arrays_and_lists_share_memory_and_wait(mode):
     plain = torch.zeros(3)
     with lazyeng.lazy(mode):

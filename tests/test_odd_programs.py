@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lazyeng
+from tests.support.outcomes import same, values
 
 Wrap = Callable[[Any], Any]
 
@@ -269,21 +270,11 @@ PROGRAMS = (
 )  # fmt: skip
 
 
-def look(found: Any) -> Any:
-    if isinstance(found, torch.Tensor):
-        return found.tolist(), found.dtype, tuple(found.shape), found.requires_grad
-    return [look(item) for item in found] if isinstance(found, (list, tuple)) else found
-
-
-def same(w: Any) -> Any:
-    return w
-
-
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 class TestOddPrograms:
     def run(self, program: Callable[[Wrap], Any], w: Wrap) -> Any:
         torch.manual_seed(0)
-        return look(program(w))
+        return values(program(w))
 
     def test_wrapped(self, program):
         assert self.run(program, lazyeng.wrap) == self.run(program, same)

@@ -8,19 +8,13 @@ import pytest
 import torch
 
 import lazyeng
+from tests.support.outcomes import metadata, outcome
 
 HUGE = [2**61, -(2**61)]
 
 
-def look(x):
-    return tuple(x.shape), x.stride(), x.storage_offset(), x.dtype
-
-
-def outcome(function, x):
-    try:
-        return look(function(x))
-    except (RuntimeError, IndexError, ValueError) as error:
-        return type(error), str(error)
+def seen(function, x):
+    return outcome(lambda: metadata(function(x)))
 
 
 def bases():
@@ -56,20 +50,18 @@ def programs(rng):
 
 
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_select_and_slice(mode, grad):
+def test_select_and_slice(lazy_mode, grad):
     for base in bases():
         x = base.detach().requires_grad_(grad)
         y = lazyeng.wrap(base.detach()).requires_grad_(grad)
         for name, program in programs(random.Random(5)):
-            expected = outcome(program, x)
-            with lazyeng.lazy(mode):
-                got = outcome(program, y)
-            assert got == expected, (name, look(base))
+            expected = seen(program, x)
+            with lazyeng.lazy(lazy_mode):
+                got = seen(program, y)
+            assert got == expected, (name, metadata(base))
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_writes_that_overlap(mode):
+def test_writes_that_overlap(lazy_mode):
     """Apart, touching, overlapping in part or altogether: eager's results and eager's errors."""
 
     def program(x, write, i, j):
@@ -87,7 +79,7 @@ def test_writes_that_overlap(mode):
     ]
     for write, i, j in itertools.product(writes, range(9), range(9)):
         expected = program(torch.arange(16.0), write, i, j)
-        with lazyeng.lazy(mode):
+        with lazyeng.lazy(lazy_mode):
             got = program(torch.arange(16.0), write, i, j)
         assert isinstance(got, str) == isinstance(expected, str), (i, j, got)
         if isinstance(expected, str):
@@ -164,12 +156,11 @@ def test_other_elements_over_the_same_storage(program):
     x = torch.arange(32.0)
     y = lazyeng.wrap(x)
     for start in (4, 0, 2, 3, 1):
-        expected = outcome(partial(program, start=start), x)
-        assert outcome(partial(program, start=start), y) == expected, start
+        expected = seen(partial(program, start=start), x)
+        assert seen(partial(program, start=start), y) == expected, start
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_new_places_are_known(mode):
+def test_new_places_are_known(lazy_mode):
     """Once a program has run, other places than those that it used are nothing new."""
 
     def program(x, i):
@@ -180,7 +171,7 @@ def test_new_places_are_known(mode):
 
     expected = torch.ones(60, 16)
     x = expected.clone()
-    with lazyeng.lazy(mode):
+    with lazyeng.lazy(lazy_mode):
         program(x, 0)
         program(x, 1)
         before = lazyeng.engine_stats()["plans"]

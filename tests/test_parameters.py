@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import lazyeng
-from tests.test_odd_programs import look, same
+from tests.support.outcomes import same, values
 
 Wrap = Callable[[Any], Any]
 
@@ -149,13 +149,13 @@ PROGRAMS = (
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 class TestPrograms:
     def test_wrapped(self, program):
-        assert look(program(lazyeng.wrap)) == look(program(same))
+        assert values(program(lazyeng.wrap)) == values(program(same))
 
     @pytest.mark.parametrize("wrap", [same, lazyeng.wrap])
     def test_in_a_block(self, program, wrap, mode):
-        expected = look(program(same))
+        expected = values(program(same))
         with lazyeng.lazy(mode):
-            assert look(program(wrap)) == expected
+            assert values(program(wrap)) == expected
 
 
 def test_wrap_and_unwrap_keep_the_class():

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import lazyeng
 from lazyeng import _C, lazy, wrap
 
-from .image_programs import images
+from .programs.image_programs import images
 
 RUNS = 24  # the first few of a plan come before its trial
 

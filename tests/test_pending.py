@@ -2,7 +2,6 @@
 
 import html
 import re
-import threading
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 
 import lazyeng
 from lazyeng import graph, lazy, wrap
+from tests.support.gate import Gate
 
 
 @pytest.fixture(autouse=True)
@@ -94,25 +94,17 @@ def test_nothing_is_pending():
 
 def test_pushed_ops_that_wait(tmp_path):
     """Behind a kernel that does not end, what reads its result waits in the engine."""
-    begun, release = threading.Event(), threading.Event()
-
-    @torch.library.custom_op("lazyeng_pending::held", mutates_args=())
-    def held(x: torch.Tensor) -> torch.Tensor:
-        begun.set()
-        release.wait(60)
-        return x.clone()
-
-    held.register_fake(torch.empty_like)
+    gate = Gate()
     try:
-        y = held(wrap(torch.ones(3, 3)))
-        assert begun.wait(60)
+        y = gate(wrap(torch.ones(3, 3)))
+        assert gate.reached.wait(60)
         z = (y @ y).cumsum(0)
         lazyeng._C.flush()
         picture = graph(z)
-        assert names(picture) == ["lazyeng_pending::held", "aten::mm", "aten::cumsum"]
+        assert names(picture) == ["lazyeng_tests::gate", "aten::mm", "aten::cumsum"]
         assert all(op.pushed for op in picture.ops)
     finally:
-        release.set()
+        gate.open()
     assert z.tolist() == torch.full((3, 3), 3.0).cumsum(0).tolist()
 
 

@@ -1,7 +1,7 @@
 """Programs that do not use lazyeng: where it is installed, torch imports it, and nothing that they
 do may change by that (csrc/record/device/accelerator.h)."""
 
-from . import fresh
+from .support import fresh
 
 PROBES = """
 import os, tempfile, warnings

@@ -9,54 +9,7 @@ import time
 
 import pytest
 
-from tests import fresh
-
-# faulthandler.enable() only: the thread of dump_traceback_later does not live on in a forked child,
-# whose exit then waits for it for ever.
-PRELUDE = """
-import faulthandler, os, sys, time
-faulthandler.enable()
-import torch, lazyeng
-from lazyeng import lazy, synchronize, wrap
-from tests.thread_names import count_threads
-"""
-
-
-def run(body, *, own=False, timeout=60, **environment):
-    """Runs the script in a new process; one that hangs is aborted, so that stderr shows where it
-    was. `own`: with an interpreter of its own from start to end, which takes seconds."""
-    script = PRELUDE + textwrap.dedent(body)
-    if own:
-        return finished(start(script, **environment), timeout)
-    return fresh.run(script, env=environment, timeout=timeout)
-
-
-def start(script, **environment):
-    return subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | environment,
-    )  # fmt: skip
-
-
-def finished(process, timeout=60):
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGABRT)
-        try:
-            out, err = process.communicate(timeout=5)
-        except subprocess.TimeoutExpired:  # a forked child still holds the pipes
-            process.kill()
-            out, err = "", "hangs, and so does a child of it"
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def check(body, stdout, **settings):
-    done = run(body, **settings)
-    assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-3000:]}"
-    assert done.stdout.split() == stdout.split(), done.stderr[-3000:]
-    return done
-
+from tests.support.processes import PRELUDE, check, finished, run, start
 
 IN_CHILD = """
 pid = os.fork()
@@ -86,7 +39,6 @@ def check_forked(before, child, parent, stdout):
     assert done.stdout.split() == stdout.split(), done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
 def test_fork_with_pending_work(mode):
     """The parent's work goes on; the child records anew."""
     check_forked(
@@ -210,12 +162,11 @@ def test_fork_before_first_use():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_fork_with_pending_failure(mode):
+def test_fork_with_pending_failure(lazy_mode):
     """A pending error at fork aborted MXNet. The child does not inherit it; the parent keeps it."""
     check_forked(
         f"""
-        with lazy("{mode}"):
+        with lazy("{lazy_mode}"):
             bad = wrap(torch.ones(3))[wrap(torch.tensor([7]))]
         """,
         'synchronize(); print("child", (wrap(torch.ones(3)) + 1).sum().item())',
@@ -681,10 +632,9 @@ def test_ctrl_c_at_the_end_of_a_program_whose_kernel_sleeps():
     assert "terminate" not in done.stderr and "Fatal" not in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_exit_with_pending_work(mode):
+def test_exit_with_pending_work(lazy_mode):
     done = check(f"""
-        with lazy("{mode}"):
+        with lazy("{lazy_mode}"):
             x = wrap(torch.ones(300, 300))
             for _ in range(300): x = x @ torch.eye(300)
         print("end")
@@ -724,8 +674,7 @@ def test_exit_from_a_block_and_from_a_thread():
     """, "end", own=True)  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_handlers_of_signals_that_read(mode):
+def test_handlers_of_signals_that_read(lazy_mode):
     """While the program waits, as a guest of the engine: the handler runs, and leaves, the
     program's own modes."""
     check(f"""
@@ -737,7 +686,7 @@ def test_handlers_of_signals_that_read(mode):
                 for _ in range(3): (x * 2).cumsum(0).sin().sum().item()
             seen.append((torch.is_grad_enabled(), type(x + 1).__name__))
         signal.signal(signal.SIGALRM, handler)
-        with lazy({mode!r}):
+        with lazy({lazy_mode!r}):
             z = b
             for _ in range(12): z = (z @ b) / 1000
             signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -750,17 +699,14 @@ def test_handlers_of_signals_that_read(mode):
 def test_ctrl_c_during_a_wait():
     """KeyboardInterrupt at once, and the engine stays usable."""
     script = PRELUDE + textwrap.dedent("""
-        import signal, threading
+        import signal
+        from tests.support.gate import Gate
         # A shell starts background jobs with SIGINT ignored, and Python keeps that.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        @torch.library.custom_op("lazyeng_sigint::slow", mutates_args=())
-        def slow(x: torch.Tensor) -> torch.Tensor:
-            assert release.wait(60)
-            return x + 1
-        slow.register_fake(lambda x: torch.empty_like(x))
+        gate = Gate()
         for wait in (lambda: x.item(), synchronize, lambda: x.wait(), lambda: lazyeng.unwrap(x)):
-            release = threading.Event()
-            x = slow(wrap(torch.ones(1)))
+            gate.close()
+            x = gate(wrap(torch.ones(1)))
             assert not x.is_ready(), "the op ran at the call: there is nothing to wait for"
             print("waiting", flush=True)
             try:
@@ -768,7 +714,7 @@ def test_ctrl_c_during_a_wait():
                 said = "not interrupted"
             except KeyboardInterrupt:
                 said = f"interrupted {not x.is_ready()}"
-            release.set()
+            gate.open()
             print(said, (wrap(torch.ones(3)) + 1).sum().item(), x.item(), flush=True)
     """)
     process = start(script)
@@ -776,7 +722,7 @@ def test_ctrl_c_during_a_wait():
         assert process.stdout.readline() == "waiting\n", finished(process).stderr
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
-        assert process.stdout.readline() == "interrupted True 6.0 2.0\n", finished(process).stderr
+        assert process.stdout.readline() == "interrupted True 6.0 1.0\n", finished(process).stderr
     done = finished(process)
     assert done.returncode == 0, done.stderr
 
@@ -859,7 +805,6 @@ def test_daemon_threads_that_wait_at_exit():
     """, "end", own=True)  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
 def test_daemon_threads_with_open_blocks_at_exit(mode):
     """What they record once the engine's threads have ended runs at the call. (Python may abort as
     it ends a thread within torch, also in eager.)"""

@@ -11,6 +11,7 @@ import torch
 
 import lazyeng
 from lazyeng import _C, lazy, wrap
+from tests.support.threads import threads_of_torch
 
 SECONDS = float(os.environ.get("SECONDS", "2.5"))
 
@@ -29,10 +30,8 @@ def pause():
 
 @pytest.fixture
 def one_core():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with threads_of_torch(1):
+        yield
 
 
 @pytest.mark.usefixtures("one_core")

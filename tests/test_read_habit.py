@@ -4,8 +4,6 @@ Which thread runs it is a matter of luck on a busy machine: what is held is deci
 tests/cpp/test_read_habit.cpp.
 """
 
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -15,6 +13,7 @@ import torch
 
 import lazyeng
 from lazyeng.errors import UnseenFailureWarning
+from tests.support.processes import printed_by
 
 READS = 5  # enough to be expected to go on
 
@@ -145,10 +144,7 @@ IN_PYTHON = """if True:
 
 def in_python(program):
     """What the program prints, with a kernel in Python for an op of torch."""
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", IN_PYTHON + textwrap.indent(program, "    ")],
-        check=True, timeout=100, capture_output=True, text=True,
-    ).stdout  # fmt: skip
+    return printed_by(IN_PYTHON + textwrap.indent(program, "    "), "-W", "ignore", timeout=100)
 
 
 def test_an_op_that_fails_at_once_runs_once():

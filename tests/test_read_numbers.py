@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import lazyeng
+from tests.support.outcomes import outcome
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
@@ -19,18 +20,20 @@ READS = [torch.Tensor.item, bool, float, int, complex, operator.index, range(9).
 NUMBERS = [0, 1, 3, -2, 2.75, -0.0, math.inf, math.nan, 2**40, 200]
 
 
-def outcome(read, tensor):
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # (a complex number loses its imaginary part)
-            value = read(tensor)
-    except Exception as error:
-        return type(error).__name__.removeprefix("Lazy"), str(error)
-    return type(value), repr(value)
-
-
 def read_by(read, tensor):
     return tensor.item() if read is torch.Tensor.item else read(tensor)
+
+
+def seen(read, tensor):
+    """The number's type and digits, or the error."""
+
+    def look():
+        value = read_by(read, tensor)
+        return type(value), repr(value)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # (a complex number loses its imaginary part)
+        return outcome(look, Exception)
 
 
 @pytest.mark.parametrize("read", READS, ids=lambda read: getattr(read, "__name__", "range"))
@@ -39,19 +42,19 @@ def test_numbers_are_those_of_eager(dtype, read):
     for number in NUMBERS:
         plain = torch.tensor(number, dtype=torch.float64).to(dtype)
         for plain_of_shape in (plain, plain.reshape(1, 1), torch.stack([plain, plain])[1]):
-            want = outcome(lambda x: read_by(read, x), plain_of_shape)
+            want = seen(read, plain_of_shape)
             lazy = lazyeng.wrap(plain_of_shape)
-            assert outcome(lambda x: read_by(read, x), lazy) == want
+            assert seen(read, lazy) == want
             computed = lazyeng.wrap(plain_of_shape).clone()  # (perhaps not there yet)
-            assert outcome(lambda x: read_by(read, x), computed) == want
+            assert seen(read, computed) == want
 
 
 @pytest.mark.parametrize("read", READS, ids=lambda read: getattr(read, "__name__", "range"))
 @pytest.mark.parametrize("shape", [(0,), (2,), (3, 1)], ids=str)
 def test_what_is_no_number_is_refused_as_in_eager(shape, read):
     plain = torch.ones(shape)
-    want = outcome(lambda x: read_by(read, x), plain)
-    assert outcome(lambda x: read_by(read, x), lazyeng.wrap(plain)) == want
+    want = seen(read, plain)
+    assert seen(read, lazyeng.wrap(plain)) == want
 
 
 def test_conjugate_and_negative_numbers():

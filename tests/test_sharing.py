@@ -9,6 +9,7 @@ import torch
 import torch.multiprocessing as mp
 
 from lazyeng import LazyError, LazyTensor, lazy, synchronize, unwrap, wrap
+from tests.support.failures import failed
 
 
 @pytest.fixture(params=sorted(mp.get_all_sharing_strategies()), autouse=True)
@@ -75,13 +76,8 @@ def test_lazy_tensors_follow_a_resized_storage():
     assert x.tolist() == [0, 1, 2, 3]
 
 
-def failed(mode="async"):
-    with lazy(mode):
-        return wrap(torch.ones(3))[wrap(torch.tensor([7]))]
-
-
 def test_a_failed_tensor_arrives_failed():
-    bad = failed()
+    bad = failed("async")
     arrived = sent(bad)
     assert type(arrived) is LazyTensor and arrived.shape == bad.shape
     for _ in range(2):
@@ -95,7 +91,7 @@ def answer(questions, answers):
     """In the other process: doubles in place, and sends back a new tensor and a failed one."""
     x = questions.get(timeout=60)
     x.mul_(2)
-    answers.put((x + 1, failed()))
+    answers.put((x + 1, failed("async")))
     questions.get(timeout=60)  # until the tensors have been read
 
 
@@ -117,11 +113,10 @@ def test_queue(start):
     assert process.exitcode == 0
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_storages_whose_tensor_is_written(mode):
+def test_storages_whose_tensor_is_written(lazy_mode):
     plain = torch.zeros(300, 300)
     storage = plain.untyped_storage()
-    with lazy(mode):
+    with lazy(lazy_mode):
         plain.add_(1)
         assert torch.empty(0).set_(storage, 0, (3,), (1,)).tolist() == [1] * 3
         plain.add_(1)
@@ -138,14 +133,13 @@ def test_storages_whose_tensor_is_written(mode):
         assert plain.sum().item() == 0
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_a_checkpoint_that_is_mapped_and_written_anew(mode, tmp_path):
+def test_a_checkpoint_that_is_mapped_and_written_anew(lazy_mode, tmp_path):
     """The copies have read the file when it is cut off."""
     path = tmp_path / "checkpoint"
     model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)])
     torch.save(model.state_dict(), path)
     before = [p.tolist() for p in model.parameters()]
-    with lazy(mode):
+    with lazy(lazy_mode):
         model.load_state_dict(torch.load(path, mmap=True))
         torch.save(model.state_dict(), path)
     assert [p.tolist() for p in model.parameters()] == before

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 import lazyeng
 from lazyeng import _C, lazy, wrap
 
-from . import fresh
-from . import random_programs as programs
-from .fusion_programs import Dag
-from .fusion_runs import same_bits
+from .programs import random_programs as programs
+from .programs.fusion_programs import Dag
+from .support import fresh
+from .support.fusion_runs import same_bits
 
 ROUNDS = 5  # a window is partitioned twice, then replayed
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests import simulated_cuda, stream_programs
+from tests import simulated_cuda
+from tests.programs import stream_programs
 
 CHECKS = [name for name in vars(stream_programs) if name.startswith("check_")]
 
@@ -10,4 +11,4 @@ CHECKS = [name for name in vars(stream_programs) if name.startswith("check_")]
 @pytest.mark.skipif(simulated_cuda.unavailable, reason="this torch has a backend for CUDA already")
 @pytest.mark.parametrize("check", CHECKS)
 def test_simulated(check):
-    simulated_cuda.run(f"from tests import stream_programs; stream_programs.{check}()")
+    simulated_cuda.run(f"from tests.programs import stream_programs; stream_programs.{check}()")

@@ -13,7 +13,6 @@ import math
 import os
 import pickle
 import re
-import threading
 import warnings
 from pathlib import Path
 
@@ -27,7 +26,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPl
 import lazyeng
 from lazyeng import SyncError, SyncWarning, lazy, set_sync_debug_mode
 
-from . import fresh
+from .support import fresh
+from .support.gate import Gate
 
 PAGE = (Path(__file__).parents[1] / "docs" / "syncs.md").read_text()
 (SETUP,) = re.findall(r"^```python setup\n(.*?)^```$", PAGE, re.M | re.S)
@@ -41,20 +41,7 @@ LIBRARIES = {
     "torch": torch,
 }  # fmt: skip
 
-gate_is_open = threading.Event()
-
-
-class Gate:
-    limit = 5.0  # seconds; a call that waits, and should not, takes so long
-
-
-@torch.library.custom_op("lazyeng_sync_points::gate", mutates_args=())
-def gate(x: torch.Tensor) -> torch.Tensor:
-    gate_is_open.wait(Gate.limit)
-    return x.clone()
-
-
-gate.register_fake(torch.empty_like)
+gate = Gate(limit=5.0)  # a call that waits, and should not, takes so long
 
 
 def tables(title):
@@ -105,7 +92,7 @@ def quiet():
         warnings.simplefilter("ignore")
         yield
     gc.enable()
-    gate_is_open.set()
+    gate.open()
 
 
 def prepared(call, gated):
@@ -119,10 +106,10 @@ def prepared(call, gated):
 
 def in_async(call):
     for is_open in (True, True, False):  # the first calls may learn
-        (gate_is_open.set if is_open else gate_is_open.clear)()
+        (gate.open if is_open else gate.close)()
         with lazy("async"):
             found = waits(call, prepared(call, gated=True))
-            gate_is_open.set()
+            gate.open()
     return found
 
 
@@ -138,11 +125,11 @@ def test_inside_a_block(call, expected):
 @pytest.mark.parametrize("call, expected", calls("Outside of blocks, and at their end"))
 def test_outside_of_blocks(call, expected, monkeypatch):
     # What must be complete when the call returns is waited for before the SyncError is raised.
-    monkeypatch.setattr(Gate, "limit", 0.5 if expected == "yes" else 5.0)
+    monkeypatch.setattr(gate, "limit", 0.5 if expected == "yes" else 5.0)
     with lazy("deferred"):
         namespace = prepared(call, gated=False)
     with lazy("deferred"):
-        gate_is_open.clear()
+        gate.close()
         namespace["x"] = gate(torch.rand(2, 3)) + 1  # an engine thread has it in hand, and waits
     assert waits(call, namespace) == (expected == "yes")
 
@@ -160,7 +147,7 @@ def waits_of_steps(optimizer, mode):
 
     found = []
     for _ in range(3):
-        gate_is_open.clear()
+        gate.close()
         with lazy(mode):
             x = gate(torch.rand(4, 8))
             closure()
@@ -170,7 +157,7 @@ def waits_of_steps(optimizer, mode):
                 made.step(closure)
                 set_sync_debug_mode("off")
             found.append(any(issubclass(w.category, SyncWarning) for w in caught))
-            gate_is_open.set()
+            gate.open()
     return found
 
 
@@ -178,7 +165,7 @@ def waits_of_steps(optimizer, mode):
 def test_optimizers(row, monkeypatch):
     optimizer, (first, later, deferred) = row[0].strip("`"), (cell == "yes" for cell in row[1:])
     # A read of the number of steps needs nothing that is behind the gate.
-    monkeypatch.setattr(Gate, "limit", 0.02 if optimizer.startswith("LBFGS") else 5.0)
+    monkeypatch.setattr(gate, "limit", 0.02 if optimizer.startswith("LBFGS") else 5.0)
     assert waits_of_steps(optimizer, "deferred")[1:] == [deferred, deferred]
     waits_of_steps(optimizer, "async")  # what is learned, is
     runs = [waits_of_steps(optimizer, "async") for _ in range(5 if first else 1)]

@@ -111,8 +111,7 @@ def test_settings_of_the_recording_thread_are_not_the_readers():
     assert (tiny * 1).tolist() != [0.0] * 4  # this thread keeps denormals
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred"])
-def test_kernels_that_make_tensors_make_plain_ones(mode):
+def test_kernels_that_make_tensors_make_plain_ones(lazy_mode):
     """In a backward pass factories give lazy tensors; not to kernels that the thread runs there."""
     x = wrap(torch.rand(4, 6)).requires_grad_()
     norm = torch.nn.BatchNorm1d(6)
@@ -123,7 +122,7 @@ def test_kernels_that_make_tensors_make_plain_ones(mode):
         read.append(norm(y).detach().tolist())
 
     read = []
-    with lazy(mode):
+    with lazy(lazy_mode):
         for _ in range(5):
             y = x.exp()
             y.register_hook(hook)

@@ -119,7 +119,6 @@ class Names(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
 def test_a_dispatch_mode_sees_what_it_sees_in_eager(mode):
     x, weight, bias = torch.randn(2, 3, 4), torch.randn(6, 4), torch.randn(6)
 
@@ -148,7 +147,6 @@ def test_gradients_have_eagers_nodes():
             assert F.linear(x, weight, bias).grad_fn is None
 
 
-@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
 def test_a_view_made_without_gradients_may_not_be_written_with(mode):
     factor = torch.ones(6, requires_grad=True)
     x, weight, bias = torch.randn(2, 3, 4), torch.randn(6, 4), torch.randn(6)

@@ -1,8 +1,6 @@
 """Ops that are soon done run on one core, with the bits that eager's number of threads gives."""
 
 import random
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -10,8 +8,10 @@ import torch.nn.functional as F
 
 import lazyeng
 from lazyeng import _C, lazy
+from tests.support.processes import printed_by
+from tests.support.threads import threads_of_torch
 
-from .image_programs import images
+from .programs.image_programs import images
 
 aten = torch.ops.aten
 RUNS = 8  # the first few come before the trial
@@ -133,10 +133,7 @@ def test_large_ops_leave_a_core_to_a_program_that_needs_it(records):
         assert torch.equal(lazyeng.unwrap(c), expected)
         print(lazyeng.engine_stats()["on_one_core"])
     """
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=True, timeout=120, stdout=subprocess.PIPE, text=True
-    )
-    found = int(done.stdout or 0)
+    found = int(printed_by(code) or 0)
     if records and found:  # 0: the library's bits differ here, or there is one thread
         assert found >= 100, found
     else:
@@ -167,7 +164,7 @@ def test_the_programs_numbers_do_not_mislead():
                 z = x @ y
             assert torch.equal(lazyeng.unwrap(z), x @ y), (m, k, n)
     """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    printed_by(code)
 
 
 def test_settings_that_choose_kernels_end_what_was_found(monkeypatch):
@@ -184,11 +181,8 @@ def test_settings_that_choose_kernels_end_what_was_found(monkeypatch):
 
 def test_one_thread_stays_one_thread(unfused):
     b = torch.randn(512, 64)  # (of more, a program that waits has all cores)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threads_of_torch(1):
         assert on_one_core(lambda: torch.sigmoid(b)) == 0
         assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
-    assert on_one_core(lambda: torch.sigmoid(b)) == (RUNS - 3 if before > 1 else 0)
+    many = torch.get_num_threads() > 1
+    assert on_one_core(lambda: torch.sigmoid(b)) == (RUNS - 3 if many else 0)

@@ -21,7 +21,7 @@ import sys
 import threading
 from typing import IO
 
-from tests import fresh
+from tests.support import fresh
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 MOST_BYTES = 1 << 18  # of a message: the environment of a worker

@@ -12,8 +12,8 @@ import lazyeng
 from lazyeng import _C
 from lazyeng.fuse.description import Planned, Plans, planned
 from lazyeng.fuse.source import Source, source_of
-from tests.fusion_programs import DEEPEST, FLOATS, Dag, widest
-from tests.fusion_steps import exact_of_integers
+from tests.programs.fusion_programs import DEEPEST, FLOATS, Dag, widest
+from tests.programs.fusion_steps import exact_of_integers
 
 
 @contextlib.contextmanager
@@ -41,8 +41,8 @@ def plans_of(function: Callable[..., object], *tensors: torch.Tensor) -> Plans:
 
 def random_plans(seed: int, depth: int, exact: bool, floats=FLOATS, rows: bool = False) -> Plans:
     """Those of a random program, all of whose results are needed. Those with functions take the
-    further steps of tests/fusion_steps.py; exact ones those of integers: a GPU's functions, and
-    its zeros, are not those of torch's loops."""
+    further steps of tests/programs/fusion_steps.py; exact ones those of integers: a GPU's
+    functions, and its zeros, are not those of torch's loops."""
 
     def record() -> tuple[list[torch.Tensor], Plans]:
         dag = Dag(seed, lazyeng.wrap, exact, floats, rows, more=not exact and not rows)

@@ -151,3 +151,20 @@ def converted(parameter: Parameter, number: float | int | bool) -> float | int |
     if parameter.kind == "number" and parameter.constant:
         value = value + parameter.constant
     return value.to(TORCH_TYPES[parameter.type]).item()
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, equal_nan=True)
+
+
+def check(replay, same):
+    """Compares all groups; returns how many there were."""
+    groups = 0
+    for _, source, results in replay.groups():
+        groups += 1
+        for ours, theirs in results:
+            try:
+                same(ours, theirs)
+            except AssertionError as error:
+                raise AssertionError(f"{source.text}\n{error}") from None
+    return groups

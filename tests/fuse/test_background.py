@@ -1,4 +1,4 @@
-"""What is compiled, kept and told of. The thread itself: tests/cuda_programs.py."""
+"""What is compiled, kept and told of. The thread itself: tests/programs/cuda_programs.py."""
 
 import warnings
 
@@ -154,8 +154,8 @@ def test_what_the_core_is_told(cache, monkeypatch):
 
 
 def test_a_group_from_the_window_to_the_cubin(cache):
+    from tests.fuse.compiling import requests_of
     from tests.fuse.programs import plans_of
-    from tests.fuse.test_compiler import requests_of
 
     (wanted,) = requests_of(plans_of(lambda x: x * 2 + 1, torch.ones(9)), (90,))
     kernel = KernelMaker(cache).make(wanted)

@@ -4,8 +4,6 @@ import functools
 import os
 import re
 import resource
-import subprocess
-import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,11 +15,11 @@ pytest.importorskip("triton", reason="triton is not installed")
 import torch
 
 from lazyeng.fuse import compiler, compiler_process
-from lazyeng.fuse.compiler import Compiled, CompileError, answers, request_for
+from lazyeng.fuse.compiler import Compiled, CompileError
 from lazyeng.fuse.compiler_process import ProcessError
-from lazyeng.fuse.launches import launches_of
-from lazyeng.fuse.source import source_of
-from tests.fuse.programs import PARTS, SAMPLES, groups_of, plans_of
+from tests.fuse.compiling import ARCHES, compile_all, requests_for, requests_of
+from tests.fuse.programs import PARTS, SAMPLES, plans_of
+from tests.support.processes import alone
 
 pytestmark = pytest.mark.plain_process
 
@@ -32,42 +30,9 @@ def no_process_is_left():
     compiler.end_compiler()
 
 
-ARCHES = (80, 90)
 # Groups to compile for each: those that test_source.py interprets, and more by the variable.
 GROUPS = int(os.environ.get("LAZYENG_TEST_COMPILED_GROUPS", "200"))
 MOST_BYTES = 1 << 20  # of a kernel's ptx, and of its cubin
-
-
-def requests_of(plans, arches=ARCHES):
-    groups = groups_of(plans)
-    return requests_for([(group, source_of(group.program, group.ops)) for group in groups], arches)
-
-
-def requests_for(groups, arches):
-    """One for each kernel and architecture, as for aligned memory and a number of elements that is
-    a multiple of 16."""
-    for group, source in groups:
-        for launch in launches_of(group.program, source):
-            aligned = [
-                a.name
-                for a in launch.kernel.arguments
-                if a.type.startswith("*") or a.kind == "n_elements"
-            ]
-            for arch in arches:
-                yield request_for(source, launch, arch, aligned)
-
-
-def compile_all(requests, folder):
-    """Answers to all; every kernel is ptx for its architecture, and a cubin."""
-    made = answers(requests)
-    for i, (request, answer) in enumerate(zip(requests, made, strict=True)):
-        assert "error" not in answer, f"{answer['error']}\n{request.text}"
-        assert f".target sm_{request.arch}" in answer["ptx"]
-        cubin = compiler.compiled(answer).cubin
-        assert cubin.startswith(b"\x7fELF")
-        (folder / f"{i}.ptx").write_text(answer["ptx"])
-        (folder / f"{i}.cubin").write_bytes(cubin)
-    return made
 
 
 @functools.cache
@@ -247,9 +212,7 @@ process.answer({asdict(a_request())!r})
 print(process._process.pid, flush=True)
 os.kill(os.getpid(), 9)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50
-    )
+    done = alone(program, timeout=50)
     pid = int(done.stdout)
     for _ in range(200):
         if not Path(f"/proc/{pid}/stat").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text():

@@ -12,38 +12,15 @@ import torch
 from lazyeng.fuse.launches import launches_of
 from lazyeng.fuse.source import source_of
 from tests.fuse.programs import PARTS, SAMPLES, groups_of, plans_of
-from tests.fuse.replay import Replay
-from tests.fusion_programs import FLOATS, exact_functions, hard_values
+from tests.fuse.replay import Replay, check, close
+from tests.programs.fusion_programs import FLOATS, exact_functions, hard_values
+from tests.support.fusion_runs import same_bits
 
 # Groups of random programs, each of another source; more by the variable.
 GROUPS = int(os.environ.get("LAZYENG_TEST_GROUPS", "200"))
 LARGE = 16384  # elements of a program: the interpreter's time goes by operations
 # Ops whose groups stay within a tolerance: what eager has from MKL or adds up in another order.
 SQUARE_ROOTS = ("sqrt", "pow 0.5", "pow -0.5")
-
-
-def same_bits(a, b):
-    torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-    if a.is_floating_point():
-        signs_a, signs_b = (torch.signbit(x) & ~x.isnan() for x in (a, b))
-        assert torch.equal(signs_a, signs_b)
-
-
-def close(a, b):
-    torch.testing.assert_close(a, b, equal_nan=True)
-
-
-def check(replay, same):
-    """Compares all groups; returns how many there were."""
-    groups = 0
-    for _, source, results in replay.groups():
-        groups += 1
-        for ours, theirs in results:
-            try:
-                same(ours, theirs)
-            except AssertionError as error:
-                raise AssertionError(f"{source.text}\n{error}") from None
-    return groups
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -1,12 +1,11 @@
 """One thread for each kernel: networks this small gain nothing from more, and wait for them."""
 
 import pytest
-import torch
+
+from tests.support.threads import threads_of_torch
 
 
 @pytest.fixture(autouse=True, scope="package")
 def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with threads_of_torch(1):
+        yield

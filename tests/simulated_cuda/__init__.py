@@ -1,9 +1,9 @@
 """Programs on a device "cuda" that is made of host threads, for machines without a GPU.
 
 The backend (backend.cpp) registers itself for the whole process and before torch looks for CUDA, so
-each program has a process of its own (tests/fresh.py). It does not say how fast anything is, nor
-that a real GPU agrees; it says that launches, copies, reuse of memory and failures are ordered as
-CUDA demands.
+each program has a process of its own (tests/support/fresh.py). It does not say how fast anything
+is, nor that a real GPU agrees; it says that launches, copies, reuse of memory and failures are
+ordered as CUDA demands.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch.utils.cpp_extension import get_cxx_compiler, include_paths
 
-from tests import fresh
+from tests.support import fresh
 
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parent.parent

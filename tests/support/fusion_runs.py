@@ -6,8 +6,7 @@ import torch
 
 import lazyeng
 from lazyeng import _C, lazy, wrap
-
-from .fusion_programs import DEEPEST, FLOATS, Dag, Made
+from tests.programs.fusion_programs import DEEPEST, FLOATS, Dag, Made
 
 MODES = ("async", "deferred")
 

@@ -59,7 +59,7 @@ def run(
 @functools.cache
 def _server(begin: str) -> subprocess.Popen[str]:
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.fresh", begin], cwd=Path(__file__).parents[1],
+        [sys.executable, "-m", "tests.support.fresh", begin], cwd=Path(__file__).parents[2],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {AUTOLOAD: "0"},
     )  # fmt: skip
 

@@ -22,9 +22,17 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import lazyeng
-from tests import random_programs
-from tests.cuda_programs import DRAWS, MODES, chain, eventually, outcome_on_device, raised, slow
+from tests.programs import random_programs
+from tests.programs.cuda_programs import (
+    DRAWS,
+    MODES,
+    chain,
+    eventually,
+    outcome_on_device,
+    slow,
+)
 from tests.simulated_cuda import kernels
+from tests.support.failures import raised_by
 
 simulated = torch.ops.simulated_cuda
 
@@ -175,7 +183,7 @@ def check_a_plain_source_that_changes_in_flight_is_reported() -> None:
             copied = source.to("cuda", non_blocking=True)
         eventually(copied.is_ready)
         source.add_(1)
-    assert "was changed in place" in str(raised(lazyeng.synchronize))
+    assert "was changed in place" in str(raised_by(lazyeng.synchronize))
 
 
 def check_the_engine_bounds_what_is_being_copied() -> None:
@@ -453,7 +461,7 @@ def _mb() -> torch.Tensor:
 
 
 def _out_of_memory(function: Any) -> Exception:
-    error = raised(function)
+    error = raised_by(function)
     assert isinstance(error, torch.OutOfMemoryError), error
     return error
 

@@ -6,8 +6,6 @@ import contextlib
 import copy
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +18,8 @@ from torch import Tensor, nn
 import lazyeng
 from benchmarks.gpu_programs import SMALL_SHAPE, Llama
 from lazyeng import _C
-from tests.cuda_programs import raised
+from tests.support.failures import raised_by
+from tests.support.processes import printed_by
 
 kernels: Any = None  # (tests/real_cuda.py)
 MODES = ("async", "deferred", "sync")
@@ -35,7 +34,7 @@ if child == 0:
     os._exit(7 if torch.ones(3, device="cuda").sum().item() == 3 else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=90)
+    printed_by(program, timeout=90)
 
 
 def check_draws_equal_eager() -> None:
@@ -193,7 +192,7 @@ def check_out_of_memory_is_an_error_of_its_op_alone() -> None:
             large = x.view(1000, 1, 1).expand(1000, 10_000, 10_000) + 1  # 400 GB
             after = large * 2
             total = x.sum()
-        error = raised(after.sum().item)
+        error = raised_by(after.sum().item)
         assert isinstance(error, torch.OutOfMemoryError), repr(error)
         assert error.op == "aten.add.Tensor", error.op  # type: ignore[attr-defined]
         assert total.item() == 1000
@@ -335,7 +334,7 @@ def check_a_device_assertion_in_training_names_its_line() -> None:
         for i in range(5):
             tokens = torch.tensor([1, 2, 3 if i != 3 else 30]).to("cuda", non_blocking=True)
             totals.append(model(tokens).sum())  # here
-    error = raised(lambda made=totals: torch.stack(made).tolist())
+    error = raised_by(lambda made=totals: torch.stack(made).tolist())
     assert isinstance(error, torch.AcceleratorError), repr(error)
     assert isinstance(error, lazyeng.LazyError)
     assert error.op == "aten.embedding", error.op

@@ -16,14 +16,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import lazyeng
 from lazyeng import _C
-from tests import random_programs
-from tests.cuda_programs import DRAWS, eventually, outcome_on_device, raised, slow
-from tests.fusion_programs import FLOATS, Dag
+from tests.programs import random_programs
+from tests.programs.cuda_programs import DRAWS, eventually, outcome_on_device, slow, small_net
+from tests.programs.fusion_programs import FLOATS, Dag
 from tests.simulated_cuda import kernels
+from tests.support.failures import raised_by
 
 simulated = torch.ops.simulated_cuda
 ROUNDS = 14  # two are partitioned, two replayed, one observed; then the graph is captured
@@ -115,14 +116,16 @@ def check_what_is_not_permitted_fails_the_capture() -> None:
         def program(graph: Any = graph, function: Any = function) -> None:
             with _captured(graph):
                 x.add_(1)
-                raised(function)
+                raised_by(function)
                 with contextlib.suppress(RuntimeError):
                     x.add_(2)
 
-        error = raised(program)
+        error = raised_by(program)
         assert isinstance(error, torch.AcceleratorError), (name, error)
         assert "capture" in str(error), (name, error)
-    assert "default stream" in str(raised(lambda: _captured(torch.cuda.CUDAGraph(), 0).__enter__()))
+    assert "default stream" in str(
+        raised_by(lambda: _captured(torch.cuda.CUDAGraph(), 0).__enter__())
+    )
     assert x.tolist() == [1.0] * 4
 
 
@@ -467,13 +470,8 @@ def check_a_read_in_the_middle() -> None:
     assert sum(counts[-3:]) >= 3, counts
 
 
-def _net() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 4))
-
-
 def _train(device: str, optimizer: Any, mode: Any) -> tuple[list[float], list[Tensor]]:
-    model = _net().to(device)
+    model = small_net().to(device)
     optimizer = optimizer(model.parameters())
     losses = []
     for i in range(ROUNDS + 6):
@@ -570,7 +568,7 @@ def check_a_lost_device_is_blamed_on_the_ops() -> None:
     kernels.fail_next()
     with lazyeng.lazy("deferred"):
         made = layers(x, weight)
-        error = raised(made.tolist)
+        error = raised_by(made.tolist)
     assert launches() <= before + 1  # (its ops if another thread looks at the plan at that moment)
     assert isinstance(error, torch.AcceleratorError)
     text = "".join(error.__notes__)
@@ -595,7 +593,7 @@ def check_what_fails_behind_a_launch_fails_each_op_once() -> None:
         kernels.wait()
     assert launches() > 0
     simulated.fail_copies(True)
-    error = raised(step)
+    error = raised_by(step)
     assert not isinstance(error, ExceptionGroup), error.exceptions
     assert "no copies" in str(error)
     lazyeng.synchronize()
@@ -611,7 +609,7 @@ def check_a_failed_input_fails_what_reads_it() -> None:
             good = weight + 1
             made = [layers(bad, weight), layers(good, weight)]
             if i == ROUNDS:
-                assert "ZeroDivisionError" in str(raised(made[0].tolist))
+                assert "ZeroDivisionError" in str(raised_by(made[0].tolist))
             else:
                 made[0].wait()  # type: ignore[attr-defined]
             torch.testing.assert_close(
@@ -629,7 +627,7 @@ def check_plain_tensors_that_change_are_reported() -> None:
             made = layers(x, weight)
         if i == ROUNDS - 1:
             x.add_(1)
-            assert "was changed in place" in str(raised(made.tolist))
+            assert "was changed in place" in str(raised_by(made.tolist))
         else:
             made.tolist()
         kernels.wait()
@@ -780,7 +778,7 @@ def check_ops_behind_a_launch_may_share_an_exception() -> None:
     library = torch.library.Library("aten", "IMPL")
     library.impl("copy_", copy, "CUDA")
     for made in step():
-        error = raised(made.wait)  # type: ignore[attr-defined]
+        error = raised_by(made.wait)  # type: ignore[attr-defined]
         assert isinstance(error, ValueError) and "no copies" in str(error), repr(error)
     library._destroy()
     with contextlib.suppress(ValueError, ExceptionGroup):

@@ -1,4 +1,4 @@
-"""More steps of random programs (tests/fusion_programs.py): functions, roundings, bounds, losses,
+"""More steps of random programs (fusion_programs.py): functions, roundings, bounds, losses,
 shifts and gradients of the op table. What is exact takes any numbers; what is not, ordinary ones,
 and is smooth there."""
 

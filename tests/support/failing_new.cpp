@@ -1,6 +1,6 @@
-// tests/failing_new.cpp: preloaded, it lets allocations of lazyeng's own C++ code fail: calls of
-// operator new from lazyeng._C, not those from torch. With FAILING_NEW_TRACE set it tells from
-// where.
+// tests/support/failing_new.cpp: preloaded, it lets allocations of lazyeng's own C++ code fail:
+// calls of operator new from lazyeng._C, not those from torch. With FAILING_NEW_TRACE set it
+// tells from where.
 #include <execinfo.h>
 #include <link.h>
 #include <malloc.h>

@@ -26,9 +26,10 @@ from lazyeng.fuse import background
 from lazyeng.fuse.background import CompileWarning
 from lazyeng.fuse.compiler import CompileError
 from lazyeng.fuse.description import planned
-from tests import random_programs
-from tests.fusion_programs import FLOATS, Dag
+from tests.programs import random_programs
+from tests.programs.fusion_programs import FLOATS, Dag
 from tests.simulated_cuda import kernels
+from tests.support.failures import raised_by
 
 simulated = torch.ops.simulated_cuda
 MODES = ("async", "deferred", "sync")
@@ -45,13 +46,13 @@ def eventually(condition: Any, seconds: float = 20) -> None:
         time.sleep(0.001)
 
 
-def _net() -> nn.Module:
+def small_net() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 4))
 
 
 def _train(device: str) -> tuple[list[float], list[torch.Tensor]]:
-    model = _net().to(device)
+    model = small_net().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(3)
     losses = []
@@ -402,14 +403,6 @@ def _fails(x: torch.Tensor, i: int = 7) -> torch.Tensor:
     return x[torch.tensor([i], device=x.device)]
 
 
-def raised(function: Any) -> Exception:
-    try:
-        function()
-    except Exception as error:
-        return error
-    raise AssertionError("nothing was raised")
-
-
 def _place(error: BaseException) -> tuple[str, int]:
     """The innermost frame of what created the failing op."""
     cause = error.__cause__ or error
@@ -423,7 +416,7 @@ def _program(mode: str) -> Exception:
     slow(200)
     with lazyeng.lazy(mode):
         x = torch.ones(3, device="cuda") * 2
-        return raised(lambda: (_fails(x) + 1).cpu().tolist())
+        return raised_by(lambda: (_fails(x) + 1).cpu().tolist())
 
 
 def check_a_device_failure_names_its_op_async() -> None:
@@ -456,7 +449,7 @@ def _check_named(error: Exception) -> None:
     assert len(lost) == 1, error.__notes__
     # Every later use of the device tells of the same failure, without calling a kernel.
     other = lazyeng.wrap(torch.ones(2)).to("cuda")
-    again = raised(other.wait)
+    again = raised_by(other.wait)
     assert isinstance(again, torch.AcceleratorError)
     assert again.root_id == error.root_id  # type: ignore[attr-defined]
     lazyeng.synchronize()  # nothing is left to report
@@ -476,7 +469,7 @@ def check_candidates_are_listed() -> None:
         eventually(lambda: all(d.is_ready() for d in doubled))
     finally:
         simulated.let_go()
-    error = raised(lazyeng.synchronize)
+    error = raised_by(lazyeng.synchronize)
     assert isinstance(error, torch.AcceleratorError)
     notes = error.__notes__
     assert "One of these operations failed there" in notes[0], notes
@@ -484,7 +477,7 @@ def check_candidates_are_listed() -> None:
     assert len(listed) == 1, notes
     assert listed[0].endswith("(3 times)"), notes
     assert any("more operation" in note for note in notes), notes
-    assert raised(doubled[0].tolist).root_id == error.root_id  # type: ignore[attr-defined]
+    assert raised_by(doubled[0].tolist).root_id == error.root_id  # type: ignore[attr-defined]
 
 
 def check_the_list_of_candidates_is_short() -> None:
@@ -497,7 +490,7 @@ def check_the_list_of_candidates_is_short() -> None:
             simulated.synchronize()
             x.wait()
         bad = _fails(x)
-    error = raised(bad.tolist)
+    error = raised_by(bad.tolist)
     assert isinstance(error, torch.AcceleratorError)
     listed = [note for note in error.__notes__ if note.startswith("  aten.index")]
     assert len(listed) == 0, error.__notes__
@@ -514,7 +507,7 @@ def check_marks_keep_the_list_short() -> None:
             eventually(x.is_ready)
             time.sleep(0.001)
         bad = _fails(x)
-    error = raised(bad.wait)
+    error = raised_by(bad.wait)
     assert isinstance(error, torch.AcceleratorError)
     lost = next(i for i, note in enumerate(error.__notes__) if "is lost" in note)
     assert len(error.__notes__) <= lost + 4, error.__notes__
@@ -576,7 +569,7 @@ def _lets_go_of(make: Any) -> None:
     throws where it frees them, which a destructor may not."""
     made = make()
     lazyeng.synchronize()
-    raised(_fails(lazyeng.wrap(torch.ones(3, device="cuda"))).tolist)
+    raised_by(_fails(lazyeng.wrap(torch.ones(3, device="cuda"))).tolist)
     del made
 
 
@@ -803,7 +796,7 @@ def check_a_failure_of_a_kernel_is_one_of_the_members() -> None:
     kernels.fail_next()
     with lazyeng.lazy("deferred"):
         y, _ = chain(x.cuda(), bias.cuda())
-    error = raised(lambda: y.cpu().numpy())
+    error = raised_by(lambda: y.cpu().numpy())
     assert isinstance(error, RuntimeError) and isinstance(error, lazyeng.LazyError)
     text = "".join(traceback.format_exception(error))
     assert "aten.tanh" in text and "chain" in text and "context of cuda:0 is lost" in text, text
@@ -825,7 +818,7 @@ def check_a_number_that_does_not_fit_is_the_ops_failure() -> None:
             kernels.wait()
             continue
         ran = len(kernels.ran)
-        raised(lambda y=y: y.cpu().numpy())  # (of the op's own kernel, which ran alone)
+        raised_by(lambda y=y: y.cpu().numpy())  # (of the op's own kernel, which ran alone)
         assert len(kernels.ran) == ran
 
 

@@ -1,7 +1,7 @@
 """Chains of 100,000 ops: nothing may walk them by recursion, neither to run nor to free them.
 
-Usage: python -m tests.deep_programs MODE [LENGTH]: all of PROGRAMS in this process, with chains of
-so many ops. (test_hostile.py starts it with a small C stack.)
+Usage: python -m tests.programs.deep_programs MODE [LENGTH]: all of PROGRAMS in this process, with
+chains of so many ops. (test_hostile.py starts it with a small C stack.)
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ import abc
 import dataclasses
 import subprocess
 import sys
-import traceback
 
 from lazyeng import errors
+from tests.support.failures import raised_by
 
 
 class ManyArguments(Exception):
@@ -164,14 +164,6 @@ class Final(Exception):
         raise TypeError("no subclassing")
 
 
-def raised_by(function):
-    try:
-        function()
-    except Exception as error:
-        return error
-    raise AssertionError("nothing was raised")
-
-
 def named():
     error = TextOfIdentity()
     TextOfIdentity.names[id(error)] = "somebody"
@@ -266,10 +258,6 @@ def reading(original, *args, **kwargs):
         raise build(original, *args, **kwargs)
     except BaseException as error:
         return error
-
-
-def text_of(error):
-    return "".join(traceback.format_exception(error))
 
 
 def kernel_with_a_chain():

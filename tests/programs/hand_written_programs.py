@@ -26,8 +26,9 @@ from torch import nn
 import lazyeng
 from lazyeng.fuse.compiler import CompileError
 from lazyeng.torch_patches import fused_adam
-from tests.cuda_programs import MODES, raised, slow
+from tests.programs.cuda_programs import MODES, slow
 from tests.simulated_cuda import kernels
+from tests.support.failures import raised_by
 
 aten = torch.ops.aten
 
@@ -590,7 +591,7 @@ def _label_out_of_range() -> Exception:
     labels[3] = 5
     with lazyeng.lazy("deferred"):
         y = loss(x.cuda(), labels.cuda())
-    return raised(lambda: y.cpu().numpy())
+    return raised_by(lambda: y.cpu().numpy())
 
 
 def check_a_label_out_of_range_is_the_ops_failure() -> None:
@@ -608,7 +609,7 @@ def check_a_kernel_that_fails_names_its_op() -> None:
     kernels.fail_next()
     with lazyeng.lazy("deferred"):
         y = F.layer_norm(x.cuda(), [40])
-    error = raised(lambda: y.cpu().numpy())
+    error = raised_by(lambda: y.cpu().numpy())
     assert isinstance(error, lazyeng.LazyError)
     assert any("  aten.native_layer_norm(" in note for note in error.__notes__), error.__notes__
 
@@ -747,7 +748,7 @@ def check_adam_that_does_not_fit_is_torchs() -> None:
             torch.testing.assert_close(found, expected)
             assert bool(recorded) != unfit, options
     with lazyeng.lazy("deferred"):
-        error = raised(lambda: step("cuda", lr=torch.tensor(0.1), foreach=True))
+        error = raised_by(lambda: step("cuda", lr=torch.tensor(0.1), foreach=True))
     assert "lr as a Tensor is not supported" in str(error)
 
 

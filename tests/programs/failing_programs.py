@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tests.failing_kernels import RAISING, copied, mutates, twice, two
+from tests.programs.failing_kernels import RAISING, copied, mutates, twice, two
 
 
 def t(*values, dtype=torch.int64):

@@ -1,6 +1,6 @@
-// tests/failing_memory.c: preloaded, it lets allocations of torch's CPU allocator fail: calls of
-// posix_memalign from libc10. (oneDNN calls it for itself too, and does not live through a failure
-// of that, in eager PyTorch either.)
+// tests/support/failing_memory.c: preloaded, it lets allocations of torch's CPU allocator fail:
+// calls of posix_memalign from libc10. (oneDNN calls it for itself too, and does not live
+// through a failure of that, in eager PyTorch either.)
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

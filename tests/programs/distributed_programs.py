@@ -1,7 +1,8 @@
 """What test_distributed.py runs in two processes: eager against lazy, with the gloo backend.
 
-Usage: python -m tests.distributed_programs NAME RANK FILE; FILE is where the processes meet. NAME:
-a function of ROLES. Without RANK and FILE: under_torchrun, in the processes that torchrun starts.
+Usage: python -m tests.programs.distributed_programs NAME RANK FILE; FILE is where the processes
+meet. NAME: a function of ROLES. Without RANK and FILE: under_torchrun, in the processes that
+torchrun starts.
 """
 
 from __future__ import annotations

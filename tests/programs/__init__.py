@@ -1,0 +1,1 @@
+"""Programs that tests run: written ones, random ones, and what they are made of."""

@@ -1,0 +1,1 @@
+"""What tests share: a helper a module, named after what it does."""
