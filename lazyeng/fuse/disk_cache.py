@@ -73,8 +73,11 @@ class DiskCache:
             os.close(folder)
 
     def _read(self, folder: int, key: str) -> bytes | None:
+        flags = (
+            os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        )  # a pipe would wait for who writes to it
         try:
-            handle = os.open(key, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+            handle = os.open(key, flags, dir_fd=folder)
         except OSError:  # not there, or a link
             return None
         with os.fdopen(handle, "rb") as file:
