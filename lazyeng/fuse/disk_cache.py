@@ -73,9 +73,8 @@ class DiskCache:
             os.close(folder)
 
     def _read(self, folder: int, key: str) -> bytes | None:
-        flags = (
-            os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-        )  # a pipe would wait for who writes to it
+        # (Without O_NONBLOCK, opening a pipe waits for somebody who writes to it.)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             handle = os.open(key, flags, dir_fd=folder)
         except OSError:  # not there, or a link
