@@ -58,8 +58,8 @@ def test_calls(tmp_path):
 
 @pytest.mark.limit(120)
 def test_torchrun():
-    """DistributedDataParallel as it is usually started: losses, gradients and weights are eager's
-    on both ranks."""
+    """DistributedDataParallel as it is usually started, and functional collectives: losses,
+    gradients and weights are eager's on both ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={PROCESSES}", "-m", "tests.programs.distributed_programs"]
     process = subprocess.Popen(

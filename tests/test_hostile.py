@@ -109,17 +109,33 @@ STATEMENTS = (
     "x.data += 1", "x.requires_grad_(); (x.abs() * y).sum().backward(); y = x.grad",
     "x.swapaxes_(0, -1); x *= 2",
 )  # fmt: skip
+# Of which the gradient with regard to `x` is looked at.
+LOSSES = (
+    "(x * y).sum()", "x.exp().sum()", "(x @ y.t()).sum()", "x.softmax(-1).norm()", "x.std()",
+    "F.layer_norm(x, (3,)).abs().sum()", "x.unfold(-1, 2, 1).square().sum()", "x.cumsum(0).sum()",
+    "torch.where(y > 0, x, y).prod()", "x.amax(0).sum()", "x[..., 1:].mul(2).sum()",
+    "(x.t() @ x).sum()", "x.index_select(0, torch.tensor([0])).sum()", "x.abs().sqrt().sum()",
+    "torch.cat([x, x]).square().sum()", "x.expand(4, *x.shape).sum()", "x.real.sum()",
+    "x.imag.square().sum()", "x.view(3, 2).sin().sum()", "x.diagonal().mean()", "x.max(0)[0].sum()",
+    "F.linear(x, y).relu().sum()", "x.sort()[0].square().sum()", "x.flip(0).cumprod(-1).sum()",
+)  # fmt: skip
 
 
-def seen(code, name, side):
-    """What the program returns or leaves behind, or its exception; `side` makes tensors lazy."""
-    x, y = side(TENSORS[name]()), side(numbers(2, 3))
+def operands(name):
+    return TENSORS[name](), numbers(2, 3)
+
+
+def seen(code, x, y):
+    """What the program returns or leaves behind, or its exception; of LOSSES the gradient."""
     values = {"torch": torch, "F": torch.nn.functional, "x": x, "y": y}
 
     def run():
         if code in STATEMENTS:
             exec(code, values)
             return look([values["x"], values["y"]])
+        if code in LOSSES:
+            loss = eval(code, values | {"x": x.requires_grad_()})
+            return look(torch.autograd.grad(loss.abs(), x))
         return look(eval(code, values))
 
     made = outcome(run, Exception)
@@ -139,7 +155,7 @@ def look(found):
 
 @functools.cache
 def in_eager(code, name):
-    return seen(code, name, lambda x: x)
+    return seen(code, *operands(name))
 
 
 def check(code, got, expected, fusion):
@@ -161,19 +177,45 @@ def fusion(request):
     _C.set_inexact_fusion(False)
 
 
-WAYS = [("auto", "async"), ("auto", "deferred"), ("on", "deferred"), ("off", "async")]
+# The last is where operands come from: they are made in the block, or before it.
+WAYS = [
+    ("auto", "async", "inside"),
+    ("auto", "deferred", "inside"),
+    ("auto", "sync", "inside"),
+    ("on", "deferred", "inside"),
+    ("off", "async", "inside"),
+    ("off", "deferred", "wrapped"),
+    ("auto", "async", "plain"),
+    ("auto", "deferred", "plain"),
+]
+
+
+def compare(codes, name, fusion, mode, made):
+    """The second run takes ways that the first one has prepared."""
+    for code in codes:
+        for _ in range(2):
+            given = operands(name)
+            with lazyeng.lazy(mode):
+                if made == "inside":
+                    given = operands(name)
+                if made != "plain":
+                    given = map(lazyeng.wrap, given)
+                got = seen(code, *given)
+            check(code, got, in_eager(code, name), fusion)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", TENSORS)
-@pytest.mark.parametrize("fusion, mode", WAYS, indirect=["fusion"])
-def test_odd_layouts(name, fusion, mode):
-    """The second run takes ways that the first one has prepared."""
-    for code in (*EXPRESSIONS, *STATEMENTS):
-        for _ in range(2):
-            with lazyeng.lazy(mode):
-                got = seen(code, name, lazyeng.wrap)
-            check(code, got, in_eager(code, name), fusion)
+@pytest.mark.parametrize("fusion, mode, made", WAYS, indirect=["fusion"])
+def test_odd_layouts(name, fusion, mode, made):
+    compare((*EXPRESSIONS, *STATEMENTS), name, fusion, mode, made)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("fusion, mode, made", WAYS, indirect=["fusion"])
+def test_gradients_at_odd_layouts(fusion, mode, made):
+    for name in TENSORS:
+        compare(LOSSES, name, fusion, mode, made)
 
 
 @pytest.mark.parametrize("n", [3, 20])

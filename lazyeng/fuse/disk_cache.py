@@ -73,8 +73,10 @@ class DiskCache:
             os.close(folder)
 
     def _read(self, folder: int, key: str) -> bytes | None:
+        # (Without O_NONBLOCK, opening a pipe waits for somebody who writes to it.)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            handle = os.open(key, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+            handle = os.open(key, flags, dir_fd=folder)
         except OSError:  # not there, or a link
             return None
         with os.fdopen(handle, "rb") as file:

@@ -11,6 +11,7 @@ from lazyeng.fuse.disk_cache import CacheWarning, DiskCache
 pytestmark = pytest.mark.plain_process
 
 KEY = "ab" * 32
+NOBODY = 65534  # a user who is not root
 
 
 @pytest.fixture
@@ -68,6 +69,40 @@ def test_a_file_of_somebody_else_is_not_taken(cache, monkeypatch):
 
     monkeypatch.setattr(os, "fstat", fstat)
     assert cache.get(KEY) is None
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_a_file_given_to_somebody_else_is_not_taken(cache):
+    cache.put(KEY, b"kernel")
+    os.chown(cache.folder / KEY, NOBODY, NOBODY)
+    assert cache.get(KEY) is None
+    cache.put(KEY, b"ours")
+    assert cache.get(KEY) == b"ours"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_a_hard_link_to_a_file_of_somebody_else_is_not_taken(cache, tmp_path):
+    """Another name of the file: not a link that could be seen when it is opened."""
+    theirs = DiskCache(tmp_path / "theirs")
+    theirs.put(KEY, b"theirs")
+    os.chown(theirs.folder / KEY, NOBODY, NOBODY)
+    cache.put("cd" * 32, b"")
+    (cache.folder / KEY).hardlink_to(theirs.folder / KEY)
+    assert cache.get(KEY) is None
+    cache.put(KEY, b"ours")
+    assert cache.get(KEY) == b"ours"
+    os.chown(theirs.folder / KEY, os.getuid(), os.getgid())
+    assert theirs.get(KEY) == b"theirs"  # it was replaced here, not written to
+
+
+@pytest.mark.limit(20)
+def test_a_pipe_is_not_waited_for(cache):
+    """Opening one waits for somebody who writes."""
+    cache.put("cd" * 32, b"")
+    os.mkfifo(cache.folder / KEY, 0o600)
+    assert cache.get(KEY) is None
+    cache.put(KEY, b"ours")
+    assert cache.get(KEY) == b"ours"
 
 
 def test_links_are_not_followed(cache, tmp_path):

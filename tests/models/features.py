@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -167,6 +168,13 @@ SCHEDULES = [
     lambda o: lr_scheduler.ChainedScheduler(
         [lr_scheduler.LambdaLR(o, lambda i: 0.9**i), lr_scheduler.PolynomialLR(o, 5)]
     ),
+    lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=3, eta_min=1e-3),
+    lambda o: lr_scheduler.StepLR(o, 2, 0.5),
+    lambda o: lr_scheduler.MultiStepLR(o, [2, 4]),
+    lambda o: lr_scheduler.MultiplicativeLR(o, lambda i: 0.9),
+    lambda o: lr_scheduler.ConstantLR(o, total_iters=3),
+    lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    lambda o: lr_scheduler.PolynomialLR(o, 4, power=2.0),
 ]
 
 
@@ -254,7 +262,8 @@ def functional_training(side: Side) -> Any:
 
 @program
 def distributions(side: Side) -> Any:
-    """Samples, densities, entropies, divergences, and gradients with regard to parameters."""
+    """Samples, densities, moments, entropies, divergences, and gradients with regard to
+    parameters."""
     p = side(torch.rand(3, 3) + 0.5).requires_grad_()
     scale = p @ p.mT + torch.eye(3)
     made = [
@@ -270,16 +279,37 @@ def distributions(side: Side) -> Any:
         D.Independent(D.Normal(p, p), 1),
         D.MixtureSameFamily(D.Categorical(logits=p), D.Normal(p, p)),
         D.TransformedDistribution(D.Normal(p, p), [D.SigmoidTransform(), D.AffineTransform(1, 2)]),
+        D.ContinuousBernoulli(logits=p), D.FisherSnedecor(p + 2, p + 2), D.Chi2(p),
+        D.Exponential(p), D.InverseGamma(p + 1, p), D.NegativeBinomial(p + 1, logits=p),
+        D.LogisticNormal(p, p), D.RelaxedBernoulli(p[0, 0], logits=p), D.HalfCauchy(p),
+        D.OneHotCategorical(logits=p), D.GeneralizedPareto(p, p, p / 10),
+        D.Wishart(p[0, 0] + 4, scale),
+        D.TransformedDistribution(D.Normal(p, p), [D.ExpTransform(), D.PowerTransform(p[0, 0])]),
+        D.TransformedDistribution(D.Normal(p, p), [D.StickBreakingTransform()]),
+        D.TransformedDistribution(D.Normal(p, p), [
+            D.SoftplusTransform(), D.ComposeTransform([D.AffineTransform(1, 2), D.TanhTransform()])
+        ]),
     ]  # fmt: skip
     found: list[Any] = []
     for d in made:
-        sample = d.rsample((2,)) if d.has_rsample else d.sample((2,))
-        found.append(sample)
+        # (Wishart's rsample writes to a mask that backward needs; eager, too, refuses that.)
+        by_parameters = d.has_rsample and not isinstance(d, D.Wishart)
+        sample = d.rsample((2,)) if by_parameters else d.sample((2,))
+        found += [sample, *moments(d)]
         value = d.log_prob(sample)
         (grad,) = torch.autograd.grad(value.sum() + sample.sum(), p, retain_graph=True)
         found += [value, grad]
     found += [D.kl_divergence(made[0], D.Normal(0.0, 1.0)), D.kl_divergence(made[3], made[3])]
     found += [made[0].entropy(), made[15].entropy(), made[23].entropy()]
+    return found
+
+
+def moments(d: D.Distribution) -> list[Tensor]:
+    """Those that it has."""
+    found = []
+    for of in (lambda: d.mean, lambda: d.variance, lambda: d.mode, d.entropy):
+        with contextlib.suppress(NotImplementedError):
+            found.append(of())
     return found
 
 

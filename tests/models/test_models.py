@@ -1,4 +1,4 @@
-"""Unmodified models and training code: eager, in lazy(), in deferred mode, and wrapped."""
+"""Unmodified models and training code: eager, in lazy() in each mode, and wrapped."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ Program = Callable[[Side], Any]
 WAYS: dict[str, tuple[Callable[[], Any], Side]] = {
     "lazy": (lazyeng.lazy, lambda model: model),
     "deferred": (lambda: lazyeng.lazy("deferred"), lambda model: model),
+    "sync": (lambda: lazyeng.lazy("sync"), lambda model: model),
     "wrap": (contextlib.nullcontext, lazyeng.wrap),
 }
 

@@ -22,7 +22,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional_collectives
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
@@ -196,6 +197,28 @@ def fully_sharded(side: Side) -> Any:
     return [losses, [p.detach().to_local() for p in model.parameters()]]
 
 
+def fully_sharded_in_bfloat16(side: Side) -> Any:
+    """Weights are gathered in bfloat16 and gradients reduced in float32; their norm is a DTensor,
+    for which the processes meet once more."""
+    model = side(nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3)))
+    mesh = init_device_mesh("cpu", (PROCESSES,))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    data = torch.Generator().manual_seed(dist.get_rank())
+    found = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(side(torch.randn(5, 6, generator=data))).square().mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        found.append([loss.detach(), whole])
+    return [found, [p.detach().to_local() for p in model.parameters()]]
+
+
 PROGRAMS: dict[str, Program] = {
     "collectives": collectives,
     "more_collectives": more_collectives,
@@ -208,6 +231,7 @@ PROGRAMS: dict[str, Program] = {
         find_unused_parameters=True, gradient_as_bucket_view=True, bucket_cap_mb=1e-4,
     ),
     "fsdp": fully_sharded,
+    "fsdp_bfloat16": fully_sharded_in_bfloat16,
 }  # fmt: skip
 
 
@@ -429,7 +453,8 @@ def under_torchrun() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=PATIENCE)
     for way in WAYS:
-        check(five_steps, way)
+        for program in (five_steps, functional):
+            check(program, way)
     # One write, newline included: both processes have one stdout.
     sys.stdout.write(f"rank {dist.get_rank()} of {dist.get_world_size()}: equal\n")
     leave_with_something_recorded()
