@@ -76,7 +76,10 @@ def test_examples_of_a_page(page, tmp_path):
     blocks = [b for b in BLOCK.finditer(text) if b[1] is None]
     lines = [text[: block.start(2)].count("\n") for block in blocks]
     sources = [[line, block[2]] for line, block in zip(lines, blocks, strict=True)]
-    done = run(["-c", RUN_PAGE], tmp_path, json.dumps([f"docs/{page.name}", sources]))
+    # (From torch 2.15 on, of which an example of docs/errors.md is.)
+    deprecated = "ignore:`torch.jit.script` is deprecated:FutureWarning"
+    arguments = ["-W", deprecated, "-c", RUN_PAGE]
+    done = run(arguments, tmp_path, json.dumps([f"docs/{page.name}", sources]))
     assert (done.returncode, done.stderr) == (0, "")
     for line, block, printed in zip(lines, blocks, json.loads(done.stdout), strict=True):
         compare(block[3], printed, f"docs/{page.name}:{line + 1}")

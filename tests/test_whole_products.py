@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lazyeng
 from lazyeng import lazy, unwrap, wrap
 
+from .support.outcomes import outcome
+
 WAYS = ["async", "deferred", "sync", "wrap"]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.complex64]
 SCOPES = [torch.no_grad, torch.inference_mode, torch.enable_grad]
@@ -140,9 +142,10 @@ def test_gradients_have_eagers_nodes():
     def name(function, *args):
         return type(function(*args).grad_fn).__name__
 
+    calls = (F.linear, x, weight, bias), (torch.matmul, x, weight.t())
+    expected = [name(*call) for call in calls]
     with lazy():
-        assert name(F.linear, x, weight, bias) == "ViewBackward0"
-        assert name(torch.matmul, x, weight.t()) == "UnsafeViewBackward0"
+        assert [name(*call) for call in calls] == expected
         with torch.no_grad():
             assert F.linear(x, weight, bias).grad_fn is None
 
@@ -156,11 +159,9 @@ def test_a_view_made_without_gradients_may_not_be_written_with(mode):
             y = F.linear(x, weight, bias)
         y.mul_(factor)
 
-    with pytest.raises(RuntimeError, match="A view was created in no_grad mode") as expected:
-        write()
-    with lazy(mode), pytest.raises(RuntimeError) as found:
-        write()
-    assert str(found.value) == str(expected.value)
+    expected = outcome(write)  # torch 2.15 returns no view
+    with lazy(mode):
+        assert outcome(write) == expected
 
 
 def test_forward_mode_derivatives():

@@ -172,17 +172,40 @@ PyObject* before_fork(PyObject*, PyObject*) {
   });
 }
 
-/// In the main thread, once the function that it has called is back. (What is raised by a hook of a
-/// fork is only printed.)
-void raise_soon(std::exception_ptr raised) {
-  if (!raised) return;
-  const auto raise = [](void* held) {
-    const std::unique_ptr<std::exception_ptr> error(static_cast<std::exception_ptr*>(held));
-    run::translate_to_python(*error);
-    return -1;
-  };
-  auto held = std::make_unique<std::exception_ptr>(std::move(raised));
-  if (Py_AddPendingCall(raise, held.get()) == 0) held.release();
+using FrameRef = std::unique_ptr<PyFrameObject, decltype([](PyFrameObject* f) { Py_DECREF(f); })>;
+
+FrameRef current_frame() { return FrameRef(PyThreadState_GetFrame(PyThreadState_Get())); }
+
+struct RaisedByFork {
+  std::exception_ptr error;
+  FrameRef caller;  ///< of os.fork(), which holds it
+
+  /// Python code runs before os.fork() returns: other hooks, the warning of Python 3.12 that there
+  /// are threads. What it raises is printed, or dropped.
+  bool fork_has_returned() const {
+    FrameRef frame = current_frame();
+    if (frame == caller) return true;
+    while (frame && frame != caller) frame.reset(PyFrame_GetBack(frame.get()));
+    return !frame;
+  }
+};
+
+/// A pending call of Python's.
+int raise_after_fork(void* held) {
+  std::unique_ptr<RaisedByFork> raised(static_cast<RaisedByFork*>(held));
+  if (!raised->fork_has_returned() && Py_AddPendingCall(raise_after_fork, raised.get()) == 0) {
+    raised.release();
+    return 0;
+  }
+  run::translate_to_python(raised->error);
+  return -1;
+}
+
+/// In the main thread, once os.fork() is back.
+void raise_soon(std::exception_ptr error) {
+  if (!error) return;
+  auto raised = std::make_unique<RaisedByFork>(std::move(error), current_frame());
+  if (Py_AddPendingCall(raise_after_fork, raised.get()) == 0) raised.release();
 }
 
 PyObject* after_fork_in_parent(PyObject*, PyObject*) {
