@@ -1,6 +1,8 @@
 // csrc/record/metadata/doubts.cpp: the kind of a call.
 #include "csrc/record/metadata/doubts.h"
 
+#include <algorithm>
+
 #include "csrc/record/metadata/infer.h"
 
 namespace lazyeng::record {
