@@ -164,6 +164,22 @@ def test_unread_chain_stays_within_the_byte_bound():
     assert result["grown"] < 256 << 20, result
 
 
+@pytest.mark.parametrize("numel", [1, 16, 17, 100, 256, 257])
+def test_small_memory_that_others_hold_is_not_used_again(numel):
+    """Results of at most 1 KiB come from lists of blocks, which numpy and DLPack must not lose."""
+    x = wrap(torch.arange(numel, dtype=torch.float32))
+    held = [(i, (x + i).numpy()) for i in range(200)]
+    held += [(i, torch.from_dlpack((x + i).detach())) for i in range(200, 300)]
+    total = x
+    for i in range(2000):
+        total = total + i
+    synchronize()
+    for i, array in held:
+        torch.testing.assert_close(
+            torch.as_tensor(array), torch.arange(numel) + i, check_dtype=False, rtol=0, atol=0
+        )
+
+
 def test_pending_ops_are_bounded():
     result = measure("""
     x = wrap(torch.zeros(2))

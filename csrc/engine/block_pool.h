@@ -4,21 +4,34 @@
 // pays for that with a lock and a cold free list at both ends. Here each thread has a list of free
 // blocks; full lists go as a whole to a shared list, from which threads without blocks take them.
 //
-// Memory is kept for the next object of the same class and never given back: at most what run-ahead
-// once needed. Only the blocks that a thread has when it ends are freed, as a program may begin and
-// end any number of threads. Thread safety: any thread allocates and frees.
+// Memory is kept for the next object of the same class: at most what run-ahead once needed, or as
+// many lists as the source of the blocks allows. The blocks that a thread has when it ends are
+// freed, as a program may begin and end any number of threads. Thread safety: any thread allocates
+// and frees.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <new>
 
 #include "csrc/engine/spin_lock.h"
 
 namespace lazyeng::engine {
 
+/// Where blocks come from and go to.
+struct BlockSource {
+  void* (*allocate)(size_t bytes);  ///< throws if there is no memory
+  void (*free)(void* block) noexcept;
+  size_t most_shared;  ///< lists that no thread has; more are freed
+};
+inline constexpr BlockSource kHeap{[](size_t bytes) { return ::operator new(bytes); },
+                                   [](void* block) noexcept { ::operator delete(block); },
+                                   SIZE_MAX};
+
 class BlockPool {
  public:
-  explicit constexpr BlockPool(size_t block_bytes) : block_bytes_(block_bytes) {}
+  explicit constexpr BlockPool(size_t block_bytes, const BlockSource& source = kHeap)
+      : block_bytes_(block_bytes), source_(source) {}
 
   static constexpr size_t kListSize = 64;
 
@@ -30,9 +43,9 @@ class BlockPool {
   /// ran. (Those blocks stay.)
   struct Local {
     Block* head = nullptr;
-    size_t size = kListSize;  ///< before the first: so that give() and take() come to note()
-    bool known = false;
-    Local* next = nullptr;  ///< of the same thread
+    size_t size = kListSize;    ///< before the first: so that give() and take() come to note()
+    BlockPool* pool = nullptr;  ///< once it is known to the thread's end
+    Local* next = nullptr;      ///< of the same thread
   };
 
   void* take(Local& local) {
@@ -55,14 +68,19 @@ class BlockPool {
     ++local.size;
   }
 
+  void free_all(Local& local) noexcept;
+
  private:
-  static void note(Local& local) noexcept;
+  void note(Local& local) noexcept;
   void refill(Local& local);
   void hand_over(Local& local) noexcept;
+  bool share(Block* list) noexcept;
 
   const size_t block_bytes_;
+  const BlockSource& source_;
   SpinLock lock_;
   Block* lists_ = nullptr;
+  size_t num_lists_ = 0;
 };
 
 /// Base of a final class T whose objects come from a pool of their own.

@@ -67,7 +67,8 @@ std::string Node::label() const { return info.short_name + "#" + std::to_string(
 void Node::check_plain_reads() const {
   for (const PlainRead& read : plain_reads)
     TORCH_CHECK(
-        read.var->foreign_writes() <= read.foreign_writes && !plain_storages().has_moved(*read.var),
+        read.var->foreign_writes() <= read.foreign_writes &&
+            !plain_storages().has_moved_under(*read.var),
         "[", info.name,
         "] a plain tensor that it reads was changed in place after the operation was recorded "
         "and before it ran; change it inside lazyeng.lazy(), or call lazyeng.synchronize() first");

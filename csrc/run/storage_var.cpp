@@ -127,19 +127,27 @@ void StorageVar::note_version(std::shared_ptr<TrackedVersion> tracked) {
   for (const SeenVersion& seen : versions_)
     if (seen.tracked == tracked) return;
   if (versions_.size() >= 8) drop_versions_that_are_over();
+  const bool first = versions_.empty();
+  if (first) only_base_ = base;
+  TrackedVersion* const only = first ? tracked.get() : nullptr;
   versions_.push_back({std::move(tracked), base});
+  only_version_.store(only, std::memory_order_release);
 }
 
-/// What they add to the sum, which recorded reads remember, stays in it. Under versions_mutex_.
+/// What they add to the sum, which recorded reads remember, stays in it. Under versions_mutex_. Not
+/// the first one: who reads without the lock may have found it.
 void StorageVar::drop_versions_that_are_over() {
-  std::erase_if(versions_, [this](const SeenVersion& seen) {
+  const auto is_over = [this](const SeenVersion& seen) {
     if (!seen.tracked->is_over()) return false;
     earlier_foreign_writes_ += most_foreign_writes(*seen.tracked) - seen.base;
     return true;
-  });
+  };
+  versions_.erase(std::remove_if(versions_.begin() + 1, versions_.end(), is_over), versions_.end());
 }
 
 int64_t StorageVar::foreign_writes() const {
+  if (TrackedVersion* const only = only_version_.load(std::memory_order_acquire))
+    return most_foreign_writes(*only) - only_base_;
   const std::lock_guard<engine::SpinLock> lock(versions_mutex_);
   int64_t sum = earlier_foreign_writes_;
   for (const SeenVersion& seen : versions_) sum += most_foreign_writes(*seen.tracked) - seen.base;

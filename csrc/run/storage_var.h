@@ -147,8 +147,11 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
     std::shared_ptr<TrackedVersion> tracked;
     int64_t base;  // its foreign writes when it was seen here first
   };
-  std::vector<SeenVersion> versions_;
+  std::vector<SeenVersion> versions_;   // the first stays
   int64_t earlier_foreign_writes_ = 0;  // of counters that are no longer among them
+  // While it is the only one: that, to be read without the lock.
+  std::atomic<TrackedVersion*> only_version_{nullptr};
+  int64_t only_base_ = 0;
 
   // Guarded by the mutex of PlainStorages.
   c10::StorageImpl* user_face_ = nullptr;

@@ -12,10 +12,12 @@
 #include <unordered_map>
 #include <vector>
 
+#include "csrc/run/memory/small_buffers.h"
+
 namespace lazyeng::run {
 namespace {
 
-/// Below this malloc does well: such memory lies in heaps that are not given back.
+/// Below this, pages are there already: such memory lies in heaps that are not given back.
 constexpr uint64_t kMinPooled = uint64_t{32} << 10;
 /// Classes for each power of two: at most a ninth of a buffer is unused when it is new,
 constexpr uint64_t kClassesPerDoubling = 8;
@@ -176,6 +178,7 @@ void install_buffer_pool(uint64_t limit) {
 }
 
 at::DataPtr allocate_buffer(uint64_t nbytes) {
+  if (nbytes - 1 < kLargestSmallBuffer) return allocate_small_buffer(nbytes);  // (not 0)
   if (!pool || nbytes < kMinPooled) return c10::GetDefaultCPUAllocator()->allocate(nbytes);
   const size_t index = class_of(nbytes);
   void* memory = pool->lend(index);
@@ -185,11 +188,17 @@ at::DataPtr allocate_buffer(uint64_t nbytes) {
 
 bool take_back_buffer(void* memory) { return pool && pool->take_back(memory); }
 
+bool frees_buffers(c10::DeleterFnPtr deleter) {
+  return deleter == &take_back || frees_small_buffers(deleter);
+}
+
 void hold_buffers() {
   if (pool) pool->hold();
+  hold_small_buffers();
 }
 
 void let_go_of_buffers() {
+  let_go_of_small_buffers();
   if (pool) pool->let_go();
 }
 

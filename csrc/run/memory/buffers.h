@@ -1,4 +1,5 @@
-// csrc/run/memory/buffers.h: the pool that large memory of engine threads comes from.
+// csrc/run/memory/buffers.h: the pool that large memory of engine threads comes from. (Small memory
+// comes from lists of blocks, run/memory/small_buffers.h.)
 //
 // A freed buffer of at least kMinPooled bytes is kept, by size class, for the next request of about
 // its size: its pages are there already, while memory fresh from the system costs a page fault
@@ -20,11 +21,13 @@ namespace lazyeng::run {
 
 /// Sets the pool up; at most `limit` bytes are kept. Later calls change the bound.
 void install_buffer_pool(uint64_t limit);
-/// Memory for a result, from the pool if it is large and one of about its size is kept. The context
-/// is the memory itself. Throws as torch's CPU allocator does.
+/// Memory for a result, from the pool if it is large and one of about its size is kept, or if it is
+/// small. The context is the memory itself. Throws as torch's CPU allocator does.
 at::DataPtr allocate_buffer(uint64_t nbytes);
 /// Takes memory back that allocate_buffer has lent. False: it is not the pool's.
 bool take_back_buffer(void* memory);
+/// Whether memory with this deleter is lent by allocate_buffer, if it is not torch's.
+bool frees_buffers(c10::DeleterFnPtr deleter);
 /// Gives everything that is kept back to the system.
 void empty_buffer_pool();
 

@@ -264,7 +264,16 @@ void PlainStorages::follow_resize(StorageVar& var, bool through_user_face) {
   if (differ(moved, follower)) old = move_to(var, follower, moved);
 }
 
-bool PlainStorages::has_moved(StorageVar& var) {
+bool PlainStorages::has_moved_under(const StorageVar& var) {
+  if (!var.exposed() || var.awaited()) return false;
+  // (While the claim is granted nobody makes it an alias of another storage: var_of and
+  // follow_resize do that, the one if the var is idle, the other for who holds the write.)
+  if (const c10::Storage* const owner = var.engine_face() ? owner_of(var.engine_face()) : nullptr)
+    return differ(var.engine_face(), *owner);
+  return has_moved(var);
+}
+
+bool PlainStorages::has_moved(const StorageVar& var) {
   if (!var.exposed() || var.awaited()) return false;
   Face alive;
   std::lock_guard lock(mutex_);

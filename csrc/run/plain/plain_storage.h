@@ -51,7 +51,10 @@ class PlainStorages {
 
   /// Whether plain tensors have moved the memory by a call that nobody recorded (resize_, or an
   /// `out=` that grows).
-  bool has_moved(StorageVar& var);
+  bool has_moved(const StorageVar& var);
+  /// The same, for who has a claim on the var that is granted. Takes no lock if the memory was a
+  /// plain tensor's first.
+  bool has_moved_under(const StorageVar& var);
 
   /// Lifts the guard for the op that holds the write.
   void lift_for_writer(StorageVar& var);

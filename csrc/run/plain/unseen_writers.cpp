@@ -26,15 +26,9 @@ c10::DeleterFnPtr deleter_of_foreign() {
   return deleter;
 }
 
-/// A pool buffer's.
-c10::DeleterFnPtr deleter_of_buffers() {
-  static const c10::DeleterFnPtr deleter = allocate_buffer(uint64_t{1} << 16).get_deleter();
-  return deleter;
-}
-
 bool is_torchs_own(c10::StorageImpl& storage, c10::DeleterFnPtr deleter) {
   static const c10::DeleterFnPtr usual = c10::GetDefaultCPUAllocator()->raw_deleter();
-  return deleter == usual || deleter == deleter_of_buffers() ||
+  return deleter == usual || frees_buffers(deleter) ||
          (storage.resizable() && is_usual_cpu_allocator(storage.allocator()));
 }
 
