@@ -4,11 +4,13 @@ Method. Ops on tensors of a few elements are recorded in mode "deferred" with fu
 an op of the engine. They are pushed while an op in front holds the only worker; then the worker
 has them all to itself, and no other thread has anything to do: "worker" is its time for each, with
 completion, dropping of results and all that belongs to it. "kernel" is the same kernel of torch
-called directly, from C++, in a loop; "dispatcher" with arguments on a stack through torch's
-dispatcher, as TorchScript's interpreter calls it (its own figure, for a graph of 100 such ops,
-stands beside it). All without autograd. What is beyond the kernel is wanted to be at most 0.6 us.
-"empty" is an op of the engine that does nothing, with two reads and a write. Rounds go over all in
-turn; figures are medians. LAZYENG_STACKS is off: stacks are recording's (benchmarks/stacks.py).
+called directly, from C++, in a loop, with memory from the same pool; "dispatcher" with arguments on
+a stack through torch's dispatcher, as TorchScript's interpreter calls it (its own figure, for a
+graph of 100 such ops, stands beside it). All without autograd. What is beyond the kernel is wanted
+to be at most 0.6 us. "empty" is an op of the engine that does nothing, with two reads and a write.
+Rounds go over all in turn; figures are medians. All threads are kept to one core: on a shared
+machine two cores are not equally fast at a time. LAZYENG_STACKS is off: stacks are recording's
+(benchmarks/stacks.py).
 """
 
 from __future__ import annotations
@@ -79,6 +81,7 @@ def main() -> None:
     parser.add_argument("--ops", type=int, default=1000, help="in a round")
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # TorchScript is deprecated
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     lazyeng.set_num_workers(1)
     _C.set_fusion(False)
