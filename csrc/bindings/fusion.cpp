@@ -105,7 +105,7 @@ py::tuple planned_op(const Ref<engine::Op>& op, Values& values) {
   }
   for (const fuse::Member& member : group->members) calls.append(call(*member.node, values));
   if (group->by_hand) return py::make_tuple(calls, py::none(), tensors, parameters);
-  const fuse::Plan plan = fuse::lower(*group, fuse::needed_vars(*group));
+  const fuse::GroupPlan plan = fuse::lower(*group, fuse::needed_vars(*group));
   // (Where other bits are allowed only errors are looked for, which kernels of devices do not
   // raise.)
   const bool checked = group->checked && !fuse::allows_inexact(c10::kCPU);

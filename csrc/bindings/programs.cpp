@@ -24,7 +24,7 @@ py::list registers(const fuse::Program& program) {
 }
 
 /// (type, strides, rate, fresh)
-py::list tensors(const fuse::Plan& plan) {
+py::list tensors(const fuse::GroupPlan& plan) {
   py::list rows;
   for (size_t t = 0; t < plan.tensors.size(); ++t) {
     const fuse::TensorAccess& tensor = plan.program.tensors[t];
@@ -35,7 +35,7 @@ py::list tensors(const fuse::Plan& plan) {
 }
 
 /// (type, rounded to, kind, the constant, the dtype in memory, negate, no_nan)
-py::list parameters(const fuse::Plan& plan) {
+py::list parameters(const fuse::GroupPlan& plan) {
   using Kind = fuse::ParameterSource::Kind;
   py::list rows;
   for (size_t p = 0; p < plan.parameters.size(); ++p) {
@@ -111,7 +111,7 @@ py::object dtype_object(c10::ScalarType type) {
   return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(type)));
 }
 
-py::dict describe(const fuse::Plan& plan) {
+py::dict describe(const fuse::GroupPlan& plan) {
   const fuse::Program& program = plan.program;
   py::dict all;
   all["numel"] = program.numel;

@@ -10,7 +10,7 @@
 namespace lazyeng::bindings {
 
 /// lazyeng.fuse.description.Program says what each field means.
-py::dict describe(const fuse::Plan& plan);
+py::dict describe(const fuse::GroupPlan& plan);
 
 py::tuple dims(c10::ArrayRef<int64_t> sizes);
 /// torch.float32, ...

@@ -37,7 +37,7 @@ void fill_splat(char* memory, T value) {
 
 }  // namespace
 
-BoundPlan::BoundPlan(const Group& group, const Plan& plan) : group_(group), plan_(plan) {
+BoundPlan::BoundPlan(const Group& group, const GroupPlan& plan) : group_(group), plan_(plan) {
   bind_tensors();
   if (valid_) bind_parameters();
 }

@@ -9,7 +9,7 @@ namespace lazyeng::fuse {
 class BoundPlan {
  public:
   /// Throws if there is no memory, or a number does not fit the dtype that it is for.
-  BoundPlan(const Group& group, const Plan& plan);
+  BoundPlan(const Group& group, const GroupPlan& plan);
 
   /// False if a tensor is not where it was recorded to be (no memory, or less), or a number is one
   /// that the op treats specially: nothing may be run.
@@ -25,7 +25,7 @@ class BoundPlan {
   void write_splat(size_t index, const c10::Scalar& number, const ParameterSource& source);
 
   const Group& group_;
-  const Plan& plan_;
+  const GroupPlan& plan_;
   Bindings bindings_;
   std::vector<c10::Storage> made_;  // of each fresh tensor, in order
   std::vector<char> splat_memory_;

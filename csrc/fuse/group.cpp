@@ -43,7 +43,7 @@ c10::SmallVector<run::Node*, 8> nodes_of(const Group& group) {
 }
 
 /// Once it has run as a program.
-void report(const Group& group, const Plan& plan) {
+void report(const Group& group, const GroupPlan& plan) {
   const bool on_cpu = group.members[0].node->device.is_cpu();
   report_group(nodes_of(group), group.numel, plan.bytes_saved,
                on_cpu ? best_kernels().name : "triton");
@@ -192,12 +192,12 @@ Cores Group::cores_for(const Program& program) const {
 }
 
 /// Data that leave it uncertain once will do so again: the members run at once then.
-bool Group::is_trusted(const Plan& plan) const {
+bool Group::is_trusted(const GroupPlan& plan) const {
   return plan.possible &&
          !(checked && std::atomic_ref(plan.doubted).load(std::memory_order_relaxed));
 }
 
-bool Group::run_fused(const PlanRef& plan) {
+bool Group::run_fused(const GroupPlanRef& plan) {
   RECORD_FUNCTION("lazyeng::group", c10::ArrayRef<const c10::IValue>());  // for torch.profiler
   return members[0].node->device.is_cpu() ? run_tiles(*plan) : run_kernels(plan);
 }
@@ -214,7 +214,7 @@ void Group::note_time(const Program& program, Cores taken,
                                end);
 }
 
-bool Group::run_tiles(const Plan& plan) {
+bool Group::run_tiles(const GroupPlan& plan) {
   members[0].node->settings.apply();  // all have the same
   try {
     BoundPlan bound(*this, plan);
@@ -238,7 +238,7 @@ bool Group::run_tiles(const Plan& plan) {
 
 /// On a device. (If only the first of several kernels ran, tensors may have been changed in place:
 /// the members cannot run after it.)
-bool Group::run_kernels(const PlanRef& plan) {
+bool Group::run_kernels(const GroupPlanRef& plan) {
   std::exception_ptr error;
   const Launched launched = launch_group(*this, plan, error);
   if (launched == Launched::partly) settle_lost(error);
@@ -279,10 +279,10 @@ void Group::trace(int64_t begin) const noexcept {
   run::trace(std::move(event));
 }
 
-PlanRef Group::plan_of_program() const {
+GroupPlanRef Group::plan_of_program() const {
   const std::vector<bool> needed = needed_vars(*this);
   if (!programs) return find_plan(*this, needed);
-  PlanRef plan = programs->find(needed);
+  GroupPlanRef plan = programs->find(needed);
   if (plan) return plan;
   plan = find_plan(*this, needed);
   programs->add(needed, plan);
@@ -290,17 +290,17 @@ PlanRef Group::plan_of_program() const {
 }
 
 /// Null if the members had better run one by one; they tell what has gone wrong, too.
-PlanRef Group::trusted_plan() const noexcept {
+GroupPlanRef Group::trusted_plan() const noexcept {
   try {
-    PlanRef plan = plan_of_program();
-    return is_trusted(*plan) ? plan : PlanRef();
+    GroupPlanRef plan = plan_of_program();
+    return is_trusted(*plan) ? plan : GroupPlanRef();
   } catch (...) {
-    return PlanRef();
+    return GroupPlanRef();
   }
 }
 
 bool Group::run_planned() {
-  const PlanRef plan = trusted_plan();
+  const GroupPlanRef plan = trusted_plan();
   if (!plan || !run_fused(plan)) return false;
   if (logging()) report(*this, *plan);
   return true;
@@ -311,7 +311,7 @@ bool Group::capture() noexcept {
   Launched launched = Launched::no;
   if (by_hand)
     launched = launch_by_hand(error);
-  else if (const PlanRef plan = trusted_plan())
+  else if (const GroupPlanRef plan = trusted_plan())
     launched = launch_group(*this, plan, error);
   if (launched != Launched::no) return launched == Launched::yes;
   return std::ranges::all_of(members, [](const Member& member) {

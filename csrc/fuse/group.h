@@ -43,7 +43,7 @@ struct GroupVar {
 };
 
 class PlannedPrograms;
-struct Plan;
+struct GroupPlan;
 enum class Launched : uint8_t;
 
 /// What a group goes over, and how it may run.
@@ -79,16 +79,16 @@ class Group final : public engine::Op, public GroupTraits, public engine::Pooled
  private:
   bool can_fuse() const;
   bool has_failed_forward() const noexcept;
-  bool run_fused(const std::shared_ptr<const Plan>& plan);
-  bool run_tiles(const Plan& plan);
-  bool run_kernels(const std::shared_ptr<const Plan>& plan);
+  bool run_fused(const std::shared_ptr<const GroupPlan>& plan);
+  bool run_tiles(const GroupPlan& plan);
+  bool run_kernels(const std::shared_ptr<const GroupPlan>& plan);
   Launched launch_by_hand(std::exception_ptr& error) const;
   bool run_by_hand();
   bool run_planned();
-  std::shared_ptr<const Plan> plan_of_program() const;
-  std::shared_ptr<const Plan> trusted_plan() const noexcept;
+  std::shared_ptr<const GroupPlan> plan_of_program() const;
+  std::shared_ptr<const GroupPlan> trusted_plan() const noexcept;
   void settle_lost(const std::exception_ptr& error);
-  bool is_trusted(const Plan& plan) const;
+  bool is_trusted(const GroupPlan& plan) const;
   double microseconds_on_one_core(const Program& program) const;
   Cores cores_for(const Program& program) const;
   void note_time(const Program& program, Cores taken,

@@ -20,7 +20,7 @@ void lower_member(Registers& r, const Member& member) {
 
 }  // namespace
 
-Plan lower(const Group& group, const std::vector<bool>& needed) {
+GroupPlan lower(const Group& group, const std::vector<bool>& needed) {
   try {
     Registers registers(group);
     for (const Member& member : group.members) lower_member(registers, member);

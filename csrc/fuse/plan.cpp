@@ -89,7 +89,7 @@ Key key_of(const Group& group, const std::vector<bool>& needed) {
 
 struct Entry {
   std::vector<run::GeometryRef> looks;  // the key holds their addresses
-  PlanRef plan;
+  GroupPlanRef plan;
 };
 
 struct Table {
@@ -104,7 +104,7 @@ Table& table() {
 
 }  // namespace
 
-PlanRef find_plan(const Group& group, const std::vector<bool>& needed) {
+GroupPlanRef find_plan(const Group& group, const std::vector<bool>& needed) {
   Key key = key_of(group, needed);
   {
     std::lock_guard lock(table().mutex);
@@ -114,10 +114,10 @@ PlanRef find_plan(const Group& group, const std::vector<bool>& needed) {
   Entry entry;
   for (const GroupValue& value : group.values)
     entry.looks.emplace_back(&value.value->geometry().at_origin());
-  auto made = std::make_shared<Plan>(lower(group, needed));
+  auto made = std::make_shared<GroupPlan>(lower(group, needed));
   if (!group.members[0].node->device.is_cpu()) made->kernels = std::make_shared<PlanKernels>();
   entry.plan = std::move(made);
-  PlanRef plan = entry.plan;
+  GroupPlanRef plan = entry.plan;
   decltype(table()
                .plans) dropped;  // after the lock: a plan may be the last to hold a module of CUDA
   std::lock_guard lock(table().mutex);

@@ -38,7 +38,7 @@ struct TensorSource {
 
 class PlanKernels;
 
-struct Plan {
+struct GroupPlan {
   bool possible = false;
   Program program;
   std::vector<ParameterSource> parameters;
@@ -49,12 +49,12 @@ struct Plan {
   mutable bool doubted = false;  ///< it was not certain of its bits once; by std::atomic_ref
 };
 
-using PlanRef = std::shared_ptr<const Plan>;
+using GroupPlanRef = std::shared_ptr<const GroupPlan>;
 /// The plan of a group alike, or a new one. `needed`: whether each var's memory must be written.
-PlanRef find_plan(const Group& group, const std::vector<bool>& needed);
+GroupPlanRef find_plan(const Group& group, const std::vector<bool>& needed);
 
 /// Makes the plan (csrc/fuse/lowering.cpp).
-Plan lower(const Group& group, const std::vector<bool>& needed);
+GroupPlan lower(const Group& group, const std::vector<bool>& needed);
 
 size_t plan_count();
 

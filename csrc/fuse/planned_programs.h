@@ -11,11 +11,11 @@
 
 namespace lazyeng::fuse {
 
-struct Plan;
+struct GroupPlan;
 
 class PlannedPrograms {
  public:
-  using PlanRef = std::shared_ptr<const Plan>;
+  using GroupPlanRef = std::shared_ptr<const GroupPlan>;
 
   PlannedPrograms() = default;
   PlannedPrograms(const PlannedPrograms&) = delete;
@@ -25,14 +25,14 @@ class PlannedPrograms {
   }
 
   /// Null: none yet.
-  PlanRef find(const std::vector<bool>& needed) const {
+  GroupPlanRef find(const std::vector<bool>& needed) const {
     for (const Entry* entry = first_.load(std::memory_order_acquire); entry; entry = entry->next)
       if (entry->needed == needed) return entry->plan;
     return nullptr;
   }
 
   /// (Two threads may add the same; a group that is needed in ever new ways is looked up by key.)
-  void add(const std::vector<bool>& needed, PlanRef plan) {
+  void add(const std::vector<bool>& needed, GroupPlanRef plan) {
     const Entry* next = first_.load(std::memory_order_acquire);
     if (next && next->count >= kMost) return;
     auto* entry = new Entry{needed, std::move(plan), next, next ? next->count + 1 : 1};
@@ -47,7 +47,7 @@ class PlannedPrograms {
   static constexpr int kMost = 8;
   struct Entry {
     std::vector<bool> needed;
-    PlanRef plan;
+    GroupPlanRef plan;
     const Entry* next;
     int count;
   };

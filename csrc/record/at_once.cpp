@@ -37,7 +37,7 @@ bool are_complete(const Call& call) {
   return std::ranges::all_of(call.tensors, &run::TensorArg::is_ready);
 }
 
-uint64_t bytes_of_results(const Plan& plan) {
+uint64_t bytes_of_results(const CallPlan& plan) {
   uint64_t bytes = 0;
   for (const OutputPlan& output : plan.outputs)
     if (output.geometry) bytes += output.geometry->extent_bytes();
@@ -47,7 +47,7 @@ uint64_t bytes_of_results(const Plan& plan) {
 /// It makes something new of its arguments, and nobody can tell when. (More than a little would be
 /// made on all cores, which something large may have now; what casts in its kernel has its caller's
 /// modes from its node.)
-bool is_free_of_order(const Call& call, const Plan& plan) {
+bool is_free_of_order(const Call& call, const CallPlan& plan) {
   const auto is_view = [](const OutputPlan& output) {
     return output.kind == OutputPlan::Kind::view;
   };
@@ -58,13 +58,13 @@ bool is_free_of_order(const Call& call, const Plan& plan) {
 }
 
 /// (Would it wait for a group?)
-bool is_fusable(const Call& call, const Plan& plan) {
+bool is_fusable(const Call& call, const CallPlan& plan) {
   return plan.outputs[0].geometry && fuse::usually_joins(call.info, *plan.outputs[0].geometry);
 }
 
 using Values = c10::SmallVector<run::ValueRef, 2>;
 
-Values make_values(const Call& call, const Plan& plan) {
+Values make_values(const Call& call, const CallPlan& plan) {
   Values values;
   c10::SmallVector<run::StorageVar*, 2> vars;
   for (const OutputPlan& output : plan.outputs) {
@@ -205,7 +205,7 @@ torch::jit::Stack real_arguments(const Call& call) {
   return run::arguments_with(call.info, call.args, [&] { return call.tensors[next++].real(); });
 }
 
-void call_kernel(const Call& call, const Plan& plan, torch::jit::Stack& stack) {
+void call_kernel(const Call& call, const CallPlan& plan, torch::jit::Stack& stack) {
   run::check_rows(call.info, stack);
   const int threads = run::ThreadSettings::of_this_thread().num_threads;
   if (plan.width && plan.width->is_one(call.info, stack, threads)) {
@@ -233,7 +233,7 @@ bool Recorder::answer_at_once(const run::OpInfo& info, torch::jit::Stack* stack)
   return true;
 }
 
-bool Recorder::may_run_at_once(const Call& call, const Plan& plan) const {
+bool Recorder::may_run_at_once(const Call& call, const CallPlan& plan) const {
   if (!read_habit.expects_read() || thread_mode().mode != Mode::async || !window_.watched())
     return false;
   if (run::FailureRoot::alive.load(std::memory_order_relaxed) != 0 && in_backward_pass())
@@ -243,7 +243,7 @@ bool Recorder::may_run_at_once(const Call& call, const Plan& plan) const {
   return read_habit.runs_at_once(joins) && !reports_waits();
 }
 
-bool Recorder::run_at_once(const Call& call, const Plan& plan, AtOnce& done) {
+bool Recorder::run_at_once(const Call& call, const CallPlan& plan, AtOnce& done) {
   if (!may_run_at_once(call, plan)) return false;
   done.begin = run::trace_time();
   done.values = make_values(call, plan);
@@ -275,7 +275,7 @@ uint64_t Recorder::trace_at_once(const Call& call, int64_t begin) {
   return number;
 }
 
-void note_at_once(const Call& call, const Plan& plan, AtOnce& done, const at::Tensor& result) {
+void note_at_once(const Call& call, const CallPlan& plan, AtOnce& done, const at::Tensor& result) {
   find_forward_node();
   const bool noted = has_new_autograd_node();
   if (!noted && done.number == 0 && done.warned.empty()) [[likely]]

@@ -18,6 +18,6 @@ struct AtOnce {
 
 /// Gives the stack of the call to those who want it: the gradient, a trace, warnings. `result`: the
 /// first one. GIL.
-void note_at_once(const Call& call, const Plan& plan, AtOnce& done, const at::Tensor& result);
+void note_at_once(const Call& call, const CallPlan& plan, AtOnce& done, const at::Tensor& result);
 
 }  // namespace lazyeng::record

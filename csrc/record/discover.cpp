@@ -172,7 +172,7 @@ void Recorder::run_to_discover(Call& call, const PlanKey* learn_under, torch::ji
 bool Recorder::record_failed(Call& call, const run::Node& node, const PlanKey& key,
                              torch::jit::Stack* results) {
   if (thread_mode().mode == Mode::sync) return false;
-  const PlanRef plan = plan_in_spite_of(call, node.found);
+  const CallPlanRef plan = plan_in_spite_of(call, node.found);
   if (!plan) return false;
   plans_.insert(key, call, plan);
   if (counts_writes(call.info, node)) run::take_back_own_writes();
@@ -187,7 +187,7 @@ void Recorder::learn_from(const Call& call, const run::Node& node, const PlanKey
   note_kernel_accepted(call);
   compare_with_meta(call, node.found);
   if (!structured_meta_agrees(call, node.found)) run::doubt_structured_meta(doubted_kind(call));
-  PlanRef plan = learn(call, node.found);
+  CallPlanRef plan = learn(call, node.found);
   if (!plan) return;
   want_trials(call, window_.recorded());
   plans_.insert(key, call, std::move(plan));

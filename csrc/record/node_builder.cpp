@@ -157,7 +157,7 @@ bool has_sibling_results(const run::OpInfo& info) {
 
 }  // namespace
 
-bool is_brief(const Plan& plan) {
+bool is_brief(const CallPlan& plan) {
   return plan.brief && (!plan.brief_if_narrow || plan.width->starts_no_helpers());
 }
 
@@ -171,7 +171,7 @@ void join_siblings(const run::OpInfo& info, c10::ArrayRef<run::StorageVar*> vars
 }
 
 c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call,
-                                               const Plan& plan) {
+                                               const CallPlan& plan) {
   c10::SmallVector<run::ValueRef, 2> values;
   node.brief = node.queue == engine::QueueId::cpu && is_brief(plan);
   if (node.queue == engine::QueueId::cpu) node.width = plan.width;
@@ -200,8 +200,8 @@ c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call
   return values;
 }
 
-void add_rewrites(run::Node& node, const Plan& plan) {
-  for (const Plan::Rewrite& rewrite : plan.rewrites) {
+void add_rewrites(run::Node& node, const CallPlan& plan) {
+  for (const CallPlan::Rewrite& rewrite : plan.rewrites) {
     const run::ValueRef& before = node.tensors[rewrite.tensor].value;
     auto after = make_ref<run::Value>(before->var_ref(), rewrite.after);
     const uint64_t nbytes = rewrite.after->extent_bytes();

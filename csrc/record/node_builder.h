@@ -15,10 +15,11 @@ void check_reserve();
 
 /// Adds a value for each fresh output of the plan and claims it. Returns the values of all outputs,
 /// views included; null for undefined ones.
-c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call, const Plan& plan);
+c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call,
+                                               const CallPlan& plan);
 
 /// Small CPU tensors only, which start no helpers (costs.h).
-bool is_brief(const Plan& plan);
+bool is_brief(const CallPlan& plan);
 /// The vars of results of one call: if a check of one fails the others fail too, where that can be.
 void join_siblings(const run::OpInfo& info, c10::ArrayRef<run::StorageVar*> vars);
 
@@ -28,6 +29,6 @@ void join_siblings(const run::OpInfo& info, c10::ArrayRef<run::StorageVar*> vars
 std::vector<run::StorageVarRef> kept_for_checks(const run::Node& node);
 
 /// Values for metadata changes of written arguments.
-void add_rewrites(run::Node& node, const Plan& plan);
+void add_rewrites(run::Node& node, const CallPlan& plan);
 
 }  // namespace lazyeng::record

@@ -31,18 +31,19 @@ namespace {
 Recorder* current = nullptr;  // set at import, for good
 
 /// A plain tensor's metadata is not ours to change at recording time.
-bool rewrites_plain(const Call& call, const Plan& plan) {
-  for (const Plan::Rewrite& rewrite : plan.rewrites)
+bool rewrites_plain(const Call& call, const CallPlan& plan) {
+  for (const CallPlan::Rewrite& rewrite : plan.rewrites)
     if (call.tensors[rewrite.tensor].raw.defined()) return true;
   return false;
 }
 
 /// Memory that the program gave may be of a kind that cannot grow, which eager says at the call.
-bool grows_given_memory(const Call& call, const Plan& plan) {
-  return std::any_of(plan.rewrites.begin(), plan.rewrites.end(), [&](const Plan::Rewrite& rewrite) {
-    const run::StorageVar& var = call.tensors[rewrite.tensor].value->var();
-    return var.exposed() && rewrite.after->extent_bytes() > var.nbytes();
-  });
+bool grows_given_memory(const Call& call, const CallPlan& plan) {
+  return std::any_of(plan.rewrites.begin(), plan.rewrites.end(),
+                     [&](const CallPlan::Rewrite& rewrite) {
+                       const run::StorageVar& var = call.tensors[rewrite.tensor].value->var();
+                       return var.exposed() && rewrite.after->extent_bytes() > var.nbytes();
+                     });
 }
 
 bool is_mask(const run::GeometryRef& look) {
@@ -149,10 +150,10 @@ void Recorder::record(Call call, torch::jit::Stack* results) {
   if (call.must_run || depends_on_values(call) || call.info.returns_plain ||
       thread_mode().mode == Mode::sync)
     return run_to_discover(call, nullptr, results);
-  if (const PlanRef plan = plan_of_offset_view(call)) return record_plan(call, *plan, results);
+  if (const CallPlanRef plan = plan_of_offset_view(call)) return record_plan(call, *plan, results);
   PlanKey key;
   const bool keyed = make_key(call, key);
-  PlanRef plan = keyed ? plans_.find(key) : nullptr;
+  CallPlanRef plan = keyed ? plans_.find(key) : nullptr;
   if (!plan) {
     counters_.plans.fetch_add(1, std::memory_order_relaxed);
     first_use();
@@ -173,7 +174,7 @@ void Recorder::record(Call call, torch::jit::Stack* results) {
   record_plan(call, *plan, results);
 }
 
-void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* results) {
+void Recorder::record_plan(Call& call, const CallPlan& plan, torch::jit::Stack* results) {
   const engine::Owing owing;
   if (plan.only_metadata) return record_metadata(call, plan, results);
   AtOnce tried;
@@ -186,7 +187,7 @@ void Recorder::record_plan(Call& call, const Plan& plan, torch::jit::Stack* resu
 }
 
 /// A view, or another shape for what is there: nothing runs.
-void Recorder::record_metadata(Call& call, const Plan& plan, torch::jit::Stack* results) {
+void Recorder::record_metadata(Call& call, const CallPlan& plan, torch::jit::Stack* results) {
   const auto value = [&](size_t tensor, run::GeometryRef look) {
     return make_ref<run::Value>(call.tensors[tensor].value->var_ref(), std::move(look));
   };
@@ -195,7 +196,7 @@ void Recorder::record_metadata(Call& call, const Plan& plan, torch::jit::Stack* 
     views.push_back(output.kind == OutputPlan::Kind::undefined
                         ? nullptr
                         : value(output.of, output.look(call.looks[output.of]->offset())));
-  for (const Plan::Rewrite& rewrite : plan.rewrites)
+  for (const CallPlan::Rewrite& rewrite : plan.rewrites)
     after.push_back(value(rewrite.tensor, rewrite.after));
   run::note_own_writes(call.written);  // it bumps as a write does
   Made made;
@@ -208,7 +209,7 @@ void Recorder::record_metadata(Call& call, const Plan& plan, torch::jit::Stack* 
 }
 
 /// `tried`: what became of it at the call, if it was.
-void Recorder::record_node(Call& call, const Plan& plan, AtOnce& tried,
+void Recorder::record_node(Call& call, const CallPlan& plan, AtOnce& tried,
                            torch::jit::Stack* results) {
   const bool reads_now = brings_to_device(call);
   const bool runs_now = reads_now && thread_mode().mode == Mode::async && !tried.thrown;
@@ -237,7 +238,7 @@ void Recorder::record_node(Call& call, const Plan& plan, AtOnce& tried,
 }
 
 bool Recorder::record_direct(Call& call, bool view, at::Tensor& result) {
-  PlanRef plan = plan_of_offset_view(call);
+  CallPlanRef plan = plan_of_offset_view(call);
   if (!plan) {
     PlanKey key;
     if (!make_key(call, key)) return false;

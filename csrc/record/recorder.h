@@ -44,7 +44,7 @@ class Recorder {
   void record(Call call, torch::jit::Stack* results);
 
   /// Records a call that has a plan.
-  void record_plan(Call& call, const Plan& plan, torch::jit::Stack* results);
+  void record_plan(Call& call, const CallPlan& plan, torch::jit::Stack* results);
 
   /// Records a call whose plan is known already, past the dispatcher (direct.h); false: nothing is
   /// recorded. `result` is left undefined by ops that return what they write. GIL.
@@ -99,8 +99,8 @@ class Recorder {
 
  private:
   // recorder.cpp
-  void record_metadata(Call& call, const Plan& plan, torch::jit::Stack* results);
-  void record_node(Call& call, const Plan& plan, AtOnce& tried, torch::jit::Stack* results);
+  void record_metadata(Call& call, const CallPlan& plan, torch::jit::Stack* results);
+  void record_node(Call& call, const CallPlan& plan, AtOnce& tried, torch::jit::Stack* results);
   void submit(const Call& call, run::Node& node, AtOnce& tried);
 
   // discover.cpp
@@ -111,9 +111,9 @@ class Recorder {
 
   // at_once.cpp
   bool answer_at_once(const run::OpInfo& info, torch::jit::Stack* stack);
-  bool may_run_at_once(const Call& call, const Plan& plan) const;
+  bool may_run_at_once(const Call& call, const CallPlan& plan) const;
   /// False: it is to be recorded, as a failed node if done.thrown says so.
-  bool run_at_once(const Call& call, const Plan& plan, AtOnce& done);
+  bool run_at_once(const Call& call, const CallPlan& plan, AtOnce& done);
   uint64_t trace_at_once(const Call& call, int64_t begin);
   /// Numbers the node, and fails what it writes.
   void fail_at_once(run::Node& node, AtOnce& done);

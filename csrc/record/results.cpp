@@ -122,8 +122,9 @@ void follow_viewed(const Call& call, const Made& made) {
 
 }  // namespace
 
-void push_recorded(const Call& call, const Plan& plan, c10::SmallVectorImpl<run::ValueRef>& values,
-                   Made& made, torch::jit::Stack* results) {
+void push_recorded(const Call& call, const CallPlan& plan,
+                   c10::SmallVectorImpl<run::ValueRef>& values, Made& made,
+                   torch::jit::Stack* results) {
   size_t next = 0, next_list = 0, next_number = 0;
   for (const run::ReturnInfo& info : call.info.returns) {
     if (info.written_arg >= 0) {
@@ -157,7 +158,7 @@ void push_found(const Call& call, run::Node& node, Made& made, torch::jit::Stack
   if (views) follow_viewed(call, made);
 }
 
-void apply_rewrites(const Call& call, c10::ArrayRef<run::TensorArg> tensors, const Plan& plan,
+void apply_rewrites(const Call& call, c10::ArrayRef<run::TensorArg> tensors, const CallPlan& plan,
                     c10::ArrayRef<run::ValueRef> after) {
   if (plan.rewrites.empty()) return;
   size_t next_written = 0;

@@ -10,8 +10,9 @@ using Made = c10::SmallVector<at::Tensor, 2>;
 
 /// Pushes the results of a recorded call in schema order. Takes `values`, as add_outputs returned
 /// them; the lazy tensors made for them are appended to `made`, without Python objects.
-void push_recorded(const Call& call, const Plan& plan, c10::SmallVectorImpl<run::ValueRef>& values,
-                   Made& made, torch::jit::Stack* results);
+void push_recorded(const Call& call, const CallPlan& plan,
+                   c10::SmallVectorImpl<run::ValueRef>& values, Made& made,
+                   torch::jit::Stack* results);
 
 /// They get them in the order of the schema. GIL.
 void make_python_objects(const Made& made);
@@ -27,7 +28,7 @@ void update_written(const Call& call, const run::Node& node);
 void push_found(const Call& call, run::Node& node, Made& made, torch::jit::Stack* results);
 
 /// Gives the written lazy tensors among `tensors`, the call's arguments, their new values.
-void apply_rewrites(const Call& call, c10::ArrayRef<run::TensorArg> tensors, const Plan& plan,
+void apply_rewrites(const Call& call, c10::ArrayRef<run::TensorArg> tensors, const CallPlan& plan,
                     c10::ArrayRef<run::ValueRef> after);
 
 }  // namespace lazyeng::record

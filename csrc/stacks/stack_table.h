@@ -18,7 +18,7 @@ namespace lazyeng::stacks {
 enum class Mode : uint8_t {
   off,   ///< capture nothing
   user,  ///< whole stacks; frames of lazyeng and torch are hidden when shown (default)
-  full,
+  full,  ///< the same stacks, shown with these frames
 };
 
 struct Entry;

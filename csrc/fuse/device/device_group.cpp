@@ -15,7 +15,7 @@ namespace {
 /// One run of a plan: where its tensors and numbers are.
 class DeviceRun {
  public:
-  DeviceRun(const Group& group, const Plan& plan)
+  DeviceRun(const Group& group, const GroupPlan& plan)
       : group_(group), plan_(plan), device_(group.members[0].node->device) {}
 
   /// The tensors that exist. False if one does not.
@@ -80,13 +80,13 @@ class DeviceRun {
   }
 
   const Group& group_;
-  const Plan& plan_;
+  const GroupPlan& plan_;
   const c10::Device device_;
   std::vector<char*> addresses_;
   std::vector<c10::Storage> made_;  // of each fresh tensor, in order
 };
 
-std::shared_ptr<const GroupKernels> kernels_for(const Group& group, const PlanRef& plan,
+std::shared_ptr<const GroupKernels> kernels_for(const Group& group, const GroupPlanRef& plan,
                                                 const Variant& variant) {
   bool unknown = false;
   std::shared_ptr<const GroupKernels> kernels = plan->kernels->find(variant, unknown);
@@ -110,7 +110,7 @@ static bool makes_nothing(const Program& program) {
          program.picked_sums.empty();
 }
 
-Launched launch_group(const Group& group, const PlanRef& plan, std::exception_ptr& error) {
+Launched launch_group(const Group& group, const GroupPlanRef& plan, std::exception_ptr& error) {
   if (makes_nothing(plan->program)) return Launched::yes;
   size_t launched = 0;
   try {

@@ -16,6 +16,6 @@ enum class Launched : uint8_t {
 /// Launches the plan's kernels on the default stream of the group's device, and gives the group's
 /// vars the memory made for them. `error` is set if only part of that was done. On an engine
 /// thread, without the GIL; every version that the group reads is ready.
-Launched launch_group(const Group& group, const PlanRef& plan, std::exception_ptr& error);
+Launched launch_group(const Group& group, const GroupPlanRef& plan, std::exception_ptr& error);
 
 }  // namespace lazyeng::fuse

@@ -24,7 +24,7 @@ struct KernelRequest {
   c10::DeviceIndex device = 0;
   Variant variant;
   std::shared_ptr<PlanKernels> kernels;      ///< that the answer is for
-  PlanRef plan;                              ///< kernels are to be generated for it, or
+  GroupPlanRef plan;                         ///< kernels are to be generated for it, or
   std::shared_ptr<const DeviceCalls> calls;  ///< hand-written ones chosen for these
   std::vector<std::string> ops;              ///< the name of each member's op
 };

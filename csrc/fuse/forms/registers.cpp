@@ -282,7 +282,7 @@ void Registers::store(size_t v) {
   plan_.tensors.push_back({static_cast<uint16_t>(var.value), group_.vars[v].fresh});
 }
 
-Plan Registers::finish(const std::vector<bool>& needed) && {
+GroupPlan Registers::finish(const std::vector<bool>& needed) && {
   for (size_t v = 0; v < written_.size(); ++v) {
     if (!written_[v].written) continue;
     if (needed[v] || written_[v].picked)  // (a few bytes; and it may refuse targets)

@@ -65,7 +65,7 @@ class Registers {
   void set_picked_sum(const PickedSum& sum, RegisterId targets);
 
   /// The plan: what is needed goes to memory. `needed` has one flag a var.
-  Plan finish(const std::vector<bool>& needed) &&;
+  GroupPlan finish(const std::vector<bool>& needed) &&;
 
  private:
   struct Loaded {
@@ -100,7 +100,7 @@ class Registers {
 
   const Group& group_;
   ProgramBuilder builder_;
-  Plan plan_;
+  GroupPlan plan_;
   Arguments args_;
   Iteration iteration_;           // of the member at hand
   Rate rate_ = Rate::element;     // of the same

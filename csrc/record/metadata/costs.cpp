@@ -26,7 +26,7 @@ bool are_alike(const std::vector<run::GeometryRef>& tensors) {
 }
 
 /// The arguments (null: none, or a table), then the results. Empty: some of them are not the CPU's.
-std::vector<run::GeometryRef> tensors_of(const Call& call, const Plan& plan) {
+std::vector<run::GeometryRef> tensors_of(const Call& call, const CallPlan& plan) {
   std::vector<run::GeometryRef> tensors(call.looks.begin(), call.looks.end());
   for (const OutputPlan& output : plan.outputs) tensors.push_back(output.geometry);
   const auto elsewhere = [](const run::GeometryRef& tensor) {
@@ -67,7 +67,7 @@ bool starts_helpers(const Call& call, const std::vector<run::GeometryRef>& tenso
 
 }  // namespace
 
-void add_costs(const Call& call, Plan& plan) {
+void add_costs(const Call& call, CallPlan& plan) {
   if (plan.must_run || plan.only_metadata || call.looks.size() != call.tensors.size()) return;
   const std::vector<run::GeometryRef> tensors = tensors_of(call, plan);
   if (tensors.empty()) return;

@@ -36,10 +36,10 @@ bool looks_up_outside(const Call& call, const std::exception_ptr& thrown) {
 
 }  // namespace
 
-PlanRef plan_in_spite_of(const Call& call, const run::Node::Discovery& found) {
+CallPlanRef plan_in_spite_of(const Call& call, const run::Node::Discovery& found) {
   if (!found.thrown && !found.poisoned) return nullptr;
   if (found.thrown && (call.info.writes || !is_of_its_arguments(found.thrown))) return nullptr;
-  PlanRef plan;
+  CallPlanRef plan;
   MetaAnswer answer = MetaAnswer::none;
   if (kernel_can_be_tried(call, TrialSize::any_sane))
     plan = ask_kernel(call);

@@ -7,6 +7,6 @@ namespace lazyeng::record {
 
 /// Its arguments are well-formed, and it failed by what they hold: the plan of such calls. Null:
 /// it was refused for what the arguments look like, or nobody can tell.
-PlanRef plan_in_spite_of(const Call& call, const run::Node::Discovery& found);
+CallPlanRef plan_in_spite_of(const Call& call, const run::Node::Discovery& found);
 
 }  // namespace lazyeng::record

@@ -29,7 +29,7 @@ bool makes_tensors(const run::OpInfo& info) {
 /// Pointwise ops on the CPU first copy the arguments that have another dtype than the one they
 /// compute in; a copy of what is not dense has strides of its own, and the result follows those.
 /// Structured meta functions copy nothing on other devices, such as that of their stand-ins.
-bool follows_a_copy(const Call& call, const Plan& plan) {
+bool follows_a_copy(const Call& call, const CallPlan& plan) {
   if (!call.info.handle.hasTag(at::Tag::pointwise)) return false;  // (an index is not promoted)
   if (plan.outputs.empty() || !plan.outputs[0].geometry) return false;
   const c10::ScalarType result = plan.outputs[0].geometry->dtype();
@@ -67,7 +67,7 @@ std::vector<at::Tensor> real_arguments_of(const Call& call) {
 
 /// Meta functions of draws (`rand(2, dtype=torch.int)`) take any dtype, and a kernel that is called
 /// to hear whether it refuses would draw.
-bool may_refuse_dtype(const Call& call, const Plan& plan) {
+bool may_refuse_dtype(const Call& call, const CallPlan& plan) {
   if (!call.info.random || call.info.writes || !call.info.aten || plan.outputs.empty() ||
       !plan.outputs[0].geometry)
     return false;
@@ -104,8 +104,8 @@ bool may_conjugate_given(const Call& call) {
   return false;
 }
 
-PlanRef plan_of_fresh(const Call& call, c10::ArrayRef<run::GeometryRef> results) {
-  auto plan = make_ref<Plan>();
+CallPlanRef plan_of_fresh(const Call& call, c10::ArrayRef<run::GeometryRef> results) {
+  auto plan = make_ref<CallPlan>();
   for (const run::GeometryRef& result : results)
     plan->outputs.push_back({Kind::fresh, 0, result, 0});
   add_doubt(call, *plan);
@@ -113,8 +113,8 @@ PlanRef plan_of_fresh(const Call& call, c10::ArrayRef<run::GeometryRef> results)
   return plan;
 }
 
-PlanRef plan_that_must_run() {
-  auto plan = make_ref<Plan>();
+CallPlanRef plan_that_must_run() {
+  auto plan = make_ref<CallPlan>();
   plan->must_run = true;
   return plan;
 }
@@ -157,7 +157,7 @@ bool dim_may_be_refused(const Call& call) {
   return dim < -rank || dim >= rank;
 }
 
-PlanRef infer_any(const Call& call) {
+CallPlanRef infer_any(const Call& call) {
   if (has_layout_of_kernel(call)) return nullptr;
   if (call.info.returns_plain || call.info.distrust_plans) return nullptr;
   const run::Doubts doubts = run::doubts_of(doubted_kind(call));
@@ -166,7 +166,7 @@ PlanRef infer_any(const Call& call) {
   if (casts_in_kernel(call)) return kernel_can_be_tried(call) ? ask_kernel(call) : nullptr;
   MetaAnswer answer = MetaAnswer::none;
   if (structured_meta_is_right(call) && !doubts.structured) {
-    PlanRef plan = ask_meta(call, For::structured_meta, answer);
+    CallPlanRef plan = ask_meta(call, For::structured_meta, answer);
     if (answer != MetaAnswer::none && !(plan && follows_a_copy(call, *plan))) return plan;
   }
   if (const auto results = told_by_one_element(call)) return plan_of_fresh(call, *results);
@@ -176,7 +176,7 @@ PlanRef infer_any(const Call& call) {
       (call.info.lacks_meta || call.info.wrong_meta || !meta_is_believed(call)))
     return nullptr;
   if (out_may_be_refused(call) || dim_may_be_refused(call)) return nullptr;
-  PlanRef plan = ask_meta(call, For::meta, answer);
+  CallPlanRef plan = ask_meta(call, For::meta, answer);
   if (answer == MetaAnswer::none && call.info.torchs) call.info.lacks_meta = true;
   return plan;
 }
@@ -192,10 +192,10 @@ bool beyond_all_memory(const run::GeometryRef& look) {
 
 }  // namespace
 
-PlanRef infer(const Call& call) {
+CallPlanRef infer(const Call& call) {
   // (No stand-in can be made of it; the kernel knows what to say of it.)
   if (std::any_of(call.looks.begin(), call.looks.end(), beyond_all_memory)) return nullptr;
-  PlanRef plan = infer_any(call);
+  CallPlanRef plan = infer_any(call);
   if (!plan || may_refuse_dtype(call, *plan)) return nullptr;
   // (Which kernels have no deterministic form is nowhere written but in them.)
   const bool may_be_refused = call.info.torchs && !may_be_nondeterministic() &&
@@ -214,10 +214,10 @@ bool left_written_as_they_were(const Call& call, const run::Node::Discovery& fou
 
 bool agrees(For whom, const Call& call, const run::Node::Discovery& found, bool exactly) {
   MetaAnswer answer = MetaAnswer::none;
-  const PlanRef said = ask_meta(call, whom, answer);
+  const CallPlanRef said = ask_meta(call, whom, answer);
   if (!said || said->must_run) return false;
   const std::vector<at::Tensor> inputs = real_arguments_of(call);
-  auto made = make_ref<Plan>();
+  auto made = make_ref<CallPlan>();
   return read_results(call, inputs, found.results, *made) &&
          said->list_lengths == made->list_lengths && said->numbers == made->numbers &&
          std::equal(said->outputs.begin(), said->outputs.end(), made->outputs.begin(),
@@ -237,13 +237,13 @@ bool makes_what_values_decide(const Call& call) {
 
 }  // namespace
 
-PlanRef learn(const Call& call, const run::Node::Discovery& found) {
+CallPlanRef learn(const Call& call, const run::Node::Discovery& found) {
   if (call.info.data_dependent || !left_written_as_they_were(call, found)) return nullptr;
   if (makes_what_values_decide(call)) return nullptr;
   const std::vector<at::Tensor> inputs = real_arguments_of(call);
-  auto plan = make_ref<Plan>();
+  auto plan = make_ref<CallPlan>();
   if (!read_results(call, inputs, found.results, *plan)) {
-    plan = make_ref<Plan>();
+    plan = make_ref<CallPlan>();
     plan->must_run = true;
   }
   plan->only_metadata = !plan->must_run && nothing_to_run(call, *plan);

@@ -31,7 +31,7 @@ struct OutputPlan {
 };
 
 /// Immutable, shared by all calls that look the same.
-class Plan final : public RefCounted {
+class CallPlan final : public RefCounted {
   static inline std::atomic<uint64_t> made_{0};
 
  public:
@@ -55,7 +55,7 @@ class Plan final : public RefCounted {
 
   bool holds() const { return kind == 0 || run::doubts_stamp(kind) == stamp; }
 };
-using PlanRef = Ref<const Plan>;
+using CallPlanRef = Ref<const CallPlan>;
 
 /// False: torch.use_deterministic_algorithms(True) has kernels refuse what they cannot do so.
 bool may_be_nondeterministic();
@@ -71,15 +71,15 @@ uint64_t hash_of(const PlanKey& key);
 
 class PlanCache {
  public:
-  PlanRef find(const PlanKey& key) const;
-  void insert(const PlanKey& key, const Call& call, PlanRef plan);
+  CallPlanRef find(const PlanKey& key) const;
+  void insert(const PlanKey& key, const Call& call, CallPlanRef plan);
 
  private:
   struct Entry {
     PlanKey key;
     uint64_t hash = 0;
     c10::SmallVector<run::GeometryRef, 4> looks;  // the key holds their addresses, or origins'
-    PlanRef plan;
+    CallPlanRef plan;
   };
   using Table = std::vector<std::unique_ptr<Entry>>;  // open addressing, at most half full
 
@@ -94,10 +94,10 @@ class PlanCache {
 
 /// Asks all but the run. Null: only a run can tell (nobody could be asked, or who was asked raised;
 /// what that raised is not kept, since the run will raise eager's own message).
-PlanRef infer(const Call& call);
+CallPlanRef infer(const Call& call);
 
 /// The plan that a run taught. Null if it cannot be relied on.
-PlanRef learn(const Call& call, const run::Node::Discovery& found);
+CallPlanRef learn(const Call& call, const run::Node::Discovery& found);
 
 /// Counts runs, and after a few notes whether the op's meta function would have said what this one
 /// has shown: until then, and if not, infer() does not ask it.

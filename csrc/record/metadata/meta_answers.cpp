@@ -145,7 +145,8 @@ run::GeometryRef geometry_on(const at::Tensor& meta, c10::Device device) {
 class ResultReader {
  public:
   ResultReader(const Call& call, const std::vector<at::Tensor>& inputs,
-               std::optional<c10::Device> device, Plan& plan, const StandIns* stand_ins = nullptr)
+               std::optional<c10::Device> device, CallPlan& plan,
+               const StandIns* stand_ins = nullptr)
       : call_(call), inputs_(inputs), device_(device), plan_(plan), stand_ins_(stand_ins) {}
 
   bool read(const torch::jit::Stack& results) {
@@ -196,11 +197,11 @@ class ResultReader {
   const Call& call_;
   const std::vector<at::Tensor>& inputs_;
   const std::optional<c10::Device> device_;
-  Plan& plan_;
+  CallPlan& plan_;
   const StandIns* const stand_ins_;
 };
 
-void add_rewrites(const Call& call, const StandIns& stand_ins, Plan& plan) {
+void add_rewrites(const Call& call, const StandIns& stand_ins, CallPlan& plan) {
   for (uint32_t i = 0; i < call.tensors.size(); ++i) {
     if (!call.tensors[i].written || !call.looks[i]) continue;
     run::GeometryRef after = stand_ins.look_of(stand_ins.tensors()[i], i);
@@ -211,22 +212,23 @@ void add_rewrites(const Call& call, const StandIns& stand_ins, Plan& plan) {
 }  // namespace
 
 bool read_results(const Call& call, const std::vector<at::Tensor>& inputs,
-                  const torch::jit::Stack& results, Plan& plan) {
+                  const torch::jit::Stack& results, CallPlan& plan) {
   return ResultReader(call, inputs, std::nullopt, plan).read(results);
 }
 
-bool nothing_to_run(const Call& call, const Plan& plan) {
+bool nothing_to_run(const Call& call, const CallPlan& plan) {
   for (const OutputPlan& output : plan.outputs)
     if (output.kind == Kind::fresh) return false;
   if (!call.info.writes) return !plan.outputs.empty() && !call.info.random;
   if (!call.info.moves_metadata) return false;
-  for (const Plan::Rewrite& rewrite : plan.rewrites)  // resize_ beyond the storage has work to do
+  for (const CallPlan::Rewrite& rewrite :
+       plan.rewrites)  // resize_ beyond the storage has work to do
     if (rewrite.after->extent_bytes() > call.tensors[rewrite.tensor].value->var().nbytes())
       return false;
   return true;
 }
 
-void add_doubt(const Call& call, Plan& plan) {
+void add_doubt(const Call& call, CallPlan& plan) {
   plan.kind = doubted_kind(call);
   plan.stamp = run::doubts_stamp(plan.kind);
 }
@@ -234,10 +236,10 @@ void add_doubt(const Call& call, Plan& plan) {
 namespace {
 
 /// A plan if the answer was given and no doubt is left.
-PlanRef plan_from(const Call& call, For whom, const StandIns& stand_ins,
-                  const torch::jit::Stack& results) {
+CallPlanRef plan_from(const Call& call, For whom, const StandIns& stand_ins,
+                      const torch::jit::Stack& results) {
   if (!stand_ins.kept_storages()) return nullptr;  // set_ and its like
-  auto plan = make_ref<Plan>();
+  auto plan = make_ref<CallPlan>();
   const std::optional<c10::Device> device =
       whom == For::kernel ? std::nullopt : std::optional(result_device(call));
   if (!ResultReader(call, stand_ins.tensors(), device, *plan, &stand_ins).read(results)) {
@@ -268,17 +270,17 @@ bool refused_by_kernel(const Call& call, For whom) {
 
 }  // namespace
 
-PlanRef ask_meta(const Call& call, For whom, MetaAnswer& answer) {
+CallPlanRef ask_meta(const Call& call, For whom, MetaAnswer& answer) {
   const StandIns stand_ins(call, whom);
   torch::jit::Stack stack;
   answer = ask(call, whom, stand_ins, stack);
   if (answer != MetaAnswer::given) return nullptr;
-  PlanRef plan = plan_from(call, whom, stand_ins, stack);
+  CallPlanRef plan = plan_from(call, whom, stand_ins, stack);
   const bool records = plan && !plan->only_metadata && !plan->must_run;
   return records && refused_by_kernel(call, whom) ? nullptr : plan;
 }
 
-PlanRef ask_kernel(const Call& call) {
+CallPlanRef ask_kernel(const Call& call) {
   // A team of helpers of this thread's own would keep those of the engine's threads from spinning.
   const run::OneCore one(at::get_num_threads());
   const run::CallerModes modes = run::CallerModes::of_this_thread();

@@ -18,20 +18,20 @@ using For = StandIns::For;
 enum class MetaAnswer : uint8_t { given, none, refused };
 
 /// What the meta function says. Null: nothing that can be relied on.
-PlanRef ask_meta(const Call& call, For whom, MetaAnswer& answer);
+CallPlanRef ask_meta(const Call& call, For whom, MetaAnswer& answer);
 
 /// What the kernel itself makes of tensors that look like the arguments.
-PlanRef ask_kernel(const Call& call);
+CallPlanRef ask_kernel(const Call& call);
 
 /// Adds the results of a run to the plan. False: some are not to be recorded.
 bool read_results(const Call& call, const std::vector<at::Tensor>& inputs,
-                  const torch::jit::Stack& results, Plan& plan);
+                  const torch::jit::Stack& results, CallPlan& plan);
 
 /// It returns views, or moves metadata, and does no more.
-bool nothing_to_run(const Call& call, const Plan& plan);
+bool nothing_to_run(const Call& call, const CallPlan& plan);
 
 /// The plan holds as long as no run has shown another layout.
-void add_doubt(const Call& call, Plan& plan);
+void add_doubt(const Call& call, CallPlan& plan);
 
 /// True if the call came out of a structured meta function that was asked: it is answered.
 bool answer_structured_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack);

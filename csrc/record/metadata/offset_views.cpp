@@ -118,12 +118,12 @@ bool record_offset_view(const run::OpInfo& info, torch::jit::Stack& stack) {
   return true;
 }
 
-PlanRef plan_of_offset_view(const Call& call) {
+CallPlanRef plan_of_offset_view(const Call& call) {
   const run::OffsetView kind = call.info.offset_view;
   if (kind == run::OffsetView::none || !call.tensors[0].value || !call.looks[0]) return nullptr;
   run::GeometryRef look = look_of_view(kind, *call.looks[0], call.args.data());
   if (!look) return nullptr;
-  auto plan = make_ref<Plan>();
+  auto plan = make_ref<CallPlan>();
   plan->only_metadata = true;
   plan->outputs.push_back({OutputPlan::Kind::view, 0, std::move(look), call.looks[0]->offset()});
   return plan;

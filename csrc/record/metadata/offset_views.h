@@ -21,6 +21,6 @@ bool record_offset_view(const run::OpInfo& info, torch::jit::Stack& stack);
 
 /// The plan of aten::select.int or aten::slice.Tensor. Null for other ops, and for arguments that
 /// the op may refuse.
-PlanRef plan_of_offset_view(const Call& call);
+CallPlanRef plan_of_offset_view(const Call& call);
 
 }  // namespace lazyeng::record

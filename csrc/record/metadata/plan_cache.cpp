@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <unordered_map>
 
 #include "csrc/record/metadata/infer.h"
@@ -72,6 +73,16 @@ void add_ints(c10::ArrayRef<c10::IValue> items, PlanKey& key) {
   for (const c10::IValue& item : items) key.push_back(static_cast<uint64_t>(item.toInt()));
 }
 
+void add_text(std::string_view text, PlanKey& key) {
+  key.push_back(Tag::text);
+  key.push_back(text.size());
+  for (size_t at = 0; at < text.size(); at += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, text.data() + at, std::min(sizeof word, text.size() - at));
+    key.push_back(word);
+  }
+}
+
 bool add_value(const c10::IValue& value, PlanKey& key) {
   if (value.isNone()) {
     key.push_back(Tag::none);
@@ -91,8 +102,7 @@ bool add_value(const c10::IValue& value, PlanKey& key) {
     key.push_back(std::bit_cast<uint64_t>(value.toComplexDouble().real()));
     key.push_back(std::bit_cast<uint64_t>(value.toComplexDouble().imag()));
   } else if (value.isString()) {
-    key.push_back(Tag::text);
-    key.push_back(std::hash<std::string_view>()(value.toStringView()));
+    add_text(value.toStringView(), key);
   } else if (value.isDevice()) {
     key.push_back(Tag::device);
     key.push_back(static_cast<uint64_t>(value.toDevice().type()) << 8 |
@@ -241,14 +251,14 @@ PlanCache::Entry* PlanCache::find_locked(const PlanKey& key, uint64_t hash) cons
   return nullptr;
 }
 
-PlanRef PlanCache::find(const PlanKey& key) const {
+CallPlanRef PlanCache::find(const PlanKey& key) const {
   const uint64_t hash = hash_of(key);
   std::lock_guard lock(mutex_);
   const Entry* entry = find_locked(key, hash);
   return entry && entry->plan->holds() ? entry->plan : nullptr;
 }
 
-void PlanCache::insert(const PlanKey& key, const Call& call, PlanRef plan) {
+void PlanCache::insert(const PlanKey& key, const Call& call, CallPlanRef plan) {
   const uint64_t hash = hash_of(key);
   auto entry = std::make_unique<Entry>();
   entry->key.assign(key.begin(), key.end());

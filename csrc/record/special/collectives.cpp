@@ -121,7 +121,7 @@ void record_collective(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
   torch::jit::drop(*stack, info.args.size());
   call->collective = make_ref<run::Collective>(info, order_of_collectives());
   const auto work = c10::make_intrusive<RecordedWork>(*call, is_asynchronous(info, arguments));
-  static const Plan nothing_new;
+  static const CallPlan nothing_new;
   current_recorder()->record_plan(*call, nothing_new, stack);
   stack->emplace_back(c10::intrusive_ptr<c10d::Work>(work));
 }
