@@ -88,6 +88,52 @@ def test_few_of_the_dropped_are_held_for_a_while(mode):
     assert alive < 600
 
 
+LARGE = (512, 256)  # half a MiB
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", CHANGES)
+def test_rows_of_a_large_tensor_that_has_changed(name, mode):
+    """Its value is kept while the program takes row after row."""
+
+    def program(x):
+        rows = [x[i] * 2 for i in range(8)]
+        x[9].fill_(5)
+        rows += [x[i] + 0 for i in range(8, 12)]
+        CHANGES[name](x)
+        return torch.stack([row.sum() for row in rows]), sum(x[i % 2].sum() for i in range(8))
+
+    x = torch.arange(512.0 * 512).view(512, 512)
+    expected = program(x.clone())
+    with lazy(mode):
+        result = program(x)
+    for ours, theirs in zip(result, expected, strict=True):
+        torch.testing.assert_close(lazyeng.unwrap(ours), theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_large_tensor_whose_rows_were_taken_is_let_go_of(mode):
+    other = torch.ones(4)
+    with lazy(mode):
+        for use in ("another", "wait", "rows of another"):
+            plain = torch.ones(*LARGE)
+            total = sum(plain[i].sum() for i in range(20))
+            held = plain.untyped_storage()._weak_ref()
+            total.wait()
+            del plain, total
+            assert not torch.UntypedStorage._expired(held)
+            if use == "another":
+                (other + 1).wait()
+            elif use == "wait":
+                synchronize()
+            else:
+                plain = torch.ones(*LARGE)
+                for i in range(20):
+                    plain[i]
+            assert torch.UntypedStorage._expired(held), use
+            torch.UntypedStorage._free_weak_ref(held)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_failure_goes_with_the_tensors_that_it_failed(mode):
     x = torch.ones(4)

@@ -41,25 +41,25 @@ bool crosses_evenly(const GeometryData& g) {
 /// still knows goes.
 class Table {
  public:
-  GeometryRef intern(GeometryData data) {
+  GeometryRef intern(const GeometryData& data) {
+    std::lock_guard lock(mutex_);
+    return intern_locked(data);
+  }
+
+ private:
+  GeometryRef intern_locked(const GeometryData& data) {
     const uint64_t hash = hash_of(data);
-    std::unique_lock lock(mutex_);
     if (const GeometryRef* known = find_locked(data, hash)) return *known;
+    if (entries_.size() >= sweep_at_) sweep();
     GeometryRef at_origin;
     if (data.offset != 0) {
       GeometryData moved = data;
       moved.offset = 0;
-      lock.unlock();
-      at_origin = intern(std::move(moved));
-      lock.lock();
-      if (const GeometryRef* known = find_locked(data, hash)) return *known;
+      at_origin = intern_locked(moved);
     }
-    if (entries_.size() >= sweep_at_) sweep();
-    return entries_.emplace(hash, make_ref<Geometry>(std::move(data), std::move(at_origin)))
-        ->second;
+    return entries_.emplace(hash, make_ref<Geometry>(data, std::move(at_origin)))->second;
   }
 
- private:
   const GeometryRef* find_locked(const GeometryData& data, uint64_t hash) const {
     auto [first, last] = entries_.equal_range(hash);
     for (; first != last; ++first)
@@ -96,13 +96,13 @@ Geometry::Geometry(GeometryData data, GeometryRef at_origin)
   dense_ = numel_ > 0 && last + 1 == numel_ && crosses_evenly(data_);
 }
 
-GeometryRef intern(GeometryData data) { return table().intern(std::move(data)); }
+GeometryRef intern(const GeometryData& data) { return table().intern(data); }
 
 GeometryRef with_offset(const GeometryRef& geometry, int64_t offset) {
   if (geometry->offset() == offset) return geometry;
   GeometryData data = geometry->data();
   data.offset = offset;
-  return intern(std::move(data));
+  return intern(data);
 }
 
 bool may_overlap(const Geometry& a, const Geometry& b) {
@@ -121,7 +121,7 @@ GeometryRef geometry_of(const at::Tensor& tensor) {
   data.conj = tensor.is_conj();
   data.neg = tensor.is_neg();
   data.wrapped_number = impl->is_wrapped_number();
-  return intern(std::move(data));
+  return intern(data);
 }
 
 bool matches(const Geometry& g, const at::Tensor& tensor) {

@@ -64,7 +64,7 @@ class Geometry final : public RefCounted {
 };
 
 /// The one Geometry equal to `data`.
-GeometryRef intern(GeometryData data);
+GeometryRef intern(const GeometryData& data);
 /// The one that differs from `geometry` in its offset only.
 GeometryRef with_offset(const GeometryRef& geometry, int64_t offset);
 /// Some byte belongs to elements of both, or may: what lies between elements counts. Of tensors

@@ -138,7 +138,7 @@ run::GeometryRef geometry_on(const at::Tensor& meta, c10::Device device) {
   run::GeometryData data = run::geometry_of(meta)->data();
   data.device = device;
   data.wrapped_number = false;
-  return run::intern(std::move(data));
+  return run::intern(data);
 }
 
 /// Reads the results, of a meta function or a kernel, against the tensors that went in.

@@ -83,7 +83,7 @@ run::GeometryRef look_of_view(run::OffsetView kind, const run::Geometry& viewed,
   run::GeometryData look = viewed.data();
   look.wrapped_number = false;
   const bool known = kind == run::OffsetView::select ? selected(args, look) : sliced(args, look);
-  return known ? run::intern(std::move(look)) : nullptr;
+  return known ? run::intern(look) : nullptr;
 }
 
 /// Null: a tensor that is recorded in another way, or not at all.
@@ -92,7 +92,7 @@ run::ValueRef value_of(const at::Tensor& tensor) {
   if (!thread_mode().inside() || !recordable(tensor) ||
       tensor.unsafeGetTensorImpl()->is_wrapped_number())
     return nullptr;
-  return run::plain_values().value_of(tensor);
+  return run::plain_values().value_of(tensor, /*viewed=*/true);
 }
 
 }  // namespace

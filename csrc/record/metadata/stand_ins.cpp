@@ -85,7 +85,7 @@ at::Tensor StandIns::make(size_t i) {
   if (!is_real(whom_)) return without_memory(whom_, storages_[i], g);
   run::GeometryData placed = g;
   placed.offset -= moved_by_[i];
-  return run::tensor_over(storages_[i], *run::intern(std::move(placed)));
+  return run::tensor_over(storages_[i], *run::intern(placed));
 }
 
 at::Tensor StandIns::make_one_element(const run::Geometry& look) const {
@@ -177,7 +177,7 @@ run::GeometryRef StandIns::look_of(const at::Tensor& stand_in, size_t i) const {
   data.offset += moved_by_[i];
   data.device = call_.looks[i]->device();
   data.wrapped_number = false;
-  return run::intern(std::move(data));
+  return run::intern(data);
 }
 
 bool StandIns::kept_storages() const {

@@ -362,7 +362,7 @@ PyObject* subscript_directly(PyObject* self, PyObject* key) {
     note_backward_of_lazy();
     find_forward_node();
     const at::Tensor view =
-        make_lazy(make_ref<run::Value>(lazy->value()->var_ref(), run::intern(std::move(look))));
+        make_lazy(make_ref<run::Value>(lazy->value()->var_ref(), run::intern(look)));
     if (has_new_autograd_node()) note_forward(stacks::capture(), at::Tensor());
     return python_object(as_view_of(tensor, view));
   });

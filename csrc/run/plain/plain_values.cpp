@@ -16,6 +16,19 @@ namespace {
 /// A larger tensor is worth more than what it costs to look up.
 constexpr size_t kMostBytes = 1 << 18;
 
+/// But not again and again.
+constexpr unsigned kOften = 4;
+
+/// Whether the thread has asked for views of this tensor so many times in a row. (Of another one by
+/// now, at its address: no matter.)
+bool is_viewed_often(const at::Tensor& plain) {
+  static thread_local constinit const c10::TensorImpl* last = nullptr;
+  static thread_local constinit unsigned times = 0;
+  const c10::TensorImpl* const tensor = plain.unsafeGetTensorImpl();
+  if (std::exchange(last, tensor) != tensor) times = 0;
+  return ++times >= kOften;
+}
+
 /// As PlainStorages::var_of would find it: the storage is where it was when the var was made (or
 /// a recorded write may move it just now), and nobody has claimed a copy of it since. And a failure
 /// goes with the tensors that it has failed: a plain tensor alone does not keep it.
@@ -46,10 +59,10 @@ bool PlainValues::is_unused(const Entry& entry) {
 
 /// (A number is one that eager code changes at once outside lazy(), and is copied there. What only
 /// C++ knows, as the buckets of DistributedDataParallel, is written at once if it has no var.)
-bool PlainValues::may_be_kept(const at::Tensor& plain) {
+bool PlainValues::may_be_kept(const at::Tensor& plain, size_t most_bytes) {
   c10::TensorImpl* impl = plain.unsafeGetTensorImpl();
   const c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
-  return plain.dim() > 0 && impl->pyobj_slot()->load_pyobj() && storage->nbytes() <= kMostBytes &&
+  return plain.dim() > 0 && impl->pyobj_slot()->load_pyobj() && storage->nbytes() <= most_bytes &&
          storage->resizable() && is_usual_cpu_allocator(storage->allocator()) &&
          impl->version_counter().enabled();
 }
@@ -98,11 +111,34 @@ void PlainValues::keep(const at::Tensor& plain, const ValueRef& value) {
   std::swap(place, entry);
 }
 
-ValueRef PlainValues::value_of(const at::Tensor& plain) {
+void PlainValues::keep_large(const at::Tensor& plain, const ValueRef& value) {
+  if (const c10::TensorImpl* const other = large_.exchange(plain.unsafeGetTensorImpl()))
+    forget(other);
+  keep(plain, value);
+}
+
+/// As another tensor comes: lets go of the large one if it is unused.
+void PlainValues::look_at_large(const at::Tensor& asked_for) {
+  const c10::TensorImpl* large = large_.load(std::memory_order_relaxed);
+  if (!large || large == asked_for.unsafeGetTensorImpl()) return;
+  {
+    const std::lock_guard<engine::SpinLock> lock(mutex_);
+    const Entry& entry = entries_[slot_of(large)];
+    if (entry.tensor == large && entry.value && !is_unused(entry)) return;
+  }
+  if (large_.compare_exchange_strong(large, nullptr)) forget(large);
+}
+
+ValueRef PlainValues::value_of(const at::Tensor& plain, bool viewed) {
+  look_at_large(plain);
   if (ValueRef known = find(plain)) return known;
   ValueRef value = new_value_of(plain);
   value->var().used_as_plain.store(true, std::memory_order_relaxed);
-  if (may_be_kept(plain) && !value->var().failure()) keep(plain, value);
+  if (value->var().failure()) return value;
+  if (may_be_kept(plain, kMostBytes))
+    keep(plain, value);
+  else if (viewed && is_viewed_often(plain) && may_be_kept(plain, SIZE_MAX))
+    keep_large(plain, value);
   return value;
 }
 
