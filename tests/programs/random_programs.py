@@ -21,6 +21,8 @@ import torch.nn.functional as F
 
 SLOTS = 12
 MAX_NUMEL = 256  # at scale 1
+# at::parallel_for divides what has as many elements.
+KERNELS_FAN_OUT = 32768
 LIMIT = 1e3  # larger values are tamed: a program of nothing but inf and nan would prove nothing
 
 
@@ -454,7 +456,8 @@ def grow(
     try:
         step = Step(name, args, op.params(rng, [state[i] for i in args]))
         if name in WRITES:
-            if op.disjoint and shares_storage([state[i] for i in args]):
+            tensors = [state[i] for i in args]
+            if (op.disjoint and shares_storage(tensors)) or may_race(tensors, op.own):
                 return []
             # A refused write may have resized its target before: try it on copies.
             execute(State(copy.deepcopy(state.slots), state.shared, torch.Generator()), step)
@@ -495,6 +498,21 @@ def tamed(state: State, slot: int) -> Step:
         step = Step("tamed_copy", (slot,), {}, (slot,))
         (state.slots[slot],) = execute(state, step)
         return step
+
+
+def may_race(tensors: list[torch.Tensor], written: int) -> bool:
+    """Whether one thread of a kernel may write what another one reads or writes, as in
+    `x.unfold(0, 2, 1).add_(1)`: then eager's own results vary."""
+    large = [x for x in tensors[:written] if x.numel() >= KERNELS_FAN_OUT]
+    return any(meets_itself(x) for x in large) or any(
+        x is not y and shares_storage([x, y]) for x in large for y in tensors
+    )
+
+
+def meets_itself(x: torch.Tensor) -> bool:
+    """Two of its elements are one place in memory."""
+    extent = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    return torch.arange(extent).as_strided(x.shape, x.stride()).unique().numel() < x.numel()
 
 
 def shares_storage(tensors: list[torch.Tensor]) -> bool:
