@@ -86,10 +86,25 @@ def is_internal_frame(frame: FrameType) -> bool:
     return _is_internal(frame.f_code, _internal_prefixes())
 
 
+_NOTEBOOK = os.path.join("IPython", "core", "interactiveshell.py")
+
+
+def _runs_cells(code: CodeType) -> bool:
+    return code.co_name == "run_code" and code.co_filename.endswith(_NOTEBOOK)
+
+
 def sites_of(stack: Stack) -> list[Site]:
-    """The stack as plain data, internal entries included."""
+    """The stack as plain data, internal entries included.
+
+    What runs a notebook's cell (the kernel, its event loop) counts as internal: what eager raises
+    there shows frames from the cell on.
+    """
     prefixes = _internal_prefixes()
-    return [_site(code, offset, _is_internal(code, prefixes)) for code, offset in stack]
+    cell = next((i for i in range(len(stack), 0, -1) if _runs_cells(stack[i - 1][0])), 0)
+    return [
+        _site(code, offset, i < cell or _is_internal(code, prefixes))
+        for i, (code, offset) in enumerate(stack)
+    ]
 
 
 def _site(code: CodeType, offset: int, is_internal: bool) -> Site:

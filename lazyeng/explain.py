@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from traceback import FrameSummary, TracebackException, extract_tb
 from typing import TextIO
 
+from lazyeng._command import run_command
 from lazyeng.errors import LazyError, hide_internal_frames
 
 _CONTEXT = 2  # source lines shown above and below
@@ -34,7 +35,7 @@ def explain(
     input; unpickle only what you trust), or, if the name ends in ``.py``, runs that program with
     the arguments that follow and explains the exception that ends it. ``--color``: ``auto`` (the
     default), ``always`` or ``never``; it stands before FILE. The exit status is 1 if something was
-    explained.
+    explained, 2 if FILE is not there, or no exception.
 
     Args:
         error: the exception; by default the one being handled, or the last that an interactive
@@ -89,7 +90,16 @@ def _explained(error: BaseException, paint: _Paint) -> Iterator[str]:
     if error.path:
         yield paint("label", "path       ") + " -> ".join(error.path) + " (read)"
     yield from _frames("recorded", error.creation_stack, paint)
+    yield from _frames("raised", _within_the_op(error), paint)
     yield from _frames("read", extract_tb(error.__traceback__), paint)
+
+
+def _within_the_op(error: LazyError) -> list[FrameSummary]:
+    """Of a kernel in Python, a dataset, a collate function: their own frames."""
+    cause = error.__cause__
+    frames = list(extract_tb(cause.__traceback__)) if cause is not None else []
+    recorded = [(frame.filename, frame.lineno) for frame in error.creation_stack]
+    return [frame for frame in frames if (frame.filename, frame.lineno) not in recorded]
 
 
 def _raised(error: BaseException, paint: _Paint) -> Iterator[str]:
@@ -164,7 +174,8 @@ def _marks(frame: FrameSummary, line: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status: 1 if an error was explained."""
+    """The command line; returns the exit status: 1 if an error was explained, 2 if the file is not
+    there, or no exception."""
     parser = argparse.ArgumentParser(
         prog="python -m lazyeng.explain",
         description="Explains a deferred failure: a pickled one (unpickle only what you trust), or "
@@ -172,13 +183,19 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
     parser.add_argument("file", help="a pickled exception, '-' for standard input; or a program.py")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the program")
-    options = parser.parse_args(arguments)
-    error = (
-        _run(options.file, options.args)
-        if options.file.endswith(".py")
-        else _unpickled(options.file)
+    parser.add_argument(
+        "args", nargs=argparse.REMAINDER, metavar="...", help="arguments of the program"
     )
+    options = parser.parse_args(arguments)
+    try:
+        error = (
+            _run(options.file, options.args)
+            if options.file.endswith(".py")
+            else _unpickled(options.file)
+        )
+    except _UnusableError as problem:
+        print(problem, file=sys.stderr)
+        return 2
     if error is None:
         print("the program ended without an error")
         return 0
@@ -201,11 +218,15 @@ def _run(program: str, arguments: list[str]) -> BaseException | None:
     return None
 
 
+class _UnusableError(Exception):
+    """The file is not there, or is something else."""
+
+
 def _check_readable(path: str) -> None:
     try:
         open(path, "rb").close()
     except OSError as error:
-        raise SystemExit(f"{path}: {error.strerror}") from None
+        raise _UnusableError(f"{path}: {error.strerror}") from None
 
 
 def _unpickled(path: str) -> BaseException:
@@ -216,11 +237,11 @@ def _unpickled(path: str) -> BaseException:
             error = pickle.load(file)
     except Exception as problem:  # a file of something else can raise anything
         what = " ".join(f"{type(problem).__name__}: {problem}".split())
-        raise SystemExit(f"{path}: cannot be unpickled: {what}") from None
+        raise _UnusableError(f"{path}: cannot be unpickled: {what}") from None
     if not isinstance(error, BaseException):
-        raise SystemExit(f"{path}: expected a pickled exception, got {type(error).__name__}")
+        raise _UnusableError(f"{path}: expected a pickled exception, got {type(error).__name__}")
     return error
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -63,11 +63,23 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
             traceback: TracebackType | None,
         ) -> None: ...
 
+    def __reduce__(self) -> tuple[type[lazy], tuple[str]]:
+        return lazy, (self.mode,)  # a copy has no open blocks
+
+    def __repr__(self) -> str:
+        return f"lazyeng.lazy({self.mode!r})"
+
     def __call__(self, function: F) -> F:
         """Decorates a function: each call runs in a block of this mode.
 
         Of a generator or coroutine each step does, and none is open while it is suspended.
+
+        Raises:
+            TypeError: a class, or what cannot be called.
         """
+        if isinstance(function, type) or not callable(function):
+            got = getattr(function, "__name__", None) or type(function).__name__
+            raise TypeError(f"lazy: expected a function to decorate, got {got}")
         return in_blocks(function, lambda: lazy(self.mode))  # type: ignore[return-value]
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from lazyeng._command import run_command
 from lazyeng._timeline import timeline_html
 
 Event = dict[str, Any]
@@ -46,13 +48,26 @@ def read(path: str) -> Trace:
     return trace
 
 
+# What the tables ask of ranges of these categories.
+_ARGS = {"group": ("members",), "wait": ("line", "op", "reason")}
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"expected a time, got {value}")
+    return number
+
+
 def _trace_of(events: Iterable[Event]) -> Trace:
     trace = Trace()
     for event in events:
         if event["ph"] == "M" and event["name"] == "thread_name":
             trace.threads[event["tid"]] = event["args"]["name"]
         elif event["ph"] == "X":
-            event["ts"], event["dur"] = float(event["ts"]), float(event["dur"])
+            event["ts"], event["dur"] = _number(event["ts"]), _number(event["dur"])
+            for name in _ARGS.get(event["cat"], ()):
+                event["args"][name]  # a KeyError if it is not there
             trace.ranges.setdefault(event["cat"], []).append(event)
             trace.threads.setdefault(event["tid"], f"thread {event['tid']}")
     return trace
@@ -223,4 +238,4 @@ def _write_page(page: str, path: str, trace: Trace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

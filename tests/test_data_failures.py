@@ -163,6 +163,15 @@ class Killed(data.Dataset):
         return index
 
 
+@pytest.mark.limit(60)
+def test_a_killed_worker_is_noticed_though_others_live(monkeypatch):
+    """At once, and not when it is time to look."""
+    monkeypatch.setattr(data._utils, "MP_STATUS_CHECK_INTERVAL", 1000.0)
+    loader = DataLoader(Killed(), num_workers=2)
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        list(loader)
+
+
 def test_killed_worker():
     """Not in whatever line the main thread executes when the worker dies, but at its batch."""
     got = []

@@ -319,6 +319,27 @@ def test_ctrl_c_while_waiting(workers, ctrl_c):
     assert [x.item() for x in loader] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("one_shot", [False, True])
+def test_ctrl_c_while_the_thread_is_started(begun, one_shot, monkeypatch):
+    """Thread.start waits for the thread: it may run or not when a signal's handler raises."""
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        monkeypatch.setattr(threading.Thread, "start", start)
+        if begun:
+            start(thread)
+        raise KeyboardInterrupt
+
+    numbers = list(range(100))
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    ahead = prefetch((i for i in numbers) if one_shot else numbers)
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(ahead))
+    assert list(ahead) == numbers
+    assert not [t for t in threading.enumerate() if t.name.startswith("lazyeng-load")]
+
+
 @pytest.mark.parametrize("at", [1, 2])
 def test_who_is_interrupted_gives_back_what_was_taken(at):
     """Before it has an item, and after."""

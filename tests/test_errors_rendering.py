@@ -221,6 +221,27 @@ def test_ipython(program):
     assert "direct cause" in text and "tensor.py" not in text
 
 
+def test_creation_stacks_begin_at_the_cell_of_a_notebook(program):
+    pytest.importorskip("IPython", reason="shown only where the extra `test` is installed")
+    cell = """
+import test_program, lazyeng
+try:
+    test_program.test_it()
+except IndexError as error:
+    print([frame.name for frame in error.creation_stack])
+    lazyeng.explain.explain()
+"""
+    (program / "kernel.py").write_text(f"""
+from IPython.core.interactiveshell import InteractiveShell
+def kernel():
+    InteractiveShell.instance().run_cell({cell!r})
+kernel()
+""")
+    text = run("kernel.py", cwd=program)
+    assert "['<module>', 'test_it', 'make']" in text, text
+    assert "interactiveshell.py" not in text and "in kernel" not in text
+
+
 def test_pdb(program):
     body = textwrap.dedent("""
         import pdb, sys, test_program

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from lazyeng import lazy, synchronize, wrap
+from lazyeng import lazy, prefetch, synchronize, wrap
 from lazyeng.explain import explain, main
 
 
@@ -50,6 +50,16 @@ def test_shows_the_source_with_the_expression_marked():
     assert lines[number][start:end] == "y.take(wrap(torch.tensor([7])))"
     assert 'with lazy("deferred"):' in lines[number - 1]
     assert any("called from" in line and "in caught" in line for line in lines)
+
+
+def test_shows_what_raised_within_the_op():
+    def rows():
+        yield torch.ones(3)
+        raise ValueError("too much")
+
+    text = explained(caught(read=list, make=lambda: prefetch(rows())))
+    assert "raised at" in text and "| " in text and 'raise ValueError("too much")' in text
+    assert text.index("recorded at") < text.index("raised at") < text.index("read at")
 
 
 def test_the_exception_at_hand():
@@ -143,8 +153,8 @@ def test_pickled(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "failed op  aten.take" in text and "> " in text and "y.take" in text
     (tmp_path / "other.pkl").write_bytes(pickle.dumps(3))
-    with pytest.raises(SystemExit, match="expected a pickled exception, got int"):
-        main([str(tmp_path / "other.pkl")])
+    assert main([str(tmp_path / "other.pkl")]) == 2
+    assert "expected a pickled exception, got int" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -157,13 +167,12 @@ def test_pickled(tmp_path, capsys):
         ("module.pkl", b"cno_such_module\nName\n.", "cannot be unpickled: ModuleNotFoundError"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_one_line(name, content, message, tmp_path):
+def test_a_file_that_cannot_be_read_is_one_line(name, content, message, tmp_path, capsys):
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(SystemExit) as caught:
-        main([str(tmp_path / name)])
-    text = str(caught.value)
-    assert text.startswith(f"{tmp_path / name}: {message}") and "\n" not in text
+    assert main([str(tmp_path / name)]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith(f"{tmp_path / name}: {message}") and text.count("\n") == 1
 
 
 PROGRAM = """
@@ -197,3 +206,13 @@ def test_of_a_program(index, status, tmp_path):
     assert "failed op  aten.take" in done.stdout and "add#" in done.stdout
     assert f"called from {program}:9, in main: y = forward(" in done.stdout
     assert "runpy" not in done.stdout and "explain.py" not in done.stdout
+
+
+def test_letters_that_the_terminal_does_not_have(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.replace("forward", "größe"), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "lazyeng.explain", str(program), "7"], cwd=os.getcwd(),
+        capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.returncode == 1 and r"in gr\xf6\xdfe" in done.stdout, done.stderr

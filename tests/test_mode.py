@@ -1,7 +1,9 @@
 """lazy(): its forms, and when what it records runs."""
 
 import asyncio
+import copy
 import inspect
+import pickle
 import threading
 import time
 
@@ -23,6 +25,24 @@ def test_context_manager_records_plain_tensors(mode):
     assert type(x + 1) is torch.Tensor  # outside: plain ones are eager again
     assert type(y * 2) is LazyTensor  # lazy ones still record
     assert y.tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "copy_of", [copy.copy, copy.deepcopy, lambda b: pickle.loads(pickle.dumps(b))]
+)
+def test_a_copy_of_a_block_is_a_block_that_nobody_has_entered(copy_of):
+    with lazy("deferred") as block:
+        twin = copy_of(block)
+        assert repr(twin) == "lazyeng.lazy('deferred')"
+        with twin:
+            y = torch.ones(3) + 1
+    assert y.tolist() == [2.0] * 3 and type(torch.ones(3) + 1) is torch.Tensor
+
+
+@pytest.mark.parametrize(("wrong", "got"), [(torch.nn.Linear, "Linear"), (3, "int")])
+def test_what_cannot_be_decorated(wrong, got):
+    with pytest.raises(TypeError, match=f"expected a function to decorate, got {got}"):
+        lazy()(wrong)
 
 
 def test_default_mode_and_no_parentheses_needed_for_arguments():

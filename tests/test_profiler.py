@@ -361,6 +361,11 @@ def test_report(path):
     '{"traceEvents": [{"ph": "X", "ts": 1, "dur": 1, "name": "no category"}]}',
     '{"traceEvents": [{"ph": "X", "cat": "profile"}]}',
     '{"traceEvents": [{"ph": "X", "cat": "profile", "ts": 0, "dur": "long", "tid": 1}]}',
+    '{"traceEvents": [{"ph": "X", "cat": "profile", "ts": 0, "dur": NaN, "tid": 1}]}',
+    '{"traceEvents": [{"ph": "X", "cat": "profile", "ts": 0, "dur": 1, "tid": 1},'
+    ' {"ph": "X", "cat": "wait", "ts": 0, "dur": 1, "tid": 1, "args": {}}]}',
+    '{"traceEvents": [{"ph": "X", "cat": "profile", "ts": 0, "dur": 1, "tid": 1},'
+    ' {"ph": "X", "cat": "group", "ts": 0, "dur": 1, "tid": 1}]}',
     "[" * 100_000, b"\xff".decode("latin-1"),
 ])  # fmt: skip
 def test_report_of_something_else(text, path, capsys):
@@ -369,6 +374,17 @@ def test_report_of_something_else(text, path, capsys):
     assert report.main([path]) == 2
     assert "expected a trace written by lazyeng.profile" in capsys.readouterr().err
     assert report.main([path + ".none"]) == 2
+
+
+def test_the_report_is_not_read_to_its_end(path):
+    with lazyeng.profile(path):
+        wrap(torch.ones(3)).sum().item()
+    with subprocess.Popen(
+        [sys.executable, "-m", "lazyeng.report", path],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as command:  # fmt: skip
+        command.stdout.close()
+        assert command.stderr.read() == "" and command.wait(60) == 1
 
 
 def test_report_does_not_replace_the_trace(tmp_path, capsys):

@@ -163,8 +163,8 @@ def markdown(text: str) -> str:
 def environment_variables() -> Iterator[str]:
     yield "## Environment variables\n"
     yield "Read when lazyeng is imported (`import torch` does that already), and once more when it"
-    yield "is used first, so they may be set in between; a value that is not allowed is a"
-    yield "ValueError there that names the variable.\n"
+    yield "is used first, so they may be set in between. A value that is not allowed is a"
+    yield "ValueError that names it; at the import of torch, the cause of a RuntimeError.\n"
     yield "| variable | values | default |"
     yield "|---|---|---|"
     for variable in VARIABLES:

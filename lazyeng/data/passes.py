@@ -47,9 +47,17 @@ class Life:
             _C.wait_for_generators()
         with self._starting:
             if self._runner is None and not self._over:
-                self._runner = self.channel.runner = Runner(
-                    self.channel, self.depth, previous=self.channel.runner
-                )
+                self._start_runner()
+
+    def _start_runner(self) -> None:
+        runner = Runner(self.channel, self.depth, previous=self.channel.runner)
+        try:
+            self._runner = self.channel.runner = runner
+            runner.start()
+        except BaseException:  # an interrupt, at any point: the next one waits for it, if it runs
+            self._runner = None
+            runner.tell_to_stop()
+            raise
 
     def wake(self) -> None:
         """Tells the thread to look again; without one, the taker itself is the maker."""

@@ -72,7 +72,7 @@ class Surroundings:
 
 
 class Runner:
-    """A thread that fills a channel.
+    """A thread that fills a channel, once it is started.
 
     Args:
         channel: what to fill.
@@ -90,13 +90,16 @@ class Runner:
             name=f"lazyeng-load-{next(_names)}",
             daemon=True,  # a source that hangs must not keep the program from ending
         )
+
+    def start(self) -> None:
+        """Begins. If a signal's handler raises meanwhile, the thread may have begun or not."""
         _at_exit_stop_all()
         _running.add(self)
         self._thread.start()
 
     def _run(self, channel: Channel, depth: int, previous: Runner | None) -> None:
         if previous is not None:
-            previous._thread.join()
+            previous._join()
         while not (self._stopped or channel.ended):
             if channel.wants(depth):
                 channel.make()
@@ -129,8 +132,12 @@ class Runner:
             return True  # the thread did not come along into this forked child
         self.tell_to_stop()
         if self._thread is not threading.current_thread():
-            self._thread.join(None if patient else GRACE)
+            self._join(None if patient else GRACE)
         return not self._thread.is_alive()
+
+    def _join(self, timeout: float | None = None) -> None:
+        if self._thread.ident is not None:  # (else it has been told to stop before it began)
+            self._thread.join(timeout)
 
 
 _exit_hook = threading.Lock()  # taken once the hook is installed

@@ -11,6 +11,7 @@ import atexit
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from typing import Any
@@ -58,6 +59,10 @@ class _ForWorkers:
         return getattr(self._loader, name)
 
 
+class _Gone:
+    """In the place of an answer: a worker has ended."""
+
+
 class _NoIndexError(Exception):
     """The sampler raised its cause."""
 
@@ -66,6 +71,7 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
     """The iterator that a DataLoader with workers reads; the base class has the documentation."""
 
     def __init__(self, loader: Any) -> None:
+        self._some_gone = False
         with _Start.lock:
             super().__init__(_ForWorkers(loader))  # pyright: ignore[reportArgumentType]
         self._leave_deaths_to_the_reader()
@@ -107,14 +113,23 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
     # ---- a worker that is killed
 
     def _try_get_data(self, timeout: float | None = None) -> Any:
-        try:
-            wait = _check_interval() if timeout is None else timeout
-            return True, self._data_queue.get(timeout=wait)
-        except queue.Empty:
-            dead = [i for i, w in enumerate(self._workers) if self._is_dead(i, w)]
-            if dead and not self._awaits_another(dead):
-                raise self._death(dead) from None
-            return False, None
+        until = time.monotonic() + (_check_interval() if timeout is None else timeout)
+        while True:
+            if self._some_gone and self._data_queue.empty():
+                self._look_for_the_dead()
+            try:
+                answer = self._data_queue.get(timeout=max(until - time.monotonic(), 0))
+            except queue.Empty:
+                self._look_for_the_dead()
+                return False, None
+            if not isinstance(answer, _Gone):
+                return True, answer
+            self._some_gone = True
+
+    def _look_for_the_dead(self) -> None:
+        dead = [i for i, w in enumerate(self._workers) if self._is_dead(i, w)]
+        if dead and not self._awaits_another(dead):
+            raise self._death(dead)
 
     def _is_dead(self, index: int, worker: Any) -> bool:
         return self._workers_status[index] and not worker.is_alive()
@@ -162,11 +177,13 @@ def _start_receiving(results: Any, workers: Sequence[Any], put: Callable[[Any], 
 
 
 def _receive(results: Any, workers: Sequence[Any], put: Callable[[Any], object]) -> None:
-    alive = {worker.sentinel for worker in workers}
+    alive = {worker.sentinel: worker for worker in workers}
     while alive and not _exiting.is_set():
         ready = connection.wait([results._reader, *alive])
         if results._reader not in ready:
-            alive.difference_update(ready)
+            for sentinel in ready:
+                alive.pop(sentinel).join(timeout=1)  # this closes a moment before it is gone
+            put(_Gone())
             continue
         try:
             put(results.get())

@@ -105,7 +105,7 @@ class Service:
         """Until the core says that there is nothing more."""
         if triton_version() is None:
             _C.give_up_device_groups()
-            self._report(CompileError("Triton is not installed (pip install lazyeng[gpu])"))
+            self._report(CompileError("Triton is not installed (pip install triton)"))
         while (request := _C.next_kernel_request()) is not None:
             self._answer(*request)
 
@@ -119,7 +119,7 @@ class Service:
     ) -> None:
         try:
             if triton_version() is None:
-                raise CompileError("Triton is not installed (pip install lazyeng[gpu])")
+                raise CompileError("Triton is not installed (pip install triton)")
             if not arch:
                 raise CompileError("the driver does not say what the device is")
             if "calls" in data:

@@ -1,0 +1,27 @@
+"""How the command-line tools write: on any terminal, into any pipe."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable
+
+
+def run_command(main: Callable[[], int]) -> int:
+    """Calls `main`; returns the exit status.
+
+    Letters that standard output does not have are written as escapes, and who stops reading it
+    early (``| head``) ends the command without a traceback.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
