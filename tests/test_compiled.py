@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import importlib
 import shutil
 import sys
 import warnings
@@ -417,3 +418,27 @@ def test_import_of_lazyeng_leaves_the_compiler_alone(backend):
     program = "import sys, lazyeng; sys.exit('torch._dynamo' in sys.modules)"
     printed_by(program, timeout=60)
     assert lazyeng.__name__ == "lazyeng"
+
+
+def gradient_penalty(function):
+    x = torch.tensor([[0.5, 1.0], [2.0, 3.0]], requires_grad=True)
+    p = torch.nn.Parameter(torch.tensor([2.0, 3.0]))
+    loss = (function(x) * p).sum()
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    (loss + gradient.square().sum()).backward()
+    return x.grad, p.grad
+
+
+@pytest.mark.parametrize("how", ["compiled", "scan"])
+def test_a_gradient_of_a_gradient(backend, how, mode):
+    if backend != "eager":
+        pytest.skip("AOTAutograd has no second derivatives")
+    scan = importlib.import_module("torch._higher_order_ops.scan").scan
+    function = {
+        "compiled": torch.compile(lambda x: x.cos() * x, backend=backend),
+        "scan": lambda x: scan(lambda c, i: (c * i, c * i.cos()), torch.ones(2), x, dim=0)[1],
+    }[how]
+    expected = gradient_penalty(function)
+    with lazyeng.lazy(mode):
+        got = gradient_penalty(function)
+    torch.testing.assert_close([unwrap(g) for g in got], list(expected))

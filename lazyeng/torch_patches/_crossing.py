@@ -213,7 +213,7 @@ class _ToPlain(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return tuple(grad if grad is None else wrap(grad) for grad in grads)
+        return tuple(_to_lazy(grads))  # (with their history, for gradients of gradients)
 
 
 class _TakeHistory(torch.autograd.Function):
@@ -228,7 +228,7 @@ class _TakeHistory(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         # What the lazy one was made of is in the plain one's history. (Zeros, not None: of a view
         # autograd would drop the gradient of what else is in its base.)
-        return torch.zeros_like(grads[0]), plain(grads[0])
+        return torch.zeros_like(grads[0]), *to_plain(grads)
 
 
 class _ToLazy(torch.autograd.Function):
@@ -239,7 +239,7 @@ class _ToLazy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return tuple(plain(grad) for grad in grads)
+        return tuple(to_plain(grads))
 
 
 def plain(value: Any) -> Any:
