@@ -486,6 +486,14 @@ def test_saved_tensor_hooks(way):
     compare(program, way)
 
 
+def test_forward_mode_of_a_complex_convolution(mode):
+    """Its kernel makes tangents that lie at another offset than recorded."""
+    shapes = ((1, 1, 1, 1, 10), (1, 1, 1, 1, 4))
+    args = [torch.rand(shape, dtype=torch.complex128, requires_grad=True) for shape in shapes]
+    with lazy(mode):
+        assert torch.autograd.gradcheck(F.conv3d, args, check_forward_ad=True)
+
+
 def test_anomaly_mode_and_gradcheck():
     x = wrap(torch.randn(3, dtype=torch.float64)).requires_grad_()
     assert torch.autograd.gradcheck(lambda a: (a * a).sum(), x)

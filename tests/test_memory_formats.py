@@ -165,3 +165,20 @@ def test_first_convolution_of_volumes(window, volumes, weights, transposed):
                 plain = lazyeng.unwrap(mine)
                 assert plain.stride() == expected.stride()
                 assert torch.equal(plain, expected)
+
+
+@pytest.mark.parametrize("name", ["ReflectionPad3d", "ReplicationPad3d", "ConstantPad3d"])
+def test_gradients_of_paddings(name, mode):
+    pad = getattr(nn, name)(1, *([0.5] if name.startswith("Constant") else []))
+
+    def strides():
+        shape = (2, 3, 4, next(sizes))
+        x = torch.randn(shape).to(memory_format=torch.channels_last).requires_grad_()
+        y = pad(x)
+        (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        order = [sorted(range(4), key=t.stride().__getitem__) for t in (y, gradient)]
+        return order
+
+    expected = strides()
+    with lazy(mode):
+        assert [strides() for _ in range(3)] == [expected] * 3

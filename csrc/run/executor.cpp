@@ -2,7 +2,6 @@
 #include "csrc/run/executor.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
@@ -102,11 +101,9 @@ bool aliases_an_input(c10::ArrayRef<TensorArg> inputs, const at::Tensor& tensor)
   return false;
 }
 
-/// A copy of `tensor` that has the recorded strides.
+/// A copy of `tensor` that looks as recorded.
 at::Tensor with_layout(const Geometry& g, const at::Tensor& tensor) {
-  TORCH_CHECK(g.offset() == 0 && !g.data().conj && !g.data().neg,
-              "lazyeng: cannot repair the layout of a result recorded with an offset");
-  at::Tensor copy = at::empty_strided(g.sizes(), g.strides(), tensor.options());
+  at::Tensor copy = tensor_over(new_storage(g.extent_bytes(), g.device()), g);
   copy.copy_(tensor);
   return copy;
 }

@@ -109,9 +109,9 @@ inline constexpr std::array<std::string_view, 27> kWrongMeta = {
     "aten::mkldnn_rnn_layer",
     "aten::multinomial"};
 
-inline constexpr std::array<std::string_view, 4> kMetaForgetsLayout = {
-    "aten::reflection_pad2d", "aten::reflection_pad3d", "aten::replication_pad2d",
-    "aten::replication_pad3d"};
+inline constexpr std::array<std::string_view, 5> kMetaForgetsLayout = {
+    "aten::reflection_pad2d", "aten::reflection_pad3d", "aten::reflection_pad3d_backward",
+    "aten::replication_pad2d", "aten::replication_pad3d"};
 
 /// Structured ops, or overloads, whose real result is made by the kernel, not by the structured
 /// meta function.
