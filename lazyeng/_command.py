@@ -8,15 +8,15 @@ import sys
 from collections.abc import Callable
 
 
-def run_command(main: Callable[[], int]) -> int:
-    """Calls `main`; returns the exit status.
-
-    Letters that standard output does not have are written as escapes, and who stops reading it
-    early (``| head``) ends the command without a traceback.
-    """
+def escape_unknown_letters() -> None:
+    """From now on letters that standard output does not have are written as escapes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def run_command(main: Callable[[], int]) -> int:
+    """Calls `main`; returns the exit status: 1 if who reads its output stopped (``| head``)."""
     try:
         status = main()
         sys.stdout.flush()

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from traceback import FrameSummary, TracebackException, extract_tb
 from typing import TextIO
 
-from lazyeng._command import run_command
+from lazyeng._command import escape_unknown_letters, run_command
 from lazyeng.errors import LazyError, hide_internal_frames
 
 _CONTEXT = 2  # source lines shown above and below
@@ -194,11 +194,13 @@ def main(arguments: list[str] | None = None) -> int:
             else _unpickled(options.file)
         )
     except _UnusableError as problem:
+        escape_unknown_letters()
         print(problem, file=sys.stderr)
         return 2
     if error is None:
         print("the program ended without an error")
         return 0
+    escape_unknown_letters()  # (not before: the program's own output is its own)
     explain(error, color={"auto": None, "always": True, "never": False}[options.color])
     return 1
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lazyeng._command import run_command
+from lazyeng._command import escape_unknown_letters, run_command
 from lazyeng._timeline import timeline_html
 
 Event = dict[str, Any]
@@ -213,6 +213,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--top", type=_rows, default=20, help="rows per table (default 20)")
     parser.add_argument("--html", help="the page to write (default: the trace's name with .html)")
     options = parser.parse_args(arguments)
+    escape_unknown_letters()
     page = options.html or os.path.splitext(options.trace)[0] + ".html"
     try:
         trace = read(options.trace)

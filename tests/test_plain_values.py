@@ -21,6 +21,14 @@ CHANGES = {
 }
 
 
+def equal_in_a_block(program, mode, *plain):
+    expected = program(*(x.clone() for x in plain))
+    with lazy(mode):
+        result = program(*plain)
+    for ours, theirs in zip(result, expected, strict=True):
+        torch.testing.assert_close(lazyeng.unwrap(ours), theirs, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_tensor_that_has_changed_is_seen_as_it_is(name, mode):
@@ -32,11 +40,7 @@ def test_a_tensor_that_has_changed_is_seen_as_it_is(name, mode):
         return total.sum() + (x * 3 + 1).sum(), (total.flatten()[0] + x).clone()
 
     x = torch.arange(16.0).view(4, 4)
-    expected = program(x.clone())
-    with lazy(mode):
-        result = program(x)
-    for ours, theirs in zip(result, expected, strict=True):
-        torch.testing.assert_close(lazyeng.unwrap(ours), theirs, rtol=0, atol=0)
+    equal_in_a_block(program, mode, x)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -104,11 +108,7 @@ def test_rows_of_a_large_tensor_that_has_changed(name, mode):
         return torch.stack([row.sum() for row in rows]), sum(x[i % 2].sum() for i in range(8))
 
     x = torch.arange(512.0 * 512).view(512, 512)
-    expected = program(x.clone())
-    with lazy(mode):
-        result = program(x)
-    for ours, theirs in zip(result, expected, strict=True):
-        torch.testing.assert_close(lazyeng.unwrap(ours), theirs, rtol=0, atol=0)
+    equal_in_a_block(program, mode, x)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -168,8 +168,4 @@ def test_written_in_turns(mode):
             x.mul_(0.5).add_(total.mean())
         return total, x
 
-    expected = program()
-    with lazy(mode):
-        result = program()
-    for ours, theirs in zip(result, expected, strict=True):
-        torch.testing.assert_close(lazyeng.unwrap(ours), theirs, rtol=0, atol=0)
+    equal_in_a_block(program, mode)
