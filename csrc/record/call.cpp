@@ -8,6 +8,7 @@
 
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/recorder.h"
+#include "csrc/record/special/components.h"
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/plain/plain_storage.h"
@@ -48,6 +49,7 @@ class Reader {
     } else if (!recordable(tensor)) {
       arg.raw = tensor;
       call_.must_run = true;
+      read_components(call_, tensor, written);
     } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
       arg.raw = tensor;  // nobody else holds it
       look = run::geometry_of(tensor);

@@ -19,6 +19,12 @@ struct Writers {
   size_t seen = 0;  ///< so many of the written tensors
 };
 
+/// Memory that a sparse or nested argument is made of, and that ops were recorded on.
+struct ComponentArg {
+  run::StorageVarRef var;
+  bool written;
+};
+
 struct Call {
   explicit Call(const run::OpInfo& info) : info(info) {}
 
@@ -30,6 +36,7 @@ struct Call {
   c10::SmallVector<run::GeometryRef, 4> looks;  ///< of each tensor; null: undefined or not strided
   c10::SmallVector<at::Tensor, 2> written;      ///< the written tensors, in order of arguments
   std::unique_ptr<Writers> writers;             ///< if there are many
+  std::vector<ComponentArg> components;         ///< see special/components.h
   bool must_run = false;      ///< an argument cannot be recorded (sparse, quantized, symbolic)
   bool writes_plain = false;  ///< a written argument is a plain tensor
   bool to_lazyeng = false;    ///< the device that it names is "lazyeng"

@@ -38,9 +38,10 @@ bool let_go_of_failed(Call& call) {
 }
 
 bool is_awaited(const Call& call) {
-  return std::any_of(call.tensors.begin(), call.tensors.end(), [](const run::TensorArg& arg) {
-    return arg.value && arg.value->var().awaited();
-  });
+  const auto awaited = [](const auto& arg) { return arg.value && arg.value->var().awaited(); };
+  return std::ranges::any_of(call.tensors, awaited) ||
+         std::ranges::any_of(call.components,
+                             [](const ComponentArg& arg) { return arg.var->awaited(); });
 }
 
 /// Such an op has no order to keep, and nothing to wait for: `x.item()` once x is there.

@@ -18,6 +18,7 @@
 #include "csrc/record/special/collectives.h"
 #include "csrc/record/special/composites.h"
 #include "csrc/record/special/factories.h"
+#include "csrc/record/special/nested.h"
 #include "csrc/record/special/recurrent.h"
 #include "csrc/record/special/tensor_lists.h"
 #include "csrc/record/special/whole_products.h"
@@ -338,6 +339,7 @@ size_t register_kernels() {
   register_fallbacks();
   register_factories();
   register_opaque_composites();
+  register_nested_kernels();
   register_recurrent_layers();
   register_whole_products();
   register_collectives();

@@ -29,6 +29,13 @@ void claim_checked(run::Node& node, const run::Value& value) {
     if (sibling.get() != &value.var()) write(node, sibling, false);
 }
 
+void claim_components(run::Node& node, const std::vector<ComponentArg>& components) {
+  for (const ComponentArg& component : components) {
+    component.written ? write(node, component.var, false) : node.add_read(component.var);
+    node.found.components.push_back(component.var);
+  }
+}
+
 void claim(run::Node& node, const run::StorageVarRef& generator) {
   for (const run::TensorArg& arg : node.tensors) {
     const run::ValueRef& value = arg.value;
@@ -137,6 +144,7 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   }
   if (!discover) keep_values(*node);
   claim(*node, generator);
+  claim_components(*node, call.components);
   // (Writes of collectives move no version counter, in eager neither.)
   if (!node->collective) note_counted_writes(call, node->tensors);
   return node;

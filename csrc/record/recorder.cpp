@@ -13,6 +13,7 @@
 #include "csrc/record/process/gate.h"
 #include "csrc/record/results.h"
 #include "csrc/record/special/factories.h"
+#include "csrc/record/special/nested.h"
 #include "csrc/record/special/temporaries.h"
 #include "csrc/record/sync_debug.h"
 #include "csrc/run/caller/as_engine_thread.h"
@@ -138,8 +139,8 @@ void Recorder::stop_threads() {
 void Recorder::record(const run::OpInfo& info, torch::jit::Stack* stack) {
   check_reserve();
   const engine::Owing owing;
-  if (!record_offset_view(info, *stack) && !write_temporary(info, stack) &&
-      !answer_at_once(info, stack))
+  if (!select_nested_sizes(info, *stack) && !record_offset_view(info, *stack) &&
+      !write_temporary(info, stack) && !answer_at_once(info, stack))
     record(read_call(info, stack), stack);
 }
 

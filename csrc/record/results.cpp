@@ -6,6 +6,8 @@
 #include <algorithm>
 
 #include "csrc/record/lazy_tensor.h"
+#include "csrc/record/recorder.h"
+#include "csrc/record/special/components.h"
 #include "csrc/run/device/launch_order.h"
 #include "csrc/run/plain/plain_storage.h"
 
@@ -32,6 +34,7 @@ run::StorageVarRef var_of_argument(const run::Node& node, const at::Tensor& real
 
 run::ValueRef value_of(const run::Node& node, const at::Tensor& real) {
   run::StorageVarRef var = var_of_argument(node, real);
+  if (!var) var = var_of_component(node, real);
   if (!var) {
     var = make_ref<run::StorageVar>(real.storage(), real.storage().nbytes());
     run::note_found(node, *var);
@@ -39,9 +42,31 @@ run::ValueRef value_of(const run::Node& node, const at::Tensor& real) {
   return make_ref<run::Value>(std::move(var), run::geometry_of(real));
 }
 
+/// A plain tensor that took the storage of another argument (set_, sparse_coo_tensor) holds its
+/// user face, as all plain tensors do: the op saw the engine's, under which nobody would find the
+/// var.
+void hold_user_face(const at::Tensor& plain, const run::Node& node) {
+  if (!plain.has_storage()) return;
+  const auto* held = plain.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  for (const run::TensorArg& arg : node.tensors) {
+    if (!arg.value || arg.value->var().engine_face().unsafeGetStorageImpl() != held) continue;
+    run::StorageVar& var = arg.value->var();
+    plain.unsafeGetTensorImpl()->set_storage_keep_dtype(run::plain_storages().user_face(var));
+    return current_recorder()->note_handed_out(var);
+  }
+}
+
+/// What is no lazy tensor.
+void hold_user_faces(const at::Tensor& real, const run::Node& node) {
+  if (recordable(real)) return hold_user_face(real, node);
+  for (const at::Tensor& component : components_of(real)) hold_user_face(component, node);
+}
+
 at::Tensor found_tensor(const run::Node& node, const at::Tensor& real, Made& made) {
-  if (!real.defined() || !recordable(real)) return real;
-  return lazy_for(value_of(node, real), made);
+  if (!real.defined()) return real;
+  if (recordable(real)) return lazy_for(value_of(node, real), made);
+  hold_user_faces(real, node);
+  return real;
 }
 
 void push_found_value(const run::Node& node, const c10::IValue& result, Made& made,
@@ -66,19 +91,6 @@ run::ValueRef value_after_set(const run::Node& node, const at::Tensor& real) {
   return make_ref<run::Value>(std::move(var), run::geometry_of(real));
 }
 
-/// A plain tensor that took the storage of another argument (set_) holds its user face, as all
-/// plain tensors do: the op saw the engine's, under which nobody would find the var.
-void hold_user_face(const at::Tensor& plain, const run::Node& node) {
-  if (!plain.has_storage()) return;
-  const auto* held = plain.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  for (const run::TensorArg& arg : node.tensors) {
-    if (!arg.value || arg.value->var().engine_face().unsafeGetStorageImpl() != held) continue;
-    plain.unsafeGetTensorImpl()->set_storage_keep_dtype(
-        run::plain_storages().user_face(arg.value->var()));
-    return;
-  }
-}
-
 /// What a resize_ that was refused leaves: sizes which would be read from beyond the storage.
 /// (Sparse and other tensors without strides do not get here.)
 bool is_beyond_its_storage(const at::Tensor& real) {
@@ -97,7 +109,7 @@ void update_written(const Call& call, const run::Node& node) {
     const at::Tensor& real = node.found.written[next++].second;
     LazyImpl* lazy = lazy_impl(tensor);
     if (!lazy) {  // a plain tensor was passed itself
-      hold_user_face(tensor, node);
+      hold_user_faces(tensor, node);
       continue;
     }
     if (is_beyond_its_storage(real)) continue;

@@ -40,8 +40,7 @@ class RealTensors {
     for (const Node::Rewrite& rewrite : node_.rewrites)
       if (rewrite.tensor == index) return rewritten(rewrite, arg);
     if (arg.another_object) return arg.value->fresh_real();
-    return node_.discover && is_written_too(*arg.value) ? own_object(*arg.value)
-                                                        : arg.value->real();
+    return needs_own_object(*arg.value) ? own_object(*arg.value) : arg.value->real();
   }
 
  private:
@@ -68,6 +67,12 @@ class RealTensors {
     return std::any_of(node_.tensors.begin(), node_.tensors.end(), [&](const TensorArg& arg) {
       return arg.written && arg.raw.defined() && arg.value && &arg.value->var() == &value.var();
     });
+  }
+
+  /// What it writes; and what its result may keep (a sparse tensor its values), to which the user
+  /// face is given then (record/results.cpp).
+  bool needs_own_object(const Value& value) const {
+    return node_.discover && (!node_.info.returns_plain || is_written_too(value));
   }
 
   bool is_written_too(const Value& value) const {

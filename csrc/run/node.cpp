@@ -98,6 +98,12 @@ void Node::follow_resizes() const {
       plain_storages().follow_resize(arg.value->var(), arg.raw.defined());
   for (const Rewrite& rewrite : rewrites)
     plain_storages().follow_resize(rewrite.after->var(), false);
+  for (const StorageVarRef& var : found.components) plain_storages().follow_resize(*var, true);
+}
+
+/// Its kernel reaches them through the user face.
+void Node::lift_guards_of_components() const {
+  for (const StorageVarRef& var : found.components) plain_storages().lift_for_writer(*var);
 }
 
 void Node::call_kernel(torch::jit::Stack& stack) const {
@@ -142,6 +148,7 @@ void Node::start() {
   check_plain_reads();
   if (run_own_kernels(*this)) return check_plain_reads();
   share_resizability();
+  lift_guards_of_components();
   torch::jit::Stack stack = real_arguments(*this);
   if (host_copy) return begin_copy(std::move(stack));
   if (info.looks_at_grad) require_grad(stack);

@@ -58,7 +58,12 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   void finish(const engine::FailurePtr& failure) noexcept override;
 
   /// All that it reads is there, and none of it is a failure.
-  bool inputs_are_ready() const { return std::ranges::all_of(tensors, &TensorArg::is_ready); }
+  bool inputs_are_ready() const {
+    return std::ranges::all_of(tensors, &TensorArg::is_ready) &&
+           std::ranges::none_of(found.components, [](const StorageVarRef& var) {
+             return var->awaited() || var->failure();
+           });
+  }
 
   /// "mm#7"
   std::string label() const;
@@ -135,9 +140,10 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
     std::thread::id caller;     ///< the recording thread
     torch::jit::Stack results;  ///< what the op returned
     std::vector<std::pair<uint32_t, at::Tensor>>
-        written;                  ///< written arguments as they are after it
-    std::exception_ptr thrown;    ///< by the op, on that thread
-    engine::FailurePtr poisoned;  ///< it was skipped: an argument had failed
+        written;                            ///< written arguments as they are after it
+    std::vector<StorageVarRef> components;  ///< of sparse and nested arguments, claimed
+    std::exception_ptr thrown;              ///< by the op, on that thread
+    engine::FailurePtr poisoned;            ///< it was skipped: an argument had failed
   };
   bool discover = false;
   Discovery found;
@@ -166,6 +172,7 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   void call_and_measure(torch::jit::Stack& stack, int cores) const;
   void share_resizability() const;
   void follow_resizes() const;
+  void lift_guards_of_components() const;
   void keep_overwritten_failures() const;
   uint64_t largest_bytes() const;
   std::unique_lock<std::mutex> wait_for_cores() const;

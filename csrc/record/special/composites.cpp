@@ -211,7 +211,7 @@ void refuse_grad(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 void with_lazy_factories(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const LazyFactories scope;
+  const FactoryScope lazy(true);
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
 }
 

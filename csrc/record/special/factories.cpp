@@ -24,7 +24,7 @@ thread_local int lazy_graph_task = -1;  // the newest backward pass here that re
 thread_local bool backward_from_lazy = false;
 constexpr const char* kCarried = "lazyeng.back";  // (the same, for threads of autograd's own)
 
-thread_local bool lazy_factories = false;
+thread_local std::optional<bool> scope;  // what the innermost FactoryScope says
 
 /// Within a kernel of plain tensors, which fills what it makes at once. (In a block the kernels of
 /// plain tensors are ours.)
@@ -52,8 +52,8 @@ bool in_backward_of_lazy() {
 bool becomes_lazy(std::optional<at::Layout> layout, std::optional<at::Device> device) {
   const bool strided = !layout || *layout == c10::kStrided;
   const bool real = !device || device->is_cpu() || device->is_cuda();
-  return strided && real &&
-         (in_backward_of_lazy() || (lazy_factories && !run::RealDispatch::active()));
+  if (!strided || !real) return false;
+  return scope ? *scope && !run::RealDispatch::active() : in_backward_of_lazy();
 }
 
 c10::DispatchKeySet backend(std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
@@ -100,8 +100,8 @@ bool set_backward_from_lazy(bool lazy) {
   return std::exchange(backward_from_lazy, lazy);
 }
 
-LazyFactories::LazyFactories() : before_(std::exchange(lazy_factories, true)) {}
-LazyFactories::~LazyFactories() { lazy_factories = before_; }
+FactoryScope::FactoryScope(bool lazy) : before_(std::exchange(scope, lazy)) {}
+FactoryScope::~FactoryScope() { scope = before_; }
 
 void register_factories() {
   const run::IgnoredWarnings silent;  // of second kernels for a key: here that is the purpose

@@ -6,6 +6,8 @@
 // builds from zeros() come out lazy too.
 #pragma once
 
+#include <optional>
+
 namespace lazyeng::record {
 
 /// Remembers that the backward pass that this thread is in, if it is in one, works on lazy tensors.
@@ -19,16 +21,16 @@ bool set_backward_from_lazy(bool lazy);
 /// stand. Once per process.
 void register_factories();
 
-/// While one lives, what factories of this thread make is lazy.
-class LazyFactories {
+/// While one lives, what factories of this thread make is lazy, or not lazy, wherever it is.
+class FactoryScope {
  public:
-  LazyFactories();
-  ~LazyFactories();
-  LazyFactories(const LazyFactories&) = delete;
-  LazyFactories& operator=(const LazyFactories&) = delete;
+  explicit FactoryScope(bool lazy);
+  ~FactoryScope();
+  FactoryScope(const FactoryScope&) = delete;
+  FactoryScope& operator=(const FactoryScope&) = delete;
 
  private:
-  const bool before_;
+  const std::optional<bool> before_;
 };
 
 }  // namespace lazyeng::record

@@ -1,0 +1,26 @@
+// csrc/record/special/components.h: tensors that cannot be recorded, made of tensors that can:
+// sparse ones (indices and values) and strided nested ones (a buffer). Ops on them run at the call,
+// and are ordered with recorded ops on what they are made of (`s._values().mul_(2)`, then
+// `s.to_dense()`) by the vars of these components. Those hold storages of plain tensors: what an op
+// has made of a lazy tensor's memory is given the user face (results.cpp), under which the table of
+// plain storages finds its var.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "csrc/record/call.h"
+
+namespace lazyeng::record {
+
+using Components = c10::SmallVector<at::Tensor, 3>;
+
+/// Of a nested tensor: itself, as it has the storage of its buffer. None for any other tensor.
+Components components_of(const at::Tensor& tensor);
+
+/// Adds the vars of the components of an argument to the call: those that ops were recorded on.
+void read_components(Call& call, const at::Tensor& tensor, bool written);
+
+/// The var of a result that lies in the memory of a component of an argument; else null.
+run::StorageVarRef var_of_component(const run::Node& node, const at::Tensor& result);
+
+}  // namespace lazyeng::record
