@@ -140,6 +140,17 @@ def test_made_of_given_values(kind, again, mode):
         assert _shared(kind, torch.zeros(2) + 0, again) == expected
 
 
+@pytest.mark.parametrize("kind", MADE)
+def test_the_whole_changes_outside_after_a_read_was_recorded(kind, mode):
+    for again in (lambda x: x, lambda x: x.detach()):
+        whole = MADE[kind]()
+        with lazy(mode):
+            doubled = [x * 2 for x in _components(kind, whole)]
+        expected = [x.clone() * 2 for x in _components(kind, whole)]
+        again(whole).neg_() if kind != "nested" else whole.mul_(-1)
+        assert [x.tolist() for x in doubled] == [x.tolist() for x in expected]
+
+
 def test_sparse_gradients_that_are_clipped(mode):
     def train(block):
         torch.manual_seed(0)

@@ -10,6 +10,7 @@
 #include "csrc/record/special/components.h"
 #include "csrc/run/device/launch_order.h"
 #include "csrc/run/plain/plain_storage.h"
+#include "csrc/run/plain/unseen_writers.h"
 
 namespace lazyeng::record {
 namespace {
@@ -44,22 +45,28 @@ run::ValueRef value_of(const run::Node& node, const at::Tensor& real) {
 
 /// A plain tensor that took the storage of another argument (set_, sparse_coo_tensor) holds its
 /// user face, as all plain tensors do: the op saw the engine's, under which nobody would find the
-/// var.
-void hold_user_face(const at::Tensor& plain, const run::Node& node) {
-  if (!plain.has_storage()) return;
+/// var. Whether it has.
+bool hold_user_face(const at::Tensor& plain, const run::Node& node) {
+  if (!plain.has_storage()) return false;
   const auto* held = plain.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   for (const run::TensorArg& arg : node.tensors) {
     if (!arg.value || arg.value->var().engine_face().unsafeGetStorageImpl() != held) continue;
     run::StorageVar& var = arg.value->var();
     plain.unsafeGetTensorImpl()->set_storage_keep_dtype(run::plain_storages().user_face(var));
-    return current_recorder()->note_handed_out(var);
+    current_recorder()->note_handed_out(var);
+    return true;
   }
+  return false;
 }
 
 /// What is no lazy tensor.
 void hold_user_faces(const at::Tensor& real, const run::Node& node) {
-  if (recordable(real)) return hold_user_face(real, node);
-  for (const at::Tensor& component : components_of(real)) hold_user_face(component, node);
+  if (recordable(real)) {
+    hold_user_face(real, node);
+    return;
+  }
+  for (const at::Tensor& component : components_of(real))
+    if (hold_user_face(component, node)) run::lendings().lend(component.storage(), component);
 }
 
 at::Tensor found_tensor(const run::Node& node, const at::Tensor& real, Made& made) {

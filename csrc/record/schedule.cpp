@@ -59,7 +59,7 @@ bool guard_plain_memory(const run::Node& node) {
 void Recorder::schedule(run::Node& node) {
   const std::vector<run::StorageVarRef> kept = kept_for_checks(node);
   if (uses_memory_of_others(node)) [[unlikely]] {
-    WaitScope waits("it uses memory that others may write unseen (numpy, DLPack)");
+    WaitScope waits("it uses memory that others may write unseen (numpy, DLPack, a sparse tensor)");
     if (waits.wanted() && !node.inputs_are_ready()) waits.begin(node.info.torch_name);
     run_in_order(node, Before::needed);
     for (run::StorageVar* var : node.written_vars) run::plain_storages().release(*var);

@@ -4,9 +4,8 @@
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
 
-#include <algorithm>
-
 #include "csrc/run/plain/plain_storage.h"
+#include "csrc/run/plain/unseen_writers.h"
 
 namespace lazyeng::record {
 namespace {
@@ -45,15 +44,14 @@ void read_components(Call& call, const at::Tensor& tensor, bool written) {
 run::StorageVarRef var_of_component(const run::Node& node, const at::Tensor& result) {
   for (const run::TensorArg& arg : node.tensors) {
     if (!arg.raw.defined() || arg.value) continue;
-    const Components components = components_of(arg.raw);
-    const bool within = std::ranges::any_of(components, [&](const at::Tensor& component) {
-      return component.storage().is_alias_of(result.storage());
-    });
-    if (!within) continue;
-    run::StorageVarRef var = run::plain_storages().var_of(result);
-    // (What is written there the program wants to find in the argument.)
-    var->used_as_plain.store(true, std::memory_order_relaxed);
-    return var;
+    for (const at::Tensor& component : components_of(arg.raw)) {
+      if (!component.storage().is_alias_of(result.storage())) continue;
+      run::StorageVarRef var = run::plain_storages().var_of(result);
+      // (What is written there the program wants to find in the argument.)
+      var->used_as_plain.store(true, std::memory_order_relaxed);
+      run::lendings().lend(component.storage(), component);
+      return var;
+    }
   }
   return nullptr;
 }

@@ -3,7 +3,8 @@
 // and are ordered with recorded ops on what they are made of (`s._values().mul_(2)`, then
 // `s.to_dense()`) by the vars of these components. Those hold storages of plain tensors: what an op
 // has made of a lazy tensor's memory is given the user face (results.cpp), under which the table of
-// plain storages finds its var.
+// plain storages finds its var. Nobody counts what ops on the whole write there, outside of blocks:
+// the memory is lent to it (run/plain/unseen_writers.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
