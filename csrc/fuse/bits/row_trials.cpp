@@ -43,7 +43,7 @@ class Rows {
 
  private:
   Tensors by_torch(Opcode opcode, bool weight, bool bias) const {
-    const at::Tensor &x = in_[0], &y = in_[1];
+    const at::Tensor &x = in_.front(), &y = in_.back();
     const c10::ScalarType dtype = x.scalar_type();
     const bool root = opcode == Opcode::sqrt;
     switch (form_) {

@@ -137,9 +137,8 @@ int64_t StandIns::elements_before(c10::ArrayRef<size_t> sharing) const {
 }
 
 c10::IValue StandIns::list_at(size_t first, int64_t length, bool optional) const {
-  if (!optional)
-    return c10::List<at::Tensor>(
-        std::vector<at::Tensor>(&tensors_[first], &tensors_[first] + length));
+  const auto begin = tensors_.begin() + static_cast<ptrdiff_t>(first);
+  if (!optional) return c10::List<at::Tensor>(std::vector<at::Tensor>(begin, begin + length));
   c10::List<std::optional<at::Tensor>> list;
   for (int64_t k = 0; k < length; ++k) {
     const at::Tensor& tensor = tensors_[first + k];
