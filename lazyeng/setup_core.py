@@ -32,14 +32,15 @@ from lazyeng.torch_patches import (
     subclasses,
     torch_profiler,
     tracers,
+    uninitialized,
 )
 
 # In the order in which torch's functions get their places taken: where two take one, the later one
 # is called first.
 _INSTALLED = (
-    plain_reads, plain_data, resizing, parameters, torch_profiler, backward, compiled, custom_ops,
-    dirty_inputs, sharing, subclasses, optimizers, fused_adam, process_groups, process, saving,
-    script_modules, settings, tracers, jiterator, comparing,
+    plain_reads, plain_data, resizing, parameters, uninitialized, torch_profiler, backward,
+    compiled, custom_ops, dirty_inputs, sharing, subclasses, optimizers, fused_adam, process_groups,
+    process, saving, script_modules, settings, tracers, jiterator, comparing,
 )  # fmt: skip
 
 _configs_read: list[Config] = []  # of the environment; the last one counts

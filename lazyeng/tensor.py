@@ -247,8 +247,10 @@ class LazyTensor(_Tensor):
     @data.setter
     @errors.boundary
     def data(self, value: torch.Tensor) -> None:
-        is_tensor = isinstance(value, torch.Tensor)
-        _plain_data.__set__(self, _C.wrap_tensor(value.detach()) if is_tensor else value)
+        if isinstance(value, torch.Tensor):
+            with torch._C.DisableTorchFunctionSubclass():  # as torch's setter asks no class
+                value = _C.wrap_tensor(value.detach())
+        _plain_data.__set__(self, value)
 
     @data.deleter
     def data(self) -> None:

@@ -16,7 +16,7 @@ from lazyeng import _C, errors
 from lazyeng.config import MODES
 from lazyeng.containers import map_leaves
 from lazyeng.tensor import LazyTensor, wrappable
-from lazyeng.torch_patches.parameters import as_parameter, plain_class
+from lazyeng.torch_patches.parameters import KEPT, as_parameter, plain_class
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ def _like(
 ) -> torch.Tensor:
     """Gives `new` what belongs to the tensor `old` and not to its memory."""
     requires_grad = old.requires_grad and (old.is_leaf or isinstance(old, LazyTensor) is False)
-    if isinstance(old, torch.nn.Parameter):
+    if isinstance(old, KEPT):
         new = as_parameter(new, type(old), old.requires_grad)
         if plain_class(type(old)) is not torch.nn.Parameter:
             _take_attributes(old, new)

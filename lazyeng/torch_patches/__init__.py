@@ -8,6 +8,7 @@ that has nothing to do with lazyeng goes on to torch's own function.
 ``plain_data``       ``plain.data``, also assigned to
 ``resizing``         ``plain.resize_`` waits for what uses the memory
 ``parameters``       subclasses of ``nn.Parameter`` around lazy tensors
+``uninitialized``    parameters and buffers without a shape yet
 ``subclasses``       ``as_subclass``, and tensor classes of the program
 ``comparing``        ``torch.testing.assert_close`` of lazy and plain
 ``backward``         backward passes that start from lazy tensors

@@ -15,9 +15,15 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch.nn import Parameter
+from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 
 from lazyeng import _C, errors
 from lazyeng.tensor import LazyTensor, wrappable
+
+# Their subclasses are kept (a buffer without a shape yet is no Parameter).
+KEPT = (Parameter, UninitializedTensorMixin)
+
+_deepcopy_of_torch = torch.Tensor.__deepcopy__
 
 
 class _Quiet:
@@ -39,7 +45,7 @@ def install() -> None:
 
 def plain_class(cls: type) -> type:
     """The class of plain parameters that are of this class if lazy: the inverse of `lazy_class`."""
-    if not issubclass(cls, Parameter):  # LazyTensor, or another class that is marked
+    if not issubclass(cls, KEPT):  # LazyTensor, or another class that is marked
         return Parameter
     return cls.__dict__.get("_lazyeng_plain_class", cls)
 
@@ -48,25 +54,46 @@ def lazy_class(cls: type) -> type:
     """The class of lazy tensors that are parameters of the class `cls`."""
     if issubclass(cls, LazyTensor):
         return cls
-    if cls is Parameter:
+    if cls is Parameter or cls is torch.Tensor:
         return LazyTensor
     made = _lazy_classes.get(cls)
     if made is None:
         names = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+        names["_lazyeng_plain_class"] = cls
+        if issubclass(cls, UninitializedTensorMixin):
+            names["cls_to_become"] = lazy_class(cls.cls_to_become)
+            names["__reduce_ex__"] = _reduce_uninitialized
+            if not issubclass(cls, Parameter):
+                names["__deepcopy__"] = _deepcopy_of_torch  # which refuses buffers
         metaclass: Any = type(cls)
-        made = metaclass(
-            cls.__name__, (_Quiet, cls, LazyTensor), names | {"_lazyeng_plain_class": cls}
-        )
+        made = metaclass(cls.__name__, (_Quiet, cls, LazyTensor), names)
         made = _lazy_classes.setdefault(cls, made)
     return made
+
+
+def _reduce_uninitialized(self: torch.Tensor, protocol: Any) -> Any:
+    """As torch pickles them: the class alone, which forgets the device."""
+    return plain_class(type(self)), (self.requires_grad,)
 
 
 def as_parameter(tensor: torch.Tensor, cls: type, requires_grad: bool) -> torch.Tensor:
     """A parameter of the class `cls` over the memory of `tensor`; no code of that class runs."""
     if not _C.is_lazy(tensor):
         return torch.Tensor._make_subclass(plain_class(cls), tensor, requires_grad)
-    made = Parameter(tensor, requires_grad=requires_grad)
-    return _turned_into(plain_class(cls), made)
+    return of_class(cls, tensor, requires_grad)
+
+
+def of_class(cls: type, lazy: torch.Tensor, requires_grad: bool) -> Any:
+    """A leaf of the class `cls`, one of parameters or of what has no shape yet."""
+    # As torch's constructor makes it of tensors of another class; but that calls requires_grad_,
+    # which is refused inside of torch.func's transforms, where a parameter may be made.
+    with torch._C.DisableTorchFunctionSubclass():
+        made: Any = lazy.detach()
+    made.requires_grad = requires_grad
+    cls = plain_class(cls)
+    if issubclass(cls, Parameter):
+        made._is_param = True
+    return made if cls is Parameter else _turned_into(cls, made)
 
 
 def _turned_into(cls: type, made: Any) -> Any:
@@ -81,12 +108,8 @@ def _new_like(original: Callable[..., Any]) -> Callable[..., Any]:
     def new(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
         if not isinstance(data, LazyTensor):
             return original(cls, data, requires_grad)
-        # As torch's does of tensors of another class; but that calls requires_grad_, which is
-        # refused inside of torch.func's transforms, where a parameter may be made.
-        made: Any = data.detach()
-        made.requires_grad = requires_grad
-        made._is_param = True
-        return made if cls is Parameter else _turned_into(cls, made)
+        keeps_class = cls is Parameter and isinstance(data, UninitializedTensorMixin)
+        return of_class(type(data) if keeps_class else cls, data, requires_grad)
 
     return new
 
@@ -107,7 +130,7 @@ def _make_subclass_like(original: Callable[..., Any]) -> Callable[..., Any]:
                 cls = plain_class(cls)
         if not lazy:
             return _C.call_outside(original, (cls, data, require_grad), kwargs)
-        if issubclass(cls, Parameter):
+        if issubclass(cls, KEPT):
             return as_parameter(data, cls, require_grad)
         return _C.call_outside(original, (cls, _C.plain(data), require_grad), kwargs)
 

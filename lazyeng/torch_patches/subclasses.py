@@ -11,10 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 
 from lazyeng import _C, errors
 from lazyeng.tensor import LazyTensor
 from lazyeng.torch_patches._patching import inside_block, put_method
+from lazyeng.torch_patches.parameters import of_class
 
 
 def install() -> None:
@@ -29,6 +31,8 @@ def install() -> None:
             return original(self, cls)
         if cls is torch.Tensor or (lazy and isinstance(self, cls)):
             return original(self, cls)
+        if lazy and issubclass(cls, UninitializedTensorMixin):  # a buffer has been moved
+            return of_class(cls, self, self.requires_grad)
         view = _C.plain_view(self) if lazy else self
         return _C.call_outside(original, (view, cls), {})
 
