@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import threading
+import warnings
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -36,7 +37,8 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
     Raises:
         ValueError: an unknown mode.
         TypeError: `mode` is not a string.
-        RuntimeError: at the end of the block, in another thread than the one that entered it.
+        RuntimeError: at the end of the block, in another thread than the one that entered it; a
+            ``RuntimeWarning`` where a generator is closed in it, or collected.
         LazyError: at the end of the block, a recorded write to a plain tensor failed; several as an
             ``ExceptionGroup``.
     """
@@ -83,6 +85,9 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
         return in_blocks(function, lambda: lazy(self.mode))  # type: ignore[return-value]
 
 
+_OF_THE_BLOCK = 3  # the frame with the block, counted from `_finish`: its boundary is between
+
+
 def _finish(block: lazy, number: int, leaving: BaseException | None) -> None:
     """What is done at the end of a block, before its thread records no more in it."""
     if number < 0:
@@ -90,6 +95,9 @@ def _finish(block: lazy, number: int, leaving: BaseException | None) -> None:
         if leaving is None:
             raise RuntimeError(wrong)
         _note(leaving, f"lazyeng: {wrong}")
+        if isinstance(leaving, GeneratorExit):  # of which nobody is told
+            text = f"{wrong}; in the thread that has, it stays open"
+            warnings.warn(text, RuntimeWarning, stacklevel=_OF_THE_BLOCK)
         return
     waited: list[BaseException] = []
     try:

@@ -295,6 +295,49 @@ def test_a_block_that_another_thread_leaves(error):
     assert "a block ends here that this thread has not entered" in said
 
 
+@pytest.mark.parametrize("end", ["closed", "collected"])
+def test_a_generator_that_another_thread_ends_in_its_block(end):
+    """Nobody is shown the GeneratorExit: a warning says that the block is left open."""
+
+    def rows():
+        with lazy("deferred"):
+            yield
+
+    suspended = [rows()]
+    is_entered, is_ended = threading.Event(), threading.Event()
+    open_blocks = []
+
+    def enter():
+        next(suspended[0])
+        is_entered.set()
+        is_ended.wait(60)
+        open_blocks.append(_C.thread_mode()[1])
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    assert is_entered.wait(60)
+    with pytest.warns(RuntimeWarning, match="a block ends here that this thread has not") as seen:
+        if end == "closed":
+            suspended[0].close()
+        suspended.clear()
+    is_ended.set()
+    thread.join()
+    assert open_blocks != [0] and _C.thread_mode()[1] == 0
+    first = rows.__code__.co_firstlineno
+    assert (seen[0].filename, seen[0].lineno) == (__file__, first + 1)
+
+
+def test_a_generator_that_its_own_thread_ends_warns_of_nothing(recwarn):
+    def rows():
+        with lazy("deferred"):
+            yield
+
+    suspended = rows()
+    next(suspended)
+    suspended.close()
+    assert not recwarn.list and _C.thread_mode()[1] == 0
+
+
 # --- when things run
 
 
