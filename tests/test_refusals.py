@@ -106,6 +106,26 @@ def test_numbers_that_do_not_fit(name, dtype, number, length, mode):
         lazyeng.synchronize()
 
 
+@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
+@pytest.mark.parametrize("side", [8, 32])  # (a kernel is not tried with as many elements as 32)
+@pytest.mark.parametrize("dims", [2, 3])
+def test_too_few_samples(dims, side, mode):
+    """Of fractional pooling: its meta function, torch's own in C++, does not count them."""
+    pool = getattr(torch.nn.functional, f"fractional_max_pool{dims}d")
+    samples = torch.rand(2, 16, dims)
+
+    def pooled(batch: int) -> torch.Tensor:
+        x = torch.arange(float(batch * 16 * side**dims)).view(batch, 16, *[side] * dims)
+        return pool(x, 2, 3, _random_samples=samples)
+
+    for batch in (1, 2, 3, 2, 3):
+        expected = outcome(lambda batch=batch: pooled(batch))
+        assert isinstance(expected, Raised) == (batch == 3)
+        with lazyeng.lazy(mode):
+            got = outcome(lambda batch=batch: pooled(batch))
+        assert got == expected if batch == 3 else torch.equal(lazyeng.unwrap(got), expected)
+
+
 BY_VALUE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "index_select": lambda x, i: x.index_select(0, i),
     "take": lambda x, i: x.take(i),

@@ -80,7 +80,7 @@ inline constexpr std::array<std::string_view, 2> kRowNumbers = {"pivots", "LU_pi
 
 /// Ops whose meta function is known to tell other strides, or other shapes, than the kernel
 /// returns, or to take sizes that it refuses. (Others are found out when they are verified.)
-inline constexpr std::array<std::string_view, 27> kWrongMeta = {
+inline constexpr std::array<std::string_view, 29> kWrongMeta = {
     "aten::_cudnn_rnn",
     "aten::native_batch_norm",
     "aten::_native_batch_norm_legit",
@@ -107,17 +107,23 @@ inline constexpr std::array<std::string_view, 27> kWrongMeta = {
     "aten::triangular_solve",
     "aten::_trilinear",
     "aten::mkldnn_rnn_layer",
-    "aten::multinomial"};
+    "aten::multinomial",
+    "aten::fractional_max_pool2d",
+    "aten::fractional_max_pool3d"};
 
 inline constexpr std::array<std::string_view, 5> kMetaForgetsLayout = {
     "aten::reflection_pad2d", "aten::reflection_pad3d", "aten::reflection_pad3d_backward",
     "aten::replication_pad2d", "aten::replication_pad3d"};
 
 /// Structured ops, or overloads, whose real result is made by the kernel, not by the structured
-/// meta function.
-inline constexpr std::array<std::string_view, 4> kUnfinishedStructured = {
-    "aten::mse_loss", "aten::smooth_l1_loss", "aten::isin.Scalar_Tensor",
-    "aten::linalg_lu_solve"};  // (its kernel sets the conjugate bit)
+/// meta function, or whose sizes are checked by the kernel alone.
+inline constexpr std::array<std::string_view, 6> kUnfinishedStructured = {
+    "aten::mse_loss",
+    "aten::smooth_l1_loss",
+    "aten::isin.Scalar_Tensor",
+    "aten::linalg_lu_solve",  // (its kernel sets the conjugate bit)
+    "aten::fractional_max_pool2d",
+    "aten::fractional_max_pool3d"};
 
 /// In-place ops that do not look at what they replace.
 inline constexpr std::array<std::string_view, 13> kOverwriting = {
