@@ -7,8 +7,10 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import operator
 import os
 import stat
 import threading
@@ -20,7 +22,6 @@ from typing import Any, TextIO, TypeVar, cast
 from lazyeng import _C, sync_debug
 from lazyeng.decorated import in_blocks
 
-Event = dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -59,9 +60,10 @@ class profile:  # noqa: N801 (as torch.profiler.profile)
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
-        if not isinstance(self.path, str):
+        given = os.fspath(path) if isinstance(path, os.PathLike) else path
+        if not isinstance(given, str):
             raise TypeError(f"profile: path must be a str or a path, got {type(path).__name__}")
+        self.path = given
         self._waits: list[_Wait] = []
         self._names: dict[int, str] = {}  # of threads that waited
         self._begin = 0
@@ -106,31 +108,31 @@ class profile:  # noqa: N801 (as torch.profiler.profile)
         self._waits.append(_Wait(thread, begin, end, wait))
 
 
-def _write(file: TextIO, events: Iterator[Event]) -> None:
-    """(In parts: whole it takes several times its memory; `json.dump` several times as long.)"""
-    encoder = json.JSONEncoder(separators=(",", ":"))
+def _write(file: TextIO, events: Iterator[str]) -> None:
+    """(In parts: whole it takes several times its memory.)"""
     file.write('{"displayTimeUnit":"ms","traceEvents":[')
     separator = ""
     while part := [*itertools.islice(events, 1000)]:
-        file.write(separator + encoder.encode(part)[1:-1])
+        file.write(separator + ",".join(part))
         separator = ","
     file.write("]}")
 
 
 def _trace_events(
     logs: list[_C.ThreadLog], waits: list[_Wait], waited: dict[int, str], begin: int, end: int
-) -> Iterator[Event]:
-    pid = os.getpid()
-    yield _metadata(pid, 0, "process_name", "lazyeng")
+) -> Iterator[str]:
+    """Each event as JSON."""
+    texts = _Texts(os.getpid(), begin)
+    yield texts.metadata(0, "process_name", "lazyeng")
     names = {thread: name for thread, name, _ in logs}
     events_of = {thread: events for thread, _, events in logs}
     names |= {wait.thread: "" for wait in waits if wait.thread not in names}
     ours = waited | {thread.native_id: thread.name for thread in threading.enumerate()}
     for thread, name in names.items():
         engine = name.startswith("lazyeng-")
-        yield _metadata(pid, thread, "thread_name", name if engine else ours.get(thread, name))
+        yield texts.metadata(thread, "thread_name", name if engine else ours.get(thread, name))
         stream = any(event[0] == "device" for event in events_of.get(thread, ()))
-        yield _metadata(pid, thread, "thread_sort_index", 2 if stream else int(engine))
+        yield texts.metadata(thread, "thread_sort_index", 2 if stream else int(engine))
     runs: dict[int, tuple[int, _C.TraceEvent]] = {}
     for thread, _, events in logs:
         for event in events:
@@ -138,19 +140,13 @@ def _trace_events(
                 runs[number] = thread, event
     for thread, _, events in logs:
         for event in events:
-            yield _range(event, pid, thread, begin)
+            yield texts.range(event, thread)
             if event[0] == "record" and event[2] in runs:
-                yield from _arrow(event, thread, *runs[event[2]], pid, begin)
+                yield texts.arrow(event, thread, *runs[event[2]])
     for wait in waits:
-        yield _wait_range(wait, pid, begin)
-    yield from _counters(logs, runs, pid, begin)
-    yield {"ph": "X", "name": "profile", "cat": "profile", "pid": pid, "tid": 0, "ts": 0.0,
-           "dur": (end - begin) / 1000}  # fmt: skip
-
-
-def _metadata(pid: int, thread: int, what: str, value: str | int) -> Event:
-    key = "sort_index" if what.endswith("index") else "name"
-    return {"ph": "M", "name": what, "pid": pid, "tid": thread, "args": {key: value}}
+        yield texts.wait(wait)
+    yield from _counters(logs, runs, texts)
+    yield texts.whole(end)
 
 
 def _runs_of(event: _C.TraceEvent) -> list[int]:
@@ -161,60 +157,91 @@ def _runs_of(event: _C.TraceEvent) -> list[int]:
     return [number] if kind == "run" and number else []
 
 
-def _range(event: _C.TraceEvent, pid: int, thread: int, origin: int) -> Event:
-    kind, op, number, begin, end, _, failed, line, members = event
-    args: dict[str, Any] = {}
-    if number:
-        args["number"] = number
-    if line:
-        args["line"] = line
-    if members:
-        args["members"] = [f"{name}#{member}" for name, member in members]
-    if failed:
-        args["failed"] = True
-    name = op or f"group of {len(members)}"
-    return {"ph": "X", "name": name, "cat": kind, "pid": pid, "tid": thread,
-            "ts": (begin - origin) / 1000, "dur": (end - begin) / 1000, "args": args}  # fmt: skip
+class _Texts:
+    """Events as JSON. Those of each operator are put together by hand, as dicts take longer.
+
+    Times are microseconds since the profile began, of whole nanoseconds.
+    """
+
+    def __init__(self, pid: int, begin: int) -> None:
+        self.pid = pid
+        self.begin = begin
+        self.quoted = functools.cache(json.dumps)  # names and lines come again and again
+
+    def metadata(self, thread: int, what: str, value: str | int) -> str:
+        key = "sort_index" if what.endswith("index") else "name"
+        return _json({"ph": "M", "name": what, "pid": self.pid, "tid": thread,
+                      "args": {key: value}})  # fmt: skip
+
+    def range(self, event: _C.TraceEvent, thread: int) -> str:
+        kind, op, number, begin, end, _, failed, line, members = event
+        args: list[str] = []
+        if number:
+            args.append(f'"number":{number}')
+        if line:
+            args.append(f'"line":{self.quoted(line)}')
+        if members:
+            listed = ",".join(json.dumps(f"{name}#{member}") for name, member in members)
+            args.append(f'"members":[{listed}]')
+        if failed:
+            args.append('"failed":true')
+        name = self.quoted(op or f"group of {len(members)}")
+        return (
+            f'{{"ph":"X","name":{name},"cat":"{kind}","pid":{self.pid},"tid":{thread},'
+            f'"ts":{(begin - self.begin) / 1000:.3f},"dur":{(end - begin) / 1000:.3f},'
+            f'"args":{{{",".join(args)}}}}}'
+        )
+
+    def arrow(self, record: _C.TraceEvent, thread: int, runner: int, run: _C.TraceEvent) -> str:
+        """From where an op was recorded to where it ran: two events."""
+        same = f'"name":"runs","cat":"flow","id":{record[2]},"pid":{self.pid}}}'
+        return (
+            f'{{"ph":"s","tid":{thread},"ts":{(record[3] - self.begin) / 1000:.3f},{same},'
+            f'{{"ph":"f","bp":"e","tid":{runner},"ts":{(run[3] - self.begin) / 1000:.3f},{same}'
+        )
+
+    def wait(self, wait: _Wait) -> str:
+        site = wait.wait
+        args = {
+            "line": f"{os.path.basename(site.filename)}:{site.lineno}",
+            "op": site.op,
+            "reason": site.reason,
+        }
+        return _json({"ph": "X", "name": "wait", "cat": "wait", "pid": self.pid,
+                      "tid": wait.thread, "ts": (wait.begin - self.begin) / 1000,
+                      "dur": (wait.end - wait.begin) / 1000, "args": args})  # fmt: skip
+
+    def counters(self, ops: int, pending: int, time: int, of_both: bool) -> str:
+        """One event, or two."""
+        same = f'"ph":"C","pid":{self.pid},"ts":{(time - self.begin) / 1000:.3f}}}'
+        text = f'{{"name":"pending ops","args":{{"ops":{ops}}},{same}'
+        if of_both:
+            text += f',{{"name":"pending bytes","args":{{"bytes":{pending}}},{same}'
+        return text
+
+    def whole(self, end: int) -> str:
+        return _json({"ph": "X", "name": "profile", "cat": "profile", "pid": self.pid, "tid": 0,
+                      "ts": 0.0, "dur": (end - self.begin) / 1000})  # fmt: skip
 
 
-def _wait_range(wait: _Wait, pid: int, origin: int) -> Event:
-    site = wait.wait
-    args = {
-        "line": f"{os.path.basename(site.filename)}:{site.lineno}",
-        "op": site.op,
-        "reason": site.reason,
-    }
-    return {"ph": "X", "name": "wait", "cat": "wait", "pid": pid, "tid": wait.thread,
-            "ts": (wait.begin - origin) / 1000, "dur": (wait.end - wait.begin) / 1000,
-            "args": args}  # fmt: skip
-
-
-def _arrow(
-    record: _C.TraceEvent, thread: int, runner: int, run: _C.TraceEvent, pid: int, origin: int
-) -> Iterator[Event]:
-    """From where an op was recorded to where it ran."""
-    same = {"name": "runs", "cat": "flow", "id": record[2], "pid": pid}
-    yield {"ph": "s", "tid": thread, "ts": (record[3] - origin) / 1000, **same}
-    yield {"ph": "f", "bp": "e", "tid": runner, "ts": (run[3] - origin) / 1000, **same}
+def _json(event: dict[str, Any]) -> str:
+    return json.dumps(event, separators=(",", ":"))
 
 
 def _counters(
-    logs: list[_C.ThreadLog], runs: dict[int, tuple[int, _C.TraceEvent]], pid: int, origin: int
-) -> Iterator[Event]:
+    logs: list[_C.ThreadLog], runs: dict[int, tuple[int, _C.TraceEvent]], texts: _Texts
+) -> Iterator[str]:
     """Ops recorded and not run, and their bytes; what was skipped does not count."""
     steps: list[tuple[int, int, int]] = []
     for _, _, events in logs:
         for kind, _, number, _, end, size, *_ in events:
             if kind == "record" and number in runs:
-                steps.append((end, 1, size))
-                steps.append((max(end, runs[number][1][4]), -1, -size))
+                steps.append((end, -1, size))
+                steps.append((max(end, runs[number][1][4]), 1, -size))
     ops = pending = 0
-    for at, change, size in sorted(steps, key=lambda step: (step[0], -step[1])):
-        ops, pending = ops + change, pending + size
-        same = {"ph": "C", "pid": pid, "ts": (at - origin) / 1000}
-        yield {"name": "pending ops", "args": {"ops": ops}, **same}
-        if size:
-            yield {"name": "pending bytes", "args": {"bytes": pending}, **same}
+    for at, order, size in sorted(steps, key=operator.itemgetter(0, 1)):
+        ops, pending = ops - order, pending + size
+        yield texts.counters(ops, pending, at, size != 0)
 
 
 def _end_in_child() -> None:

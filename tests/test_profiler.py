@@ -1,6 +1,8 @@
 """lazyeng.profile and python -m lazyeng.report: what was recorded, run and waited for."""
 
 import asyncio
+import gc
+import itertools
 import json
 import os
 import signal
@@ -326,6 +328,38 @@ def test_a_file_that_cannot_be_written_is_told_of_at_the_start(tmp_path):
     with lazyeng.profile(tmp_path / "trace.json"):  # no profile is left open
         wrap(torch.ones(3)).sum().item()
     assert events_of(str(tmp_path / "trace.json"), cat="profile")
+
+
+@pytest.mark.parametrize("given, name", [(3, "int"), (None, "NoneType"), (b"x", "bytes")])
+def test_what_is_no_path_is_named(given, name):
+    with pytest.raises(TypeError, match=f"profile: path must be a str or a path, got {name}"):
+        lazyeng.profile(given)
+
+
+def test_names_may_hold_anything(path):
+    """Events are put together by hand."""
+    program = compile("y = (x @ x).cumsum(0); y.wait()", 'a"\\b\n\u00e9.py', "exec")
+    thread = threading.Thread(target=exec, args=(program, {"x": wrap(torch.ones(8, 8))}), name='"')
+    with lazyeng.profile(path), lazy("deferred"):
+        thread.start()
+        thread.join()
+    (record,) = events_of(path, cat="record", name="aten::mm")
+    assert record["args"]["line"] == 'a"\\b\n\u00e9.py:1'
+    assert '"' in [e["args"]["name"] for e in events_of(path, name="thread_name")]
+
+
+def test_the_collector_need_not_look_at_what_was_kept():
+    """There may be some hundred thousand ranges."""
+    x = wrap(torch.ones(100))
+    in_one_group(lambda: chain(x))
+    assert _C.start_trace()
+    with lazy("deferred"):
+        chain(x).wait()
+    events = [event for _, _, events in _C.stop_trace() for event in events]
+    assert {event[0] for event in events} >= {"record", "group"}
+    members = [event[-1] for event in events]
+    each = itertools.chain(events, members, *members)
+    assert not any(map(gc.is_tracked, each))
 
 
 def test_an_older_file_is_replaced(path):

@@ -26,15 +26,22 @@ const char* kind_name(TraceEvent::Kind kind) {
   }
 }
 
+/// Cycles cannot go through it: so the collector need not look at each of some hundred thousand,
+/// several times.
+PyObject* leaf(PyObject* container) {
+  if (container) PyObject_GC_UnTrack(container);
+  return container;
+}
+
 /// [(name of the op, number of its node)]
 PyObject* members_of(const TraceEvent& event) {
   PyRef list(PyList_New(0));
   for (const TraceEvent::Member& member : event.members) {
-    PyRef item(Py_BuildValue("sK", member.op->name.c_str(),
-                             static_cast<unsigned long long>(member.number)));
+    PyRef item(leaf(Py_BuildValue("sK", member.op->name.c_str(),
+                                  static_cast<unsigned long long>(member.number))));
     if (!item || PyList_Append(list.get(), item.get()) != 0) return nullptr;
   }
-  return list.release();
+  return leaf(list.release());
 }
 
 /// (kind, op, number, begin, end, bytes, failed, line, members)
@@ -42,11 +49,11 @@ PyObject* to_python(const TraceEvent& event) {
   const std::string line = stacks::innermost_user_line(event.stack);
   PyRef members(members_of(event));
   if (!members) return nullptr;
-  return Py_BuildValue("ssKLLKOsN", kind_name(event.kind), event.op ? event.op->name.c_str() : "",
-                       static_cast<unsigned long long>(event.number),
-                       static_cast<long long>(event.begin), static_cast<long long>(event.end),
-                       static_cast<unsigned long long>(event.bytes),
-                       event.failed ? Py_True : Py_False, line.c_str(), members.release());
+  return leaf(Py_BuildValue(
+      "ssKLLKOsN", kind_name(event.kind), event.op ? event.op->name.c_str() : "",
+      static_cast<unsigned long long>(event.number), static_cast<long long>(event.begin),
+      static_cast<long long>(event.end), static_cast<unsigned long long>(event.bytes),
+      event.failed ? Py_True : Py_False, line.c_str(), members.release()));
 }
 
 PyObject* start_trace(PyObject*, PyObject*) {
