@@ -24,25 +24,32 @@ def _choice(*allowed: str) -> Callable[[str], str]:
 
 
 def _names(*allowed: str) -> Callable[[str], frozenset[str]]:
-    """Several, separated by commas."""
+    """Several, separated by commas; empty ones do not count."""
     one = _choice(*allowed)
 
     def parse(text: str) -> frozenset[str]:
-        return frozenset(one(name.strip()) for name in text.split(","))
+        names = (name.strip() for name in text.split(","))
+        return frozenset(one(name) for name in names if name)
 
     return parse
 
 
-def _positive(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value <= 0:
-        raise ValueError("expected a positive integer")
-    if value >= 1 << 63:
-        raise ValueError("expected less than 2**63")
-    return value
+def _from(least: int, expected: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise ValueError(f"expected {expected}")
+        if value >= 1 << 63:
+            raise ValueError("expected less than 2**63")
+        return value
+
+    return parse
+
+
+_positive = _from(1, "a positive integer")
 
 
 MAX_WORKERS = 1024  # threads: more than help anybody. (Making 40,000 took over 100 s.)
@@ -103,12 +110,12 @@ class Variable(Generic[T]):
     default_is: str
 
     def read(self) -> T:
-        """What the environment asks for; empty is as if it were not set.
+        """What the environment asks for, without blanks around; empty is as if it were not set.
 
         Raises:
             ValueError: the value is not allowed; the message names it and the variable.
         """
-        text = os.environ.get(self.name)
+        text = os.environ.get(self.name, "").strip()
         if not text:
             return self.default()
         try:
@@ -155,8 +162,8 @@ MAX_PENDING_BYTES = Variable(
     _EIGHTH,
 )  # fmt: skip
 MAX_POOL_BYTES = Variable(
-    "LAZYENG_MAX_POOL_BYTES", _positive, _eighth_of_memory,
-    "bound of memory that is kept for reuse, in bytes", _EIGHTH,
+    "LAZYENG_MAX_POOL_BYTES", _from(0, "an integer from 0 on"), _eighth_of_memory,
+    "bound of memory that is kept for reuse, in bytes; `0`: none is", _EIGHTH,
 )  # fmt: skip
 CUDA_GRAPHS = Variable(
     "LAZYENG_CUDA_GRAPHS", lambda text: _choice("on", "off")(text) == "on", lambda: False,

@@ -3,8 +3,9 @@
 For one step after another, in a process that has failing_memory.c preloaded: the step raises what
 eager raises; every parameter, buffer, optimizer state and generator has a value that it has after
 some op of the eager step (each write was done whole or not at all); the next step gives eager's
-bits. Without --mode, all of them, each in a process of its own. (test_memory.py takes every third
-n.)
+bits. Once with a pool that keeps nothing, so that each allocation is torch's and can fail, and once
+with the usual one, which gives back what it keeps. Without --mode, all of them, each in a process
+of its own. (test_memory.py takes every third n.)
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lazyeng
 
 MODES = ("sync", "async", "deferred")
+POOLS = {"no": {"LAZYENG_MAX_POOL_BYTES": "0"}, "usual": {"LAZYENG_MAX_POOL_BYTES": ""}}
 ONE, ALL = 1, 1 << 40  # allocations that fail, from the n-th on
 SHIM = Path(__file__).parent / "support" / "failing_memory.c"
 MESSAGE = "DefaultCPUAllocator: can't allocate memory"
@@ -248,8 +250,8 @@ def built(source: Path, *command: str) -> Path:
     return target
 
 
-def run_preloaded(library: Path, module: str, *arguments: str, seconds: float) -> str:
-    """What `python -m module arguments` printed, with the library preloaded.
+def run_preloaded(library: Path, *arguments: str, seconds: float, **environment: str) -> str:
+    """What `python arguments` printed, with the library preloaded.
 
     Raises:
         AssertionError: it failed, or died; the message has the end of its output.
@@ -258,9 +260,9 @@ def run_preloaded(library: Path, module: str, *arguments: str, seconds: float) -
     preload = f"{library} {os.environ.get('LD_PRELOAD', '')}".strip()
     options = f"{os.environ.get('ASAN_OPTIONS', '')}:verify_asan_link_order=0".lstrip(":")
     result = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, *arguments],
         capture_output=True, text=True, timeout=seconds,
-        env=os.environ | {"LD_PRELOAD": preload, "ASAN_OPTIONS": options},
+        env=os.environ | {"LD_PRELOAD": preload, "ASAN_OPTIONS": options} | environment,
     )  # fmt: skip
     assert result.returncode == 0, (
         f"exit status {result.returncode}:\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
@@ -268,11 +270,11 @@ def run_preloaded(library: Path, module: str, *arguments: str, seconds: float) -
     return result.stdout
 
 
-def run(mode: str, every: int = 1, *, seconds: float = 170) -> str:
+def run(mode: str, every: int = 1, *, pool: str, seconds: float = 170) -> str:
     """Checks of a mode, with every so many n, in a process of its own; what it printed. Raises as
     run_preloaded."""
-    arguments = ("--mode", mode, "--every", str(every))
-    return run_preloaded(built(SHIM, "cc"), "tests.out_of_memory", *arguments, seconds=seconds)
+    arguments = ("-m", "tests.out_of_memory", "--mode", mode, "--every", str(every))
+    return run_preloaded(built(SHIM, "cc"), *arguments, seconds=seconds, **POOLS[pool])
 
 
 def be_reproducible() -> None:
@@ -288,8 +290,10 @@ def main() -> None:
     options = parser.parse_args()
     mode, every = options.mode, options.every
     if mode is None:
-        for each in MODES:
-            print(run(each, every, seconds=1800), end="", flush=True)
+        for pool in POOLS:
+            print(f"--- {pool} pool")
+            for each in MODES:
+                print(run(each, every, pool=pool, seconds=1800), end="", flush=True)
         return
     be_reproducible()
     kinds = [(optimizer, many, False) for optimizer in OPTIMIZERS for many in (ONE, ALL)]

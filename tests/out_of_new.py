@@ -155,7 +155,7 @@ def run(mode: str, count: int, *, seconds: float = 170) -> str:
     run_preloaded."""
     library = built(SHIM, "c++", "-std=c++17")
     arguments = ("--mode", mode, "--count", str(count))
-    return run_preloaded(library, "tests.out_of_new", *arguments, seconds=seconds)
+    return run_preloaded(library, "-m", "tests.out_of_new", *arguments, seconds=seconds)
 
 
 def main() -> None:

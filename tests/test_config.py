@@ -57,6 +57,19 @@ def test_wrong_value_names_the_variable(name, value):
     assert name in done.stderr and value in done.stderr
 
 
+def test_blanks_and_empty_names_do_not_count():
+    body = "from lazyeng import config; print(config.read().mode, *config.read().logs)"
+    check(body, "sync fusion", LAZYENG_MODE=" sync\t", LAZYENG_LOGS=" fusion, ,")
+    check(body, "async", LAZYENG_MODE="  ", LAZYENG_LOGS=",")
+
+
+def test_a_pool_of_0_bytes():
+    body = "(wrap(torch.ones(1 << 16)) + 1).wait(); print(lazyeng.engine_stats()['pool_bytes'])"
+    check(body, "0", LAZYENG_MAX_POOL_BYTES="0")
+    done = run("", LAZYENG_MAX_POOL_BYTES="-1")
+    assert "LAZYENG_MAX_POOL_BYTES: expected an integer from 0 on, got '-1'" in done.stderr
+
+
 # (A worker may fetch the first op before the second is recorded: not where all is deferred.)
 GROUPS = "with lazy('deferred'): print(({}.wait(), lazyeng.engine_stats()['groups'])[1])"
 

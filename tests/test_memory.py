@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import json
 import os
 import pathlib
@@ -475,10 +476,34 @@ def test_steps_cause_no_page_faults():
     assert result["faults"] < 16 * 300, result
 
 
+def test_a_pool_that_keeps_nothing_keeps_no_small_memory():
+    """Each result is an allocation of torch's, on whichever thread."""
+    code = """
+        import ctypes, torch, lazyeng
+        x, memory = lazyeng.wrap(torch.ones(64)), ctypes.CDLL(None)
+        def small_results():
+            for _ in range(50): x.cumsum(0).wait()
+        small_results()
+        memory.fail_allocations(ctypes.c_long(1 << 40), ctypes.c_long(0))  # (counts)
+        small_results()
+        print(memory.seen_allocations())
+    """
+    shim = out_of_memory.built(out_of_memory.SHIM, "cc")
+    for bound in "0", "1":
+        env = {"LAZYENG_MAX_POOL_BYTES": bound, "LAZYENG_MODE": "deferred"}
+        arguments = "-c", textwrap.dedent(code)
+        printed = out_of_memory.run_preloaded(shim, *arguments, seconds=100 * SLOWNESS, **env)
+        assert int(printed) >= 50
+
+
 @pytest.mark.limit(400)
-def test_a_step_whose_allocations_fail(mode):
+@pytest.mark.parametrize(
+    "mode, pool",
+    [("sync", "no"), *itertools.product(("async", "deferred"), out_of_memory.POOLS)],
+)
+def test_a_step_whose_allocations_fail(mode, pool):
     """Every third of them; tests/out_of_memory.py says what is checked."""
-    out_of_memory.run(mode, every=3, seconds=170 * SLOWNESS)
+    out_of_memory.run(mode, every=3, pool=pool, seconds=170 * SLOWNESS)
 
 
 @pytest.mark.parametrize("mode", out_of_new.MODES)

@@ -40,7 +40,7 @@ if [ $# -gt 0 ]; then
   exec "$@"
 fi
 half=$((${SOAK:-1800} / 2))
-LAZYENG_MAX_POOL_BYTES=1 "$python" -m tests.soak --seconds "$half"
+LAZYENG_MAX_POOL_BYTES=0 "$python" -m tests.soak --seconds "$half"
 "$python" -m tests.soak --seconds "$half"
 exec "$python" -m pytest -q -n 0 -p no:cacheprovider tests/test_errors_unwinding.py \
   tests/test_process.py tests/test_sharing.py tests/test_errors_engine.py tests/test_layouts.py \

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <mutex>
 #include <new>
@@ -141,6 +142,10 @@ class Pool {
   uint64_t kept_bytes_ = 0, used_ = 0, peak_ = 0;
 };
 
+/// Whether small memory comes from lists. Not if the pool's bound is too low for it to keep
+/// anything: then nothing is kept.
+constinit std::atomic<bool> keeps_small{true};
+
 Pool* pool = nullptr;  // made at import, never destroyed: any thread may free a buffer at any time
 
 void take_back(void* memory) { pool->take_back(memory); }
@@ -174,11 +179,13 @@ at::DataPtr fresh(uint64_t size) {
 }  // namespace
 
 void install_buffer_pool(uint64_t limit) {
+  keeps_small.store(limit >= kMinPooled, std::memory_order_relaxed);
   pool ? pool->set_limit(limit) : void(pool = new Pool(limit));
 }
 
 at::DataPtr allocate_buffer(uint64_t nbytes) {
-  if (nbytes - 1 < kLargestSmallBuffer) return allocate_small_buffer(nbytes);  // (not 0)
+  if (nbytes - 1 < kLargestSmallBuffer && keeps_small.load(std::memory_order_relaxed))  // (not 0)
+    return allocate_small_buffer(nbytes);
   if (!pool || nbytes < kMinPooled) return c10::GetDefaultCPUAllocator()->allocate(nbytes);
   const size_t index = class_of(nbytes);
   void* memory = pool->lend(index);

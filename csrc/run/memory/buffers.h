@@ -19,7 +19,9 @@
 
 namespace lazyeng::run {
 
-/// Sets the pool up; at most `limit` bytes are kept. Later calls change the bound.
+/// Sets the pool up; at most `limit` bytes are kept. Later calls change the bound. (The lists of
+/// small memory do not count, but a bound that no buffer fits turns them off: then nothing is
+/// kept.)
 void install_buffer_pool(uint64_t limit);
 /// Memory for a result, from the pool if it is large and one of about its size is kept, or if it is
 /// small. The context is the memory itself. Throws as torch's CPU allocator does.
