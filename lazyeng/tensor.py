@@ -67,7 +67,7 @@ class LazyTensor(_Tensor):
             operations on it. (Of data that cannot be lazy, such as meta tensors, a plain one.)
 
     Raises:
-        TypeError: `data` cannot be lazy, and `requires_grad` is not given.
+        TypeError: `data` cannot be lazy, and `requires_grad` is not given; or that is no bool.
         RuntimeError: `requires_grad` for a dtype that is neither floating nor complex.
     """
 
@@ -83,6 +83,11 @@ class LazyTensor(_Tensor):
         cls, data: Any, requires_grad: bool | None = None, *, _is_param: bool = True
     ) -> LazyTensor:
         # (`_is_param` marks parameters in their `__dict__`, which some libraries pass on.)
+        if not (requires_grad is None or isinstance(requires_grad, bool)):
+            raise TypeError(
+                f"LazyTensor: requires_grad must be a bool, got {type(requires_grad).__name__} (a "
+                'tensor of given sizes is made by torch.empty(..., device="lazyeng"))'
+            )
         tensor = torch.as_tensor(data).detach()
         if requires_grad is None:
             return _C.wrap_tensor(tensor)

@@ -240,6 +240,12 @@ def test_async_work_becomes_ready_without_a_read():
     assert x.is_ready()
 
 
+def test_sizes_are_no_arguments_of_the_class():
+    with pytest.raises(TypeError, match="requires_grad must be a bool, got int"):
+        LazyTensor(2, 3)
+    assert LazyTensor([2.0, 3.0], True).requires_grad
+
+
 # --- repr
 
 
