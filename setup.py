@@ -5,7 +5,8 @@
 #                                         interface of torch differs in each minor version)
 #
 # MAX_JOBS=n compilers at once (default 2); LAZYENG_WERROR=1 turns warnings into errors;
-# LAZYENG_SANITIZE=address or thread compiles for that sanitizer (tools/sanitize.sh).
+# LAZYENG_SANITIZE=address or thread compiles for that sanitizer (tools/sanitize.sh);
+# LAZYENG_CHECKED=1 has accesses beyond the end of a container of the C++ library end the process.
 import os
 import runpy
 import shlex
@@ -142,6 +143,8 @@ def extension():
     flags.append("-Wno-maybe-uninitialized")  # gcc 12 sees ghosts in c10::SmallVector, inlined here
     if os.environ.get("LAZYENG_WERROR") == "1":
         flags.append("-Werror")
+    if os.environ.get("LAZYENG_CHECKED") == "1":
+        flags.append("-D_GLIBCXX_ASSERTIONS")
     sanitize = []
     if name := os.environ.get("LAZYENG_SANITIZE"):
         sanitize = [f"-fsanitize={name}"]
