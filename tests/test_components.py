@@ -2,7 +2,10 @@
 and the other way round: random programs beside eager."""
 
 import contextlib
+import copy
 import random
+import threading
+import time
 
 import pytest
 import torch
@@ -149,6 +152,114 @@ def test_the_whole_changes_outside_after_a_read_was_recorded(kind, mode):
         expected = [x.clone() * 2 for x in _components(kind, whole)]
         again(whole).neg_() if kind != "nested" else whole.mul_(-1)
         assert [x.tolist() for x in doubled] == [x.tolist() for x in expected]
+
+
+def _reads_while_another_writes(whole, component, number, mode):
+    """What has failed."""
+    errors = []
+
+    def read():
+        try:
+            with lazy(mode):
+                for _ in range(number):
+                    whole.to_dense().sum().item()
+        except RuntimeError as error:
+            errors.append(error)
+
+    reader = threading.Thread(target=read)
+    with lazy(mode):
+        reader.start()
+        while reader.is_alive():
+            component(whole).mul_(1.0)
+        reader.join()
+    return errors
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("kind", ["coo", "csr"])
+def test_one_thread_reads_and_another_writes(kind, mode):
+    whole = torch.eye(300).to_sparse() if kind == "coo" else torch.eye(300).to_sparse_csr()
+    values = torch.Tensor._values if kind == "coo" else torch.Tensor.values
+    assert _reads_while_another_writes(whole, values, 50, mode) == []
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("kind", ["csr", "dense"])
+def test_a_block_ends_with_its_writes_also_if_another_thread_reads(kind):
+    """The other one begins to read before, and is not done when this one's write is recorded."""
+    whole = torch.eye(3).to_sparse_csr() if kind == "csr" else torch.eye(3)
+    component = torch.Tensor.values if kind == "csr" else torch.Tensor.detach
+    slow = torch.randn(800, 800)
+    started, read, over = threading.Event(), threading.Event(), threading.Event()
+
+    def other():
+        with lazy():
+            component(whole).mul_((slow @ slow @ slow @ slow).sum() * 0 + 1)
+            started.set()
+            whole.to_dense() if kind == "csr" else whole.clone().tolist()
+            read.set()
+            over.wait(60)
+
+    reader = threading.Thread(target=other)
+    with lazy("deferred"):
+        values = component(whole)
+        reader.start()
+        started.wait(60)
+        time.sleep(0.05)
+        values.mul_(2)
+        read.wait(60)
+    assert whole.to_dense().sum().item() == 6.0
+    over.set()
+    reader.join()
+
+
+def test_quantized_tensors_follow_their_scales(mode):
+    def program(write):
+        scales = torch.tensor([0.1, 0.2], dtype=torch.float64)
+        whole = torch.quantize_per_channel(
+            torch.ones(2, 3), scales, torch.tensor([0, 1]), 0, torch.qint8
+        )
+        write(scales, whole)
+        return whole.dequantize().tolist(), whole.q_per_channel_scales().tolist()
+
+    for write in (
+        lambda scales, whole: scales.mul_(2),
+        lambda scales, whole: whole.q_per_channel_scales().mul_(2),
+        lambda scales, whole: (
+            torch.empty(0, dtype=torch.uint8).set_(whole.untyped_storage()).fill_(3)
+        ),
+    ):
+        expected = program(write)
+        with lazy(mode):
+            assert program(write) == expected
+
+
+@pytest.mark.parametrize("size", [(), ((2, 2),)])
+def test_made_in_inference_mode(size, mode):
+    def program():
+        indices = torch.tensor([[0, 1], [1, 0]]) + 0
+        with torch.inference_mode(), torch.sparse.check_sparse_tensor_invariants():
+            return torch.sparse_coo_tensor(indices, torch.ones(2) * 2, *size).to_dense().tolist()
+
+    expected = program()
+    with lazy(mode):
+        assert program() == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "look"),
+    [("coo", copy.deepcopy), *((kind, repr) for kind in MADE)],  # (torch copies no other kind)
+    ids=["coo copied", *MADE],
+)
+def test_looked_at_after_a_recorded_write(kind, look, mode):
+    def program():
+        whole = MADE[kind]()
+        _components(kind, whole)[0].mul_(2)
+        return repr(look(whole))
+
+    expected = program()
+    with lazy(mode):
+        assert program() == expected
 
 
 def test_sparse_gradients_that_are_clipped(mode):

@@ -8,6 +8,8 @@ from torch import nn
 
 from lazyeng import lazy, unwrap
 
+from .support import fresh
+
 SAVED = {
     "torch.jit.save of a script": lambda m, x, f: torch.jit.save(torch.jit.script(m), f),
     "torch.jit.save of a trace": lambda m, x, f: torch.jit.save(torch.jit.trace(m, x), f),
@@ -67,3 +69,39 @@ def test_frozen_modules_have_no_parameters(make, lazy_mode):
         result = frozen(x)
     assert not list(frozen.parameters()) and not result.requires_grad
     torch.testing.assert_close(unwrap(result), module(x).detach())
+
+
+SAVES = """
+import torch
+
+class Saves(torch.jit.ScriptModule):
+    __constants__ = ["path"]
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    @torch.jit.script_method
+    def forward(self, x):
+        torch.save(x, self.path)
+        return x
+"""
+LOST = """
+import sys, torch, lazyeng
+from torch.jit import _builtins
+sys.path.insert(0, {folder!r})
+from saves import Saves
+path = {folder!r} + "/saved"
+print(Saves(path)(torch.ones(2)).tolist(), torch.load(path).tolist())
+for name in ("save", "set_anomaly_enabled", "_has_compatible_shallow_copy_type"):
+    print(_builtins._find_builtin(getattr(torch, name)))
+"""
+
+
+def test_functions_that_are_replaced_are_builtins_still(tmp_path):
+    (tmp_path / "saves.py").write_text(SAVES)  # TorchScript reads the source
+    run = fresh.run(LOST.format(folder=str(tmp_path)))
+    assert run.stdout.splitlines() == [
+        "[1.0, 1.0] [1.0, 1.0]", "aten::save", "aten::set_anomaly_enabled",
+        "aten::_has_compatible_shallow_copy_type",
+    ], run.stderr  # fmt: skip

@@ -13,6 +13,7 @@
 #include "csrc/record/process/first_use.h"
 #include "csrc/record/process/gate.h"
 #include "csrc/record/recorder.h"
+#include "csrc/record/special/components.h"
 #include "csrc/run/caller/caller_modes.h"
 #include "csrc/run/device/launch_log.h"
 #include "csrc/run/executor.h"
@@ -171,7 +172,7 @@ PyObject* reads_directly(PyObject*, PyObject* object) {
   if (run::RealDispatch::active()) Py_RETURN_TRUE;
   const at::Tensor& tensor = THPVariable_Unpack(object);
   if (record::thread_mode().inside()) return PyBool_FromLong(record::lazy_impl(tensor) != nullptr);
-  return PyBool_FromLong(!run::plain_storages().is_guarded(tensor));
+  return PyBool_FromLong(!record::is_guarded(tensor));
 }
 
 /// call_eagerly(function, tensor, args, kwargs, reads): waits for recorded writes to the plain
@@ -184,7 +185,7 @@ PyObject* call_eagerly(PyObject*, PyObject* arguments) {
                         &PyDict_Type, &kwargs, &reads))
     return nullptr;
   return guarded([&]() -> PyObject* {
-    if (run::StorageVarRef var = run::plain_storages().find(THPVariable_Unpack(tensor))) {
+    for (const run::StorageVarRef& var : record::vars_under(THPVariable_Unpack(tensor))) {
       current_recorder()->wait_for(*var);
       if (engine::FailurePtr failure = reads ? var->failure() : nullptr)
         run::throw_python_error(failure);

@@ -19,7 +19,7 @@ struct Writers {
   size_t seen = 0;  ///< so many of the written tensors
 };
 
-/// Memory that a sparse or nested argument is made of, and that ops were recorded on.
+/// Memory that a sparse, nested or quantized argument is made of (special/components.h).
 struct ComponentArg {
   run::StorageVarRef var;
   bool written;
@@ -36,7 +36,7 @@ struct Call {
   c10::SmallVector<run::GeometryRef, 4> looks;  ///< of each tensor; null: undefined or not strided
   c10::SmallVector<at::Tensor, 2> written;      ///< the written tensors, in order of arguments
   std::unique_ptr<Writers> writers;             ///< if there are many
-  std::vector<ComponentArg> components;         ///< see special/components.h
+  std::vector<ComponentArg> components;         ///< of all its arguments
   bool must_run = false;      ///< an argument cannot be recorded (sparse, quantized, symbolic)
   bool writes_plain = false;  ///< a written argument is a plain tensor
   bool to_lazyeng = false;    ///< the device that it names is "lazyeng"
@@ -47,6 +47,12 @@ struct Call {
 
 /// A plain tensor whose memory the engine can read and write.
 bool recordable(const at::Tensor& tensor);
+
+/// (Storage::is_alias_of looks at the memory, which may be guarded.)
+inline bool has_storage(const at::Tensor& tensor, const c10::Storage& storage) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() ==
+         storage.unsafeGetStorageImpl();
+}
 
 /// The arguments themselves are returned, or passed on, by ops that write or look at metadata only.
 inline bool keeps_inputs(const run::OpInfo& info) { return info.writes || info.metadata_only; }

@@ -186,18 +186,6 @@ bool has_kernels(const c10::OperatorHandle& op) {
   return false;
 }
 
-struct OtherLayout {
-  c10::DispatchKey ours;
-  c10::DispatchKey cpu;
-};
-
-/// What tensors of other layouts get inside lazy(), where their dispatch key is that of ours.
-constexpr std::array<OtherLayout, 4> kOtherLayouts = {
-    {{c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::SparseCPU},
-     {c10::DispatchKey::SparseCsrPrivateUse1, c10::DispatchKey::SparseCsrCPU},
-     {c10::DispatchKey::QuantizedPrivateUse1, c10::DispatchKey::QuantizedCPU},
-     {c10::DispatchKey::NestedTensorPrivateUse1, c10::DispatchKey::NestedTensorCPU}}};
-
 /// One of these outranks a fallback; the second is that of structured ops.
 bool has_kernel_for_all_backends(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||

@@ -1,6 +1,8 @@
 // csrc/record/library.h: making torch's dispatcher call the recorder.
 #pragma once
 
+#include <array>
+
 #include "csrc/record/recorder.h"
 
 namespace lazyeng::record {
@@ -9,6 +11,18 @@ namespace lazyeng::record {
 /// rest, and a listener for ops registered later. Once per process.
 /// Returns how many ops got a kernel of their own.
 size_t register_kernels();
+
+struct OtherLayout {
+  c10::DispatchKey ours;
+  c10::DispatchKey cpu;
+};
+
+/// What tensors of other layouts get inside lazy(), where their dispatch key is that of ours.
+inline constexpr std::array<OtherLayout, 4> kOtherLayouts = {
+    {{c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::SparseCPU},
+     {c10::DispatchKey::SparseCsrPrivateUse1, c10::DispatchKey::SparseCsrCPU},
+     {c10::DispatchKey::QuantizedPrivateUse1, c10::DispatchKey::QuantizedCPU},
+     {c10::DispatchKey::NestedTensorPrivateUse1, c10::DispatchKey::NestedTensorCPU}}};
 
 /// What the op's schema says; the one object for the op, until it is defined anew.
 const run::OpInfo& info_of(const c10::OperatorHandle& op);

@@ -26,9 +26,8 @@ at::Tensor lazy_for(run::ValueRef value, Made& made) {
 run::StorageVarRef var_of_argument(const run::Node& node, const at::Tensor& real) {
   for (const run::TensorArg& arg : node.tensors) {
     if (!arg.value) continue;
-    if (arg.value->var().engine_face().is_alias_of(real.storage())) return arg.value->var_ref();
-    if (arg.raw.defined() && arg.raw.storage().is_alias_of(real.storage()))
-      return arg.value->var_ref();
+    if (has_storage(real, arg.value->var().engine_face())) return arg.value->var_ref();
+    if (arg.raw.defined() && has_storage(real, arg.raw.storage())) return arg.value->var_ref();
   }
   return nullptr;
 }
@@ -48,9 +47,8 @@ run::ValueRef value_of(const run::Node& node, const at::Tensor& real) {
 /// var. Whether it has.
 bool hold_user_face(const at::Tensor& plain, const run::Node& node) {
   if (!plain.has_storage()) return false;
-  const auto* held = plain.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   for (const run::TensorArg& arg : node.tensors) {
-    if (!arg.value || arg.value->var().engine_face().unsafeGetStorageImpl() != held) continue;
+    if (!arg.value || !has_storage(plain, arg.value->var().engine_face())) continue;
     run::StorageVar& var = arg.value->var();
     plain.unsafeGetTensorImpl()->set_storage_keep_dtype(run::plain_storages().user_face(var));
     current_recorder()->note_handed_out(var);
@@ -121,7 +119,7 @@ void update_written(const Call& call, const run::Node& node) {
     }
     if (is_beyond_its_storage(real)) continue;
     const c10::Storage& before = lazy->value()->var().engine_face();  // (none: it failed)
-    const bool same_storage = before && before.is_alias_of(real.storage());
+    const bool same_storage = before && has_storage(real, before);
     if (same_storage) lazy->value()->var().set_nbytes(real.storage().nbytes());
     if (!same_storage)
       lazy->set_value(value_after_set(node, real));

@@ -54,7 +54,6 @@ class RealTensors {
   /// What the op may do to the metadata of a written argument is looked at afterwards. A plain
   /// tensor is passed itself: the op may resize the storage that its user holds.
   at::Tensor observed(uint32_t index, TensorArg& arg) {
-    if (arg.raw.defined() && arg.value) plain_storages().lift_for_writer(arg.value->var());
     at::Tensor tensor = arg.raw.defined() ? arg.raw
                         : arg.value       ? own_object(*arg.value)
                                           : at::Tensor();

@@ -53,6 +53,30 @@ std::vector<Ref<engine::Var>> vars_used_as_plain(const Node& node) {
   return vars;
 }
 
+/// While its kernel runs: what that reaches through the user face, as plain tensors that are
+/// written are passed themselves, and sparse ones as they are.
+class UserFaces {
+ public:
+  explicit UserFaces(const Node& node) : collective_(node.collective) {
+    if (!node.discover) return;
+    for (const TensorArg& arg : node.tensors)
+      if (arg.written && arg.raw.defined() && arg.value) vars_.push_back(&arg.value->var());
+    for (const StorageVarRef& var : node.found.components) vars_.push_back(var.get());
+    for (StorageVar* const var : vars_)
+      collective_ ? plain_storages().lift_for_writer(*var) : plain_storages().enter(*var);
+  }
+  ~UserFaces() {
+    if (collective_) return;
+    for (StorageVar* const var : vars_) plain_storages().leave(*var);
+  }
+  UserFaces(const UserFaces&) = delete;
+  UserFaces& operator=(const UserFaces&) = delete;
+
+ private:
+  const bool collective_;
+  c10::SmallVector<StorageVar*, 4> vars_;  // kept by the claims of the node
+};
+
 bool nobody_holds(const Node& node) {
   if (node.discover) return true;
   for (const ValueRef& value : node.outputs)
@@ -101,11 +125,6 @@ void Node::follow_resizes() const {
   for (const StorageVarRef& var : found.components) plain_storages().follow_resize(*var, true);
 }
 
-/// Its kernel reaches them through the user face.
-void Node::lift_guards_of_components() const {
-  for (const StorageVarRef& var : found.components) plain_storages().lift_for_writer(*var);
-}
-
 void Node::call_kernel(torch::jit::Stack& stack) const {
   if (device.is_cpu()) return call_kernel_here(stack);
   Launch launch(*this);
@@ -148,7 +167,7 @@ void Node::start() {
   check_plain_reads();
   if (run_own_kernels(*this)) return check_plain_reads();
   share_resizability();
-  lift_guards_of_components();
+  const UserFaces open(*this);
   torch::jit::Stack stack = real_arguments(*this);
   if (host_copy) return begin_copy(std::move(stack));
   if (info.looks_at_grad) require_grad(stack);

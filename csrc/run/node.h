@@ -172,7 +172,6 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   void call_and_measure(torch::jit::Stack& stack, int cores) const;
   void share_resizability() const;
   void follow_resizes() const;
-  void lift_guards_of_components() const;
   void keep_overwritten_failures() const;
   uint64_t largest_bytes() const;
   std::unique_lock<std::mutex> wait_for_cores() const;

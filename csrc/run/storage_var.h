@@ -157,6 +157,7 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
   c10::StorageImpl* user_face_ = nullptr;
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> user_face_ref_;
   bool guarded_ = false;
+  uint32_t kernels_inside_ = 0;  // see PlainStorages::enter
 
  public:
   /// On a device: where the memory is in use.

@@ -7,12 +7,15 @@ import importlib.machinery
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch.jit import _builtins
 
 from lazyeng import _C
 from lazyeng.tensor import LazyTensor
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def is_lazy(value: Any) -> bool:
@@ -29,6 +32,14 @@ def put_method(name: str, method: Any) -> None:
     """Makes it a method of torch.Tensor, as which pickle finds it: torch's own can be pickled."""
     method.__module__, method.__qualname__ = "torch", f"Tensor.{name}"
     setattr(torch.Tensor, name, method)
+
+
+def as_builtin_of(original: F, replacement: F) -> F:
+    """The replacement, which TorchScript, as it knows functions by objects, takes for torch's."""
+    table: dict[int, str] = _builtins._builtin_table or {}
+    if id(original) in table:  # (else it will find the replacement in its place)
+        table[id(replacement)] = table[id(original)]
+    return replacement
 
 
 def when_imported(name: str, change: Callable[[Any], None]) -> None:

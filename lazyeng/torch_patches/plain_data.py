@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lazyeng import _C, errors
-from lazyeng.torch_patches._patching import inside_block
+from lazyeng.torch_patches._patching import as_builtin_of, inside_block
 
 _original: Any = torch.Tensor.data  # a descriptor, whatever its stub says
 
@@ -23,7 +23,8 @@ def install() -> None:
     data = property(_get_data, _set_data, _original.__delete__, doc=_original.__doc__)
     setattr(torch.Tensor, "data", data)  # noqa: B010
     name = "_has_compatible_shallow_copy_type"
-    setattr(torch, name, _of_plain_ones(getattr(torch, name)))
+    compatible = getattr(torch, name)
+    setattr(torch, name, as_builtin_of(compatible, _of_plain_ones(compatible)))
 
 
 def _get_data(tensor: torch.Tensor) -> torch.Tensor:

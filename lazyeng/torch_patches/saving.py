@@ -15,11 +15,12 @@ import torch
 import torch.serialization
 
 from lazyeng import _C, errors
+from lazyeng.torch_patches._patching import as_builtin_of
 
 
 def install() -> None:
     """Puts the waiting function in place of torch's. Once per process, at import."""
-    torch.save = torch.serialization.save = _waiting(torch.save)
+    torch.save = torch.serialization.save = as_builtin_of(torch.save, _waiting(torch.save))
 
 
 def _waiting(original: Callable[..., None]) -> Callable[..., None]:

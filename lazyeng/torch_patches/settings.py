@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from lazyeng import _C, errors
+from lazyeng.torch_patches._patching import as_builtin_of
 
 # Each with the function that tells what is set, if there is one.
 _SETTERS = {
@@ -68,7 +69,7 @@ def _install(name: str, now: _Getter | None, chooses_kernels: bool = False) -> N
     original = getattr(torch._C, name, None)
     if original is None:
         return
-    change = _waiting(original, now, chooses_kernels)
+    change = as_builtin_of(original, _waiting(original, now, chooses_kernels))
     setattr(torch._C, name, change)
     if not name.startswith("_"):  # torch has these of its own
         setattr(torch, name, change)

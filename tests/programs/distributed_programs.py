@@ -219,6 +219,22 @@ def fully_sharded_in_bfloat16(side: Side) -> Any:
     return [found, [p.detach().to_local() for p in model.parameters()]]
 
 
+def sparse_gradients(side: Side) -> Any:
+    """Sparse tensors are reduced as they are, whose values may be lazy."""
+    rank = dist.get_rank()
+    summed = torch.eye(3).to_sparse()
+    summed._values().mul_(rank + 1)
+    dist.all_reduce(summed)
+    table = nn.Embedding(6, 3, sparse=True)
+    model = DistributedDataParallel(side(table))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.tensor([1, 2 + rank])).square().sum().backward()
+        optimizer.step()
+    return [summed.to_dense(), state(model)]
+
+
 PROGRAMS: dict[str, Program] = {
     "collectives": collectives,
     "more_collectives": more_collectives,
@@ -230,6 +246,7 @@ PROGRAMS: dict[str, Program] = {
         data_parallel, lambda step: step < 2,
         find_unused_parameters=True, gradient_as_bucket_view=True, bucket_cap_mb=1e-4,
     ),
+    "sparse": sparse_gradients,
     "fsdp": fully_sharded,
     "fsdp_bfloat16": fully_sharded_in_bfloat16,
 }  # fmt: skip

@@ -153,16 +153,19 @@ void call_in_order(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
 }
 
+using Libraries = std::vector<torch::Library>;
+
 /// Ops that c10d has kernels for our key for, for backends that are registered under its name: ours
 /// replace them; the dispatcher warns of that.
-void take_over(torch::Library& library, torch::Library& in_order, std::string_view name_space) {
+void take_over(Libraries& libraries, torch::Library& in_order, std::string_view name_space) {
   const run::IgnoredWarnings silent;
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (!is_of(name, name_space)) continue;
     const auto op = c10::Dispatcher::singleton().findOp(name);
     if (!op || !op->hasSchema()) continue;
-    if (std::optional<torch::CppFunction> kernel = collective_kernel(*op))
-      library.impl(without_namespace(name).c_str(), std::move(*kernel));
+    for (torch::Library& library : libraries)
+      if (std::optional<torch::CppFunction> kernel = collective_kernel(*op))
+        library.impl(without_namespace(name).c_str(), std::move(*kernel));
     if (info_of(*op).collective == run::Collectivity::none && !is_of(name, "c10d::")) continue;
     in_order.impl(without_namespace(name).c_str(),
                   torch::CppFunction::makeFromBoxedFunction<&call_in_order>());
@@ -193,10 +196,13 @@ void set_collectives_at_the_call(bool on) { at_the_call = on; }
 void register_collectives() {
   for (const char* name_space : {"c10d", "_c10d_functional"}) {
     const auto library = [&](c10::DispatchKey key) {
-      return new torch::Library(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
+      return torch::Library(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
     };
-    take_over(*library(c10::DispatchKey::PrivateUse1), *library(c10::DispatchKey::ADInplaceOrView),
-              std::string(name_space) + "::");
+    auto* const ours = new Libraries;  // for good
+    ours->push_back(library(c10::DispatchKey::PrivateUse1));
+    for (const OtherLayout& layout : kOtherLayouts) ours->push_back(library(layout.ours));
+    auto* const in_order = new torch::Library(library(c10::DispatchKey::ADInplaceOrView));
+    take_over(*ours, *in_order, std::string(name_space) + "::");
   }
 }
 

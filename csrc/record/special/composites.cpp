@@ -284,6 +284,9 @@ void register_opaque_composites() {
   };
   add_composites(autograd, kReadIndices, indices);
   add_composites(backend, kReadIndices, indices);
+  // (Which is their key where autograd is left out, as in inference mode.)
+  static torch::Library sparse = library_for(c10::DispatchKey::SparsePrivateUse1);
+  add_composites(sparse, kReadIndices, indices);
   const auto prints = [] {
     return torch::CppFunction::makeFromBoxedFunction<&read_what_is_no_vector>();
   };

@@ -206,15 +206,36 @@ bool PlainStorages::guard(StorageVar& var) {
   alive = var.user_face_ref_->lock();
   if (!alive) return false;
   if (!var.guarded_) {
-    if (has_message(*alive))
-      raise_flag(*alive);
-    else  // (The name is torch's; it releases nothing: it makes data accesses raise with the
-          // message.)
-      alive->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kGuardMessage));
+    if (var.kernels_inside_ == 0) raise(alive);
     var.guarded_ = true;
     guarded_.insert(&var);
   }
   return is_held_by_others(var, alive);
+}
+
+void PlainStorages::raise(Face& alive) {
+  if (has_message(*alive))
+    raise_flag(*alive);
+  else  // (The name is torch's; it releases nothing: it makes data accesses raise with the
+        // message.)
+    alive->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kGuardMessage));
+}
+
+void PlainStorages::enter(StorageVar& var) {
+  Face alive;
+  std::lock_guard lock(mutex_);
+  ++var.kernels_inside_;
+  if (!var.guarded_) return;
+  alive = var.user_face_ref_->lock();
+  if (alive) lower_flag(*alive);
+}
+
+void PlainStorages::leave(StorageVar& var) {
+  Face alive;
+  std::lock_guard lock(mutex_);
+  if (--var.kernels_inside_ != 0 || !var.guarded_) return;
+  alive = var.awaited() ? var.user_face_ref_->lock() : lift(var);
+  if (alive && var.guarded_) raise(alive);
 }
 
 bool PlainStorages::is_held_by_others(const StorageVar& var, const Face& alive) {

@@ -56,7 +56,11 @@ class PlainStorages {
   /// plain tensor's first.
   bool has_moved_under(const StorageVar& var);
 
-  /// Lifts the guard for the op that holds the write.
+  /// A kernel is about to reach memory that it has a claim on through the user face: there is no
+  /// guard until it has left, also if somebody records a write meanwhile.
+  void enter(StorageVar& var);
+  void leave(StorageVar& var);
+  /// The same for good, for a write that goes on when its kernel has returned (of a collective).
   void lift_for_writer(StorageVar& var);
   /// Lifts every guard that can be lifted.
   void release_complete();
@@ -97,6 +101,7 @@ class PlainStorages {
   void attach(StorageVar& var, const c10::Storage& user);
   /// Returns the user face, if it lives, for the caller to let go of after the lock.
   Face lift(StorageVar& var);
+  static void raise(Face& alive);
   /// Null if the var is dying: its writes are complete, and whoever has asked will not wait for its
   /// destructor, so its guard is lifted here, as lift() does it.
   StorageVarRef retain(StorageVar& var, Face& alive);
