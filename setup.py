@@ -5,7 +5,7 @@
 #                                         interface of torch differs in each minor version)
 #
 # MAX_JOBS=n compilers at once (default 2); LAZYENG_WERROR=1 turns warnings into errors;
-# LAZYENG_SANITIZE=address or thread compiles for that sanitizer (tools/sanitize.sh);
+# LAZYENG_SANITIZE=address (or several, or thread) compiles for that sanitizer (tools/sanitize.sh);
 # LAZYENG_CHECKED=1 has accesses beyond the end of a container of the C++ library end the process.
 import os
 import runpy
