@@ -1,4 +1,4 @@
-// csrc/record/special/components.cpp: what sparse and nested tensors are made of.
+// csrc/record/special/components.cpp: what sparse, nested and quantized tensors are made of.
 #include "csrc/record/special/components.h"
 
 #include <ATen/SparseCsrTensorImpl.h>

@@ -1,4 +1,4 @@
-// csrc/record/special/nested.cpp: rows of sizes in a backward pass, and factories.
+// csrc/record/special/nested.cpp: rows of sizes in a backward pass, factories, reshape.
 #include "csrc/record/special/nested.h"
 
 #include <ATen/core/Tensor.h>

@@ -72,7 +72,11 @@ Lendings::Entry* Lendings::find_locked(const c10::StorageImpl& owner) {
 
 void Lendings::lend(const c10::Storage& storage, const at::Tensor& handle) {
   std::lock_guard lock(mutex_);
-  entry_locked(storage).handles.emplace_back(handle.getIntrusivePtr());
+  auto& handles = entry_locked(storage).handles;
+  const auto is_same = [&](const auto& known) {
+    return known._unsafe_get_target() == handle.unsafeGetTensorImpl();
+  };
+  if (std::ranges::none_of(handles, is_same)) handles.emplace_back(handle.getIntrusivePtr());
 }
 
 void Lendings::tell_address(const c10::Storage& storage) {
