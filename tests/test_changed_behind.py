@@ -3,10 +3,15 @@
 What lazyeng counts as a write of its own, and is none, would hide such a change.
 """
 
+import warnings
+
 import pytest
 import torch
 
-from lazyeng import lazy
+import lazyeng
+from lazyeng import lazy, synchronize, unwrap, wrap
+
+from .test_custom_ops import fresh
 
 
 def sum_or_noticed(pending):
@@ -57,3 +62,116 @@ def test_statistics_of_batch_norm_hide_no_later_change():
     norm.running_mean.fill_(5)
     assert sum_or_noticed(pending) in ("noticed", 8000.0)
     del kept
+
+
+SIZE = 40_000  # (what is smaller is copied)
+
+
+def step_of(optimizer):
+    def write(p):
+        parameter = torch.nn.Parameter(p)
+        parameter.grad = torch.ones(SIZE)
+        optimizer([parameter], lr=0.1, fused=True).step()
+
+    return write
+
+
+def unscale(p):
+    torch._amp_foreach_non_finite_check_and_unscale_([p], torch.zeros(1), torch.ones(1))
+
+
+# torch moves no version for these.
+NOT_COUNTED = {
+    "fused SGD": step_of(torch.optim.SGD),
+    "fused Adagrad": step_of(torch.optim.Adagrad),
+    "fused AdamW": step_of(torch.optim.AdamW),
+    "unscale": unscale,
+    "noise": lambda p: torch.ops.aten.rrelu_with_noise(torch.ones(SIZE), p, 0.1, 0.3, True),
+    "statistics": lambda p: torch._native_batch_norm_legit(
+        torch.ones(2, SIZE), None, None, p, torch.ones(SIZE), True, 0.1, 1e-5
+    ),
+}
+
+
+def is_seen(plain, kept):
+    """Whether a pending read of a plain tensor fails if that changes, or has its value before."""
+    synchronize()
+    before = plain.clone()
+    with lazy("deferred"):
+        pending = kept * 1
+    version = plain._version
+    plain.add_(1)
+    assert plain._version == version + 1
+    try:
+        return torch.equal(unwrap(pending), before)
+    except RuntimeError as error:
+        return "was changed in place" in str(error)
+
+
+@pytest.mark.parametrize("write", NOT_COUNTED)
+def test_a_write_that_torch_does_not_count_hides_no_later_change(write, mode):
+    p = torch.ones(SIZE)
+    kept = wrap(p)
+    with lazy(mode):
+        NOT_COUNTED[write](p)
+    assert is_seen(p, kept)
+
+
+def write_as_debugged(mode, p, pending):
+    lazyeng.set_sync_debug_mode(mode)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", lazyeng.SyncWarning)
+            with pytest.raises((lazyeng.SyncError, lazyeng.SyncWarning)):
+                p.add_(pending)
+    finally:
+        lazyeng.set_sync_debug_mode("off")
+
+
+@pytest.mark.parametrize("debug", ["warn", "error"])
+def test_a_write_whose_wait_is_reported_by_raising_hides_no_later_change(debug):
+    p, x = torch.ones(SIZE), wrap(torch.full((300, 300), 0.01))
+    kept = wrap(p)
+    with lazy("deferred"):
+        pending = (x @ x).sum()
+    write_as_debugged(debug, p, pending)
+    assert is_seen(p, kept)
+
+
+def test_a_write_that_raises_what_has_failed_hides_no_later_change():
+    p = torch.ones(SIZE)
+    kept = wrap(p)
+    failed = wrap(torch.ones(3))[torch.tensor([7])]
+    with pytest.raises(IndexError):
+        p.add_(failed)
+    kept.fill_(5)
+    assert is_seen(p, kept)
+
+
+WRITES_OF_COMPOSITES = {
+    "list": lambda p: torch._foreach_addcdiv_([p], [p.clone()], [p.clone()], torch.ones(1)),
+    "copy": lambda p: torch.ops.aten.split_copy.Tensor_out(torch.ones(SIZE), SIZE, 0, out=[p]),
+}
+
+
+@pytest.mark.parametrize("write", WRITES_OF_COMPOSITES)
+def test_a_write_that_ops_in_the_kernel_count_hides_no_later_change(write, mode):
+    p = torch.ones(SIZE)
+    kept = wrap(p)
+    with lazy(mode):
+        WRITES_OF_COMPOSITES[write](p)
+    assert p._version == 1
+    assert is_seen(p, kept)
+
+
+def test_one_tensor_for_two_arguments_that_an_op_changes_hides_no_later_change():
+    @torch.library.custom_op(fresh("both"), mutates_args=("a", "b"))
+    def both(a: torch.Tensor, b: torch.Tensor) -> None:
+        a.add_(1)
+
+    both.register_fake(lambda a, b: None)
+    p = torch.ones(SIZE)
+    kept = wrap(p)
+    with lazy():
+        both(p, p)
+    assert is_seen(p, kept)

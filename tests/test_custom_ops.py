@@ -237,6 +237,42 @@ def test_op_with_wrong_fake_shape_is_reported(lazy_mode):
             y.tolist()
 
 
+@pytest.mark.parametrize("returned, told", [(2, 3), (3, 2), (0, 1)])
+def test_op_with_a_list_of_another_length_is_reported(returned, told, lazy_mode):
+    @torch.library.custom_op(fresh("list"), mutates_args=())
+    def several(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x + n for n in range(returned)]
+
+    several.register_fake(lambda x: [torch.empty_like(x) for _ in range(told)])
+    with lazy(lazy_mode):
+        made = several(torch.ones(4))
+        assert len(made) == told
+        for one in (made[-1] + 1, *made):
+            with pytest.raises(RuntimeError, match=f"{returned} tensors, recorded as {told}"):
+                one.tolist()
+        assert [one.tolist() for one in several(torch.ones(4))] == [
+            [1.0 + n] * 4 for n in range(returned)
+        ]
+
+
+def test_op_that_returns_what_its_fake_kernel_does_not_is_reported(lazy_mode):
+    library = torch.library.Library("lazyeng_test_optional", "FRAGMENT")
+    name = f"perhaps_{uuid.uuid4().hex[:8]}"
+    library.define(f"{name}(Tensor x) -> (Tensor, Tensor?)")
+    library.impl(name, lambda x: (x + 1, x * 2), "CPU")
+    torch.library.register_fake(
+        f"lazyeng_test_optional::{name}", lambda x: (torch.empty_like(x), None), lib=library
+    )
+    perhaps = getattr(torch.ops.lazyeng_test_optional, name)
+    with lazy(lazy_mode):
+        first, second = perhaps(torch.ones(2))
+        assert second is None
+        with pytest.raises(RuntimeError, match="recorded as nothing"):
+            first.tolist()
+        assert [x.tolist() for x in perhaps(torch.ones(2))] == [[2.0, 2.0], [2.0, 2.0]]
+    library._destroy()
+
+
 def no_fake(kernel):
     return None
 

@@ -130,6 +130,62 @@ def test_stacks_of_code_that_is_gone_are_let_go(grad):
 # ---- out of memory
 
 
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Ctrl-C comes while the n-th exception from now on is built."""
+
+    def at(n):
+        left, build = [n], lazyeng.errors.build
+
+        def build_one(*args, **kwargs):
+            left[0] -= 1
+            if left[0] == -1:
+                raise KeyboardInterrupt
+            return build(*args, **kwargs)
+
+        monkeypatch.setattr(lazyeng.errors, "build", build_one)
+
+    return at
+
+
+@pytest.mark.parametrize("n", range(3))
+@pytest.mark.parametrize("held", [True, False])
+def test_what_ctrl_c_keeps_synchronize_from_raising_is_raised_by_the_next(n, held, interrupted):
+    kept = [wrap(torch.arange(3))[torch.tensor([i])] for i in (5, 6, 7)]
+    if not held:
+        kept = [one * 2 for one in kept]
+    interrupted(n)
+    with pytest.raises(KeyboardInterrupt):
+        synchronize()
+    with pytest.raises(ExceptionGroup) as caught:
+        synchronize()
+    assert [str(error)[:7] for error in caught.value.exceptions] == [
+        f"index {i}" for i in (5, 6, 7)
+    ]
+    synchronize()
+
+
+@pytest.mark.parametrize("n", range(2))
+def test_what_ctrl_c_keeps_a_block_from_raising_is_raised_later(n, interrupted):
+    plain = [torch.zeros(1), torch.zeros(1)]
+    interrupted(n)
+    with pytest.raises(KeyboardInterrupt), lazy():
+        for i, x in enumerate(plain):
+            x.copy_(torch.arange(3)[torch.tensor([5 + i])])
+    with pytest.raises(ExceptionGroup) as caught:
+        synchronize()
+    assert [str(error)[:7] for error in caught.value.exceptions] == ["index 5", "index 6"]
+
+
+def test_a_read_that_ctrl_c_ends_has_told_nobody(interrupted):
+    failed = wrap(torch.arange(3))[torch.tensor([5])]
+    interrupted(0)
+    with pytest.raises(KeyboardInterrupt):
+        failed.tolist()
+    with pytest.raises(IndexError, match="index 5"):
+        synchronize()
+
+
 def greedy(name, failures):
     """An op that lacks memory the first `failures` times; and when each call was."""
     calls = []

@@ -15,8 +15,8 @@ echo "$*" >> "$CALLS"
 case "$*" in
   "-m venv --clear "*) mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
   *"torch==2.12."*) echo "no such torch"; exit 1 ;;
-  "-m pytest"*"tests/good"*) echo "3450 passed, 12 skipped in 812.34s (0:13:32)" ;;
-  "-m pytest"*) echo "3 failed, 3447 passed, 1 error in 8.1s"; exit 1 ;;
+  "-m pytest"*"tests/good"*) echo "3450 passed, 12 skipped, 651 warnings in 812.34s (0:13:32)" ;;
+  "-m pytest"*) echo "3 failed, 3447 passed, 2 warnings, 1 error in 8.1s"; exit 1 ;;
   "-c "*) echo "Python 9.8.7, torch 2.13.0" ;;
 esac
 """

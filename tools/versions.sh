@@ -111,7 +111,7 @@ test_pair() { # python, torch
   found=$(TORCH_DEVICE_BACKEND_AUTOLOAD=0 versions 2>> "$log")
   step "tests" run_tests >> "$log" 2>&1
   status=$?
-  summary=$(grep -E '(passed|failed|skipped|errors?) in [0-9]|no tests ran' "$log" | tail -n 1)
+  summary=$(grep -E '(passed|failed|skipped|errors?|warnings?) in [0-9]|no tests ran' "$log" | tail -n 1)
   failed=$(($(count failed) + $(count error)))
   echo "$found: $(count passed) passed, $failed failed, $(count skipped) skipped" \
     "($(($(date +%s) - started)) s, exit $status, $log)"

@@ -192,17 +192,27 @@ PyObject* finish_plain_reads(PyObject*, PyObject*) {
   });
 }
 
+/// Null (Ctrl-C has come): none of them counts as reported that did not before.
 PyObject* exceptions_of(const std::vector<std::shared_ptr<run::FailureRoot>>& roots) {
+  std::vector<std::shared_ptr<run::FailureRoot>> unreported;
   PyRef list(PyList_New(0));
   for (const auto& root : roots) {
+    if (!root->reported) unreported.push_back(root);
     PyRef exception(run::build_exception(*root));
-    if (!exception || PyList_Append(list.get(), exception.get()) != 0) return nullptr;
+    if (exception && PyList_Append(list.get(), exception.get()) == 0) continue;
+    for (const auto& built : unreported) built->reported = false;
+    return nullptr;
   }
   return list.release();
 }
 
 PyObject* unreported(PyObject*, PyObject*) {
-  return guarded([&] { return exceptions_of(run::failure_log().unreported()); });
+  return guarded([&] {
+    run::FailureLog::Unreported unreported = run::failure_log().unreported();
+    PyObject* const exceptions = exceptions_of(unreported.roots);
+    if (!exceptions) run::failure_log().put_back(std::move(unreported));
+    return exceptions;
+  });
 }
 
 /// Exceptions to raise.
@@ -226,7 +236,7 @@ PyObject* look_at_failures_of_block(PyObject*, PyObject* block) {
 }
 
 PyObject* mark_reported(PyObject*, PyObject*) {
-  for (const auto& root : run::failure_log().unreported()) root->reported = true;
+  for (const auto& root : run::failure_log().unreported().roots) root->reported = true;
   Py_RETURN_NONE;
 }
 

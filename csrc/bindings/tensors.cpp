@@ -102,7 +102,8 @@ PyObject* plain(PyObject*, PyObject* object) {
 
 PyObject* plain_view(PyObject*, PyObject* object) {
   return guarded([&] {
-    current_recorder()->wait_and_check(*value_of(object));
+    const run::ValueRef value = value_of(object);  // (`.data =` of another thread may replace it)
+    current_recorder()->wait_and_check(*value);
     return THPVariable_Wrap(record::plain_view(THPVariable_Unpack(object)));
   });
 }

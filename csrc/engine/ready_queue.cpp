@@ -24,9 +24,10 @@ bool ReadyQueue::first_is_in_heap() const noexcept {
 }
 
 void ReadyQueue::push(Op* op) {
+  const bool in_order = in_order_.empty() || in_order_.back()->order_ < op->order_;
+  if (!in_order) heap_.push_back(op);  // (may throw: the queue is as it was)
   ++size_;
-  if (in_order_.empty() || in_order_.back()->order_ < op->order_) return in_order_.push_back(op);
-  heap_.push_back(op);
+  if (in_order) return in_order_.push_back(op);
   std::push_heap(heap_.begin(), heap_.end(), [](Op* a, Op* b) { return a->order_ > b->order_; });
 }
 

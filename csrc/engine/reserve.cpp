@@ -16,6 +16,7 @@ constexpr size_t kPieces = 64;
 std::array<std::atomic<void*>, kPieces> pieces{};
 std::atomic<size_t> missing{kPieces};
 std::new_handler before = nullptr;
+thread_local bool filling = false;  // a piece is not to be made of another
 
 /// False: nothing is left.
 bool give_a_piece_back() noexcept {
@@ -31,14 +32,16 @@ bool give_a_piece_back() noexcept {
 
 /// Called by operator new, which tries again once it returns.
 void handle_shortage() {
-  if (Owing::active() && give_a_piece_back()) return;
+  if (Owing::active() && !filling && give_a_piece_back()) return;
   if (before) return before();
   throw std::bad_alloc();
 }
 
 bool fill(std::atomic<void*>& piece) noexcept {
   if (piece.load(std::memory_order_relaxed)) return true;
+  filling = true;
   void* const memory = ::operator new(kPieceBytes, std::nothrow);
+  filling = false;
   if (!memory) return false;
   void* expected = nullptr;
   if (piece.compare_exchange_strong(expected, memory, std::memory_order_acq_rel))

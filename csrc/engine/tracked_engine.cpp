@@ -171,19 +171,27 @@ WaitResult TrackedEngine::wait_for_vars(std::span<Var* const> vars, const Interr
   if (pending == 0) return WaitResult::done;
   const Ref<Waiter> waiter = make_ref<Waiter>(static_cast<uint32_t>(vars.size()));
   ReadyList ready;
-  for (Var* var : vars) {
-    if (!var->pending()) {
-      waiter->signal();
-      continue;
+  const auto go_on = [&] {
+    settle(ready);
+    if (!ready.empty()) dispatch(ready);
+  };
+  try {
+    for (Var* var : vars) {
+      if (!var->pending()) {
+        waiter->signal();
+        continue;
+      }
+      const Ref<Mark> mark = make_ref<Mark>();
+      mark->add_read(Ref<Var>(var));
+      Op& op = *mark;
+      op.waiter_ = waiter;
+      tracker_.append_mark(op, ready);
     }
-    const Ref<Mark> mark = make_ref<Mark>();
-    mark->add_read(Ref<Var>(var));
-    Op& op = *mark;
-    op.waiter_ = waiter;
-    tracker_.append_mark(op, ready);
+  } catch (...) {  // marks that were granted must go, or the next write of their var never begins
+    go_on();
+    throw;
   }
-  settle(ready);
-  if (!ready.empty()) dispatch(ready);
+  go_on();
   return waiter->wait(interrupt, guest());
 }
 

@@ -14,9 +14,9 @@
 namespace lazyeng::fuse {
 namespace {
 
-constexpr size_t kSeen = 1024;                 // places for hashes of windows seen once
-constexpr size_t kMaxWords = size_t{1} << 18;  // of all plans: 2 MiB
-constexpr size_t kMaxOffsets = 256;            // in a var: they are looked for one by one
+constexpr size_t kSeen = 1024;             // places for hashes of windows seen once
+constexpr size_t kRoom = size_t{6} << 20;  // for all plans, in bytes
+constexpr size_t kMaxOffsets = 256;        // in a var: they are looked for one by one
 
 std::atomic<uint64_t> replayed{0};
 
@@ -78,6 +78,11 @@ NodePlaces places_of(const StepPlans::Batch& nodes) {
   return places;
 }
 
+template <class T>
+size_t bytes_of(const std::vector<T>& vector) {
+  return vector.capacity() * sizeof(T);
+}
+
 /// A group, but for what differs from step to step.
 class PlannedGroup {
  public:
@@ -85,6 +90,10 @@ class PlannedGroup {
 
   /// The group for these nodes, without them. Null: what was one value is several now.
   Ref<Group> bind(const StepPlans::Batch& nodes) const;
+  size_t bytes() const {
+    return sizeof *this + sizeof *programs_ + bytes_of(members_) + bytes_of(values_) +
+           bytes_of(sources_) + bytes_of(vars_);
+  }
   void move_nodes(StepPlans::Batch& nodes, Group& group) const;
 
  private:
@@ -162,6 +171,8 @@ class StepPlan {
            const NodePlaces& places);
 
   bool is_of(const Key& words) const { return words_ == words; }
+  /// Without what it shares with others (looks, programs) or has later (CUDA graphs).
+  size_t bytes() const;
 
   /// Moves the nodes to what is to be pushed. False: not these; nothing has changed.
   bool replay(StepPlans::Batch& nodes, StepPlans::Batch& ops, uint64_t& spared) const;
@@ -190,6 +201,12 @@ StepPlan::StepPlan(Key words, std::vector<run::GeometryRef> looks, const StepPla
   }
 }
 
+size_t StepPlan::bytes() const {
+  size_t bytes = sizeof *this + bytes_of(words_) + bytes_of(looks_) + bytes_of(order_);
+  for (const PlannedGroup& group : groups_) bytes += group.bytes();
+  return bytes;
+}
+
 bool StepPlan::replay(StepPlans::Batch& nodes, StepPlans::Batch& ops, uint64_t& spared) const {
   std::vector<Ref<Group>> groups;
   groups.reserve(groups_.size());
@@ -211,8 +228,7 @@ bool StepPlan::replay(StepPlans::Batch& nodes, StepPlans::Batch& ops, uint64_t& 
   return true;
 }
 
-StepPlans::StepPlans(Partition& partition)
-    : partition_(partition), seen_(kSeen), plans_(kMaxWords) {}
+StepPlans::StepPlans(Partition& partition) : partition_(partition), seen_(kSeen), plans_(kRoom) {}
 StepPlans::~StepPlans() = default;
 
 uint64_t StepPlans::place_of(run::StorageVar& var) {
@@ -333,8 +349,9 @@ StepPlans::Batch StepPlans::run(Batch nodes) {
   if (!after) return partition(std::move(nodes));
   const NodePlaces places = places_of(nodes);
   ops = partition(std::move(nodes));
-  plans_.keep(hash, words_.size(),
-              std::make_unique<StepPlan>(words_, std::move(looks_), ops, places), *after);
+  auto plan = std::make_unique<StepPlan>(words_, std::move(looks_), ops, places);
+  const size_t bytes = plan->bytes();
+  plans_.keep(hash, bytes, std::move(plan), *after);
   return ops;
 }
 

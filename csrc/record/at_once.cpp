@@ -27,6 +27,7 @@
 #include "csrc/run/failures/kernel_warnings.h"
 #include "csrc/run/failures/python_error.h"
 #include "csrc/run/looked_up_rows.h"
+#include "csrc/run/plain/own_writes.h"
 #include "csrc/run/plain/plain_storage.h"
 #include "csrc/run/python_ref.h"
 
@@ -116,7 +117,8 @@ bool complete_tensors(const run::OpInfo& info, torch::jit::Stack& stack) {
 
 /// It writes its first argument, element by element, and returns that.
 bool changes_elements(const run::OpInfo& info) {
-  return info.aten && info.args[0].write && !info.random && !info.moves_metadata &&
+  return info.aten && info.args[0].write && !info.args[0].silent && !info.random &&
+         !info.moves_metadata &&
          (info.work == run::Work::elements || info.work == run::Work::copies) &&
          info.returns.size() == 1 && info.returns[0].written_arg == 0;
 }
@@ -180,7 +182,8 @@ bool write_number_at_once(const run::OpInfo& info, torch::jit::Stack& stack, con
   torch::jit::Stack arguments(stack.end() - static_cast<ptrdiff_t>(count), stack.end());
   if (!complete_tensors(info, arguments) || !write_number(info, arguments)) return false;
   note_backward_of_lazy();
-  var ? run::note_own_writes(written) : run::note_own_write_without_var(written);
+  run::OwnWrites own_writes;
+  var ? own_writes.count(written) : own_writes.count_without_var(written);
   counters.at_once.fetch_add(1, std::memory_order_relaxed);
   counters.without_node.fetch_add(1, std::memory_order_relaxed);
   torch::jit::drop(stack, count);

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "csrc/run/node.h"
+#include "csrc/run/plain/own_writes.h"
 #include "csrc/run/traces/trace.h"
 
 namespace lazyeng::record {
@@ -37,6 +38,7 @@ struct Call {
   c10::SmallVector<at::Tensor, 2> written;      ///< the written tensors, in order of arguments
   std::unique_ptr<Writers> writers;             ///< if there are many
   std::vector<ComponentArg> components;         ///< of all its arguments
+  run::OwnWrites own_writes;                    ///< those of them that torch will bump for
   bool must_run = false;      ///< an argument cannot be recorded (sparse, quantized, symbolic)
   bool writes_plain = false;  ///< a written argument is a plain tensor
   bool to_lazyeng = false;    ///< the device that it names is "lazyeng"

@@ -84,12 +84,6 @@ void keep_failure(const run::Node& node) {
                          run::FailureLog::Holder::log);
 }
 
-/// What it writes was counted by build_node, and torch bumps it once our kernel has returned.
-bool counts_writes(const run::OpInfo& info, const run::Node& node) {
-  return info.aten && info.writes && !node.collective &&
-         std::ranges::none_of(node.tensors, &run::TensorArg::silent);
-}
-
 bool has_rows_outside(const at::Tensor& sparse) {
   const at::Tensor indices = sparse._indices().contiguous();  // [sparse dims, elements], int64
   const int64_t* index = indices.const_data_ptr<int64_t>();
@@ -118,7 +112,6 @@ void check_sparse_gradient(const run::Node& node) {
 void raise_found(const Call& call, const run::Node& node, bool had_failed) {
   const run::Node::Discovery& found = node.found;
   if (!found.thrown && !found.poisoned) return;
-  if (counts_writes(call.info, node)) run::take_back_own_writes();
   if (!found.thrown) run::throw_python_error(found.poisoned);
   if (!had_failed) update_written(call, node);
   std::rethrow_exception(found.thrown);
@@ -176,7 +169,7 @@ bool Recorder::record_failed(Call& call, const run::Node& node, const PlanKey& k
   const CallPlanRef plan = plan_in_spite_of(call, node.found);
   if (!plan) return false;
   plans_.insert(key, call, plan);
-  if (counts_writes(call.info, node)) run::take_back_own_writes();
+  call.own_writes.take_back();  // (they are recorded once more)
   AtOnce tried;
   tried.thrown = node.found.thrown;
   record_node(call, *plan, tried, results);

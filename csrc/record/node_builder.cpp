@@ -89,9 +89,9 @@ c10::Device device_of(const Call& call) {
 namespace {
 
 /// Those that torch counts as changes.
-void note_counted_writes(const Call& call, c10::ArrayRef<run::TensorArg> args) {
+void note_counted_writes(Call& call, c10::ArrayRef<run::TensorArg> args) {
   if (std::ranges::none_of(args, &run::TensorArg::silent))
-    return run::note_own_writes(call.written);
+    return call.own_writes.count(call.written);
   std::vector<at::Tensor> counted;
   size_t next = 0;
   for (const run::TensorArg& arg : args) {
@@ -99,7 +99,7 @@ void note_counted_writes(const Call& call, c10::ArrayRef<run::TensorArg> args) {
     if (!arg.silent) counted.push_back(call.written[next]);
     ++next;
   }
-  run::note_own_writes(counted);
+  call.own_writes.count(counted);
 }
 
 }  // namespace

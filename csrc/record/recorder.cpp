@@ -90,6 +90,27 @@ void take_copy(run::TensorArg& source) {
   source.value = nullptr;
 }
 
+/// The versions that the ops would have moved which a kernel is made of (OpInfo::bumps_inside), if
+/// they had been called with the tensors of the program.
+class MovedVersions {
+ public:
+  explicit MovedVersions(const Call& call) {
+    if (!call.info.bumps_inside) [[likely]]
+      return;
+    for (const at::Tensor& tensor : call.written)
+      if (tensor.defined() && !tensor.is_inference())
+        before_.emplace_back(tensor, tensor._version());
+  }
+  void complete() const {
+    const auto has_moved = [](const auto& of) { return of.first._version() != of.second; };
+    if (std::ranges::any_of(before_, has_moved)) return;  // (the kernel was given them after all)
+    for (const auto& [tensor, version] : before_) tensor.unsafeGetTensorImpl()->bump_version();
+  }
+
+ private:
+  std::vector<std::pair<at::Tensor, int64_t>> before_;
+};
+
 /// Asks for shapes and the like: answered from tensors without memory.
 void answer_without_memory(const Call& call, torch::jit::Stack* results) {
   torch::jit::Stack stack;
@@ -139,9 +160,13 @@ void Recorder::stop_threads() {
 void Recorder::record(const run::OpInfo& info, torch::jit::Stack* stack) {
   check_reserve();
   const engine::Owing owing;
-  if (!select_nested_sizes(info, *stack) && !record_offset_view(info, *stack) &&
-      !write_temporary(info, stack) && !answer_at_once(info, stack))
-    record(read_call(info, stack), stack);
+  if (select_nested_sizes(info, *stack) || record_offset_view(info, *stack) ||
+      write_temporary(info, stack) || answer_at_once(info, stack))
+    return;
+  Call call = read_call(info, stack);
+  const MovedVersions moved(call);
+  record(std::move(call), stack);
+  moved.complete();
 }
 
 void Recorder::record(Call call, torch::jit::Stack* results) {
@@ -199,7 +224,7 @@ void Recorder::record_metadata(Call& call, const CallPlan& plan, torch::jit::Sta
                         : value(output.of, output.look(call.looks[output.of]->offset())));
   for (const CallPlan::Rewrite& rewrite : plan.rewrites)
     after.push_back(value(rewrite.tensor, rewrite.after));
-  run::note_own_writes(call.written);  // it bumps as a write does
+  call.own_writes.count(call.written);  // it bumps as a write does
   Made made;
   push_recorded(call, plan, views, made, results);
   apply_rewrites(call, call.tensors, plan, after);

@@ -168,22 +168,43 @@ torch::jit::Stack real_arguments(Node& node) {
   return arguments_with(node.info, node.args, [&] { return tensors.next(); });
 }
 
+/// What an op returns that is new.
+bool is_made(const ReturnInfo& info) { return info.tensor && info.written_arg < 0; }
+
+/// How long lists are only the meta function, or the fake kernel, has said.
+void check_count(const OpInfo& op, size_t recorded, const torch::jit::Stack& results) {
+  size_t count = 0;
+  for (size_t r = 0; r < op.returns.size(); ++r)
+    if (is_made(op.returns[r])) count += op.returns[r].list ? results[r].toListRef().size() : 1;
+  if (count == recorded) return;
+  op.distrust_plans = true;
+  TORCH_CHECK(false, "[", op.name, "] returned ", count, " tensors, recorded as ", recorded,
+              " (a wrong meta function; the next call will be right)");
+}
+
+/// Of torch's own ops some compute a gradient that nobody has asked for.
+void check_is_undefined(const OpInfo& op, const c10::IValue& result) {
+  if (op.aten || !result.isTensor() || !result.toTensor().defined()) return;
+  op.distrust_plans = true;
+  TORCH_CHECK(false, "[", op.name, "] returned ", describe(*geometry_of(result.toTensor())),
+              ", recorded as nothing (a wrong meta function; the next call will be right)");
+}
+
 void install_results(const Ran& ran, c10::ArrayRef<ValueRef> outputs,
                      const torch::jit::Stack& results) {
+  check_count(ran.op, outputs.size(), results);
   size_t next = 0;
+  const auto install_next = [&](const c10::IValue& result) {
+    const ValueRef& value = outputs[next++];
+    value ? install(ran, *value, result.toTensor()) : check_is_undefined(ran.op, result);
+  };
   for (size_t r = 0; r < ran.op.returns.size(); ++r) {
     const ReturnInfo& info = ran.op.returns[r];
-    if (!info.tensor || info.written_arg >= 0) continue;
-    if (!info.list) {
-      const ValueRef& value = outputs[next++];
-      if (value) install(ran, *value, results[r].toTensor());
-      continue;
-    }
-    const c10::List<at::Tensor> list = results[r].toTensorList();
-    for (size_t i = 0; i < list.size() && next < outputs.size(); ++i) {
-      const ValueRef& value = outputs[next++];
-      if (value) install(ran, *value, list.get(i));
-    }
+    if (!is_made(info)) continue;
+    if (info.list)
+      std::ranges::for_each(results[r].toListRef(), install_next);
+    else
+      install_next(results[r]);
   }
 }
 

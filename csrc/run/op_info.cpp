@@ -158,6 +158,8 @@ void OpInfo::read_arguments() {
   const bool scalars_are_data =
       contains(kScalarsAreData, base) || base.starts_with("aten::_foreach_");
   const bool reals_are_data = begins_with_one_of(kOptimizers, base);
+  const bool bumps = !aten || handle.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView);
+  const bool writes_unseen = !bumps && handle.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   for (const c10::Argument& argument : handle.schema().arguments()) {
     ArgInfo info{kind_of(argument), written(argument)};
     const string_view argument_name = argument.name();
@@ -165,6 +167,7 @@ void OpInfo::read_arguments() {
                   (argument_name == "running_mean" || argument_name == "running_var");
     info.write |= info.silent;
     info.write |= is_written_by_backend(base, args.size());
+    info.silent |= info.write && writes_unseen;
     info.overwritten =
         info.write && (argument.is_out() || contains(kOverwriting, base) ||
                        (!argument.alias_info() && argument_name.starts_with("output")));
@@ -175,6 +178,7 @@ void OpInfo::read_arguments() {
     takes_generator |= info.kind == ArgKind::generator;
     args.push_back(info);
   }
+  bumps_inside = writes && !bumps && !writes_unseen;
   dtype_arg = handle.schema().argumentIndexWithName("dtype").value_or(-1);
   dropout_arg = handle.schema().argumentIndexWithName("dropout_p").value_or(-1);
 }

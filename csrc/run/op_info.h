@@ -33,7 +33,7 @@ struct ArgInfo {
   bool write = false;  ///< annotated as written: Tensor(a!)
   /// Every element is replaced unseen: an `out=` argument, or self of copy_, zero_, normal_ ...
   bool overwritten = false;
-  bool silent = false;   ///< written, but not annotated: torch does not count it as a change
+  bool silent = false;   ///< written, but torch does not count it as a change
   bool is_data = false;  ///< a number, which decides no plan as long as the op's dtypes can hold it
 };
 
@@ -127,7 +127,9 @@ struct OpInfo {
   bool looks_once = false;  ///< its kernel takes time linear in the size of what it gets
   /// On the CPU it is made of other ops, and so it is on the meta device: that tells the truth.
   bool made_of_ops = false;
-  bool cpp_meta = false;        ///< (of these) without any Python
+  bool cpp_meta = false;  ///< (of these) without any Python
+  /// The ops that its kernel is made of move the versions of what it writes; torch does no more.
+  bool bumps_inside = false;
   bool moves_metadata = false;  ///< changes the metadata of what it writes (transpose_, squeeze_)
   /// Set once there was no meta function to ask: it is not looked for again.
   mutable std::atomic<bool> lacks_meta{false};

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <unordered_map>
 #include <vector>
 
@@ -86,9 +87,13 @@ bool was_announced(const at::Tensor& tensor) {
   if (announced.empty()) [[likely]]
     return false;
   const void* const counter = identity(tensor.unsafeGetTensorImpl()->version_counter());
-  if (std::erase(announced, counter) != 0) return true;
-  announced.clear();  // the op that they were for has raised
-  return false;
+  const auto found = std::ranges::find(announced, counter);
+  if (found == announced.end()) {
+    announced.clear();  // the op that they were for has raised
+    return false;
+  }
+  announced.erase(found);  // (one of them: a tensor may be given for two arguments)
+  return true;
 }
 
 }  // namespace
@@ -154,20 +159,34 @@ int64_t StorageVar::foreign_writes() const {
   return sum;
 }
 
-void note_own_writes(c10::ArrayRef<at::Tensor> written) {
-  if (!table().some.load(std::memory_order_acquire)) return;
-  if (!written.empty()) not_bumped.clear();
-  for (const at::Tensor& tensor : written) {
-    if (!tensor.defined() || was_announced(tensor)) continue;
-    if (auto tracked = count_own_write(tensor)) not_bumped.push_back(std::move(tracked));
-  }
+void OwnWrites::add(std::shared_ptr<TrackedVersion> tracked) {
+  if (!tracked) return;
+  if (counted_.empty()) exceptions_ = std::uncaught_exceptions();
+  counted_.push_back(std::move(tracked));
 }
 
-void take_back_own_writes() {
+void OwnWrites::count(c10::ArrayRef<at::Tensor> written) {
+  if (!table().some.load(std::memory_order_acquire)) return;
+  for (const at::Tensor& tensor : written)
+    if (tensor.defined() && !was_announced(tensor)) add(count_own_write(tensor));
+}
+
+void OwnWrites::count_without_var(const at::Tensor& written) { add(expect_bump(written)); }
+
+void OwnWrites::take_back() noexcept {
   std::lock_guard lock(table().mutex);
-  for (const std::shared_ptr<TrackedVersion>& tracked : not_bumped)
+  for (const std::shared_ptr<TrackedVersion>& tracked : counted_)
     tracked->own_writes.fetch_sub(1, std::memory_order_seq_cst);
-  not_bumped.clear();
+  counted_.clear();
+}
+
+OwnWrites::~OwnWrites() {
+  if (counted_.empty()) [[likely]]
+    return;
+  if (std::uncaught_exceptions() > exceptions_)
+    take_back();
+  else
+    not_bumped = std::move(counted_);
 }
 
 void announce_own_write(const at::Tensor& tensor) {
@@ -182,11 +201,6 @@ std::shared_ptr<TrackedVersion> expect_bump(const at::Tensor& tensor) {
   most_foreign_writes(*tracked);
   tracked->own_writes.fetch_add(1, std::memory_order_seq_cst);
   return tracked;
-}
-
-void note_own_write_without_var(const at::Tensor& written) {
-  not_bumped.clear();
-  if (auto tracked = expect_bump(written)) not_bumped.push_back(std::move(tracked));
 }
 
 std::mutex& SiblingGroup::mutex() {

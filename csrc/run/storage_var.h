@@ -169,15 +169,6 @@ using StorageVarRef = Ref<StorageVar>;
 /// tensor).
 std::shared_ptr<TrackedVersion> track_version(const at::Tensor& tensor);
 
-/// To be called with the tensors that a recorded op writes, before autograd bumps their counters.
-/// What is tracked stays so until the thread's next call: the op may be done, and its vars gone,
-/// before the bump, which a var that another thread makes meanwhile would take for a foreign write.
-void note_own_writes(c10::ArrayRef<at::Tensor> written);
-/// The op that note_own_writes was last called for raises at the call: nothing is bumped.
-void take_back_own_writes();
-/// The same for a write of memory that has no var, and may get one before the bump.
-void note_own_write_without_var(const at::Tensor& written);
-
 class SiblingGroup final : public RefCounted {
  public:
   /// Members are weak: a var leaves when it dies.

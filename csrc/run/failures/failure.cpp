@@ -64,7 +64,6 @@ bool add_device_loss(const FailureRoot& root, PyObject* kwargs) {
 PyObject* build(const FailureRoot& root, const std::vector<std::string>& path, size_t length) {
   PyObject* original = root.original();
   if (!original) return nullptr;
-  root.reported.store(true, std::memory_order_relaxed);
   PyRef function = errors_function("build");
   PyRef inputs = string_list(root.inputs);
   PyRef names = string_list(path);
@@ -77,7 +76,9 @@ PyObject* build(const FailureRoot& root, const std::vector<std::string>& path, s
                              "path", names.get(), "path_length", static_cast<Py_ssize_t>(length),
                              "root_id", static_cast<unsigned long long>(root.id)));
   if (!args || !kwargs || !add_device_loss(root, kwargs.get())) return nullptr;
-  return PyObject_Call(function.get(), args.get(), kwargs.get());
+  PyObject* const exception = PyObject_Call(function.get(), args.get(), kwargs.get());
+  if (exception) root.reported.store(true, std::memory_order_relaxed);  // (not after Ctrl-C)
+  return exception;
 }
 
 void hide_while_unwinding(PyObject* exception) {

@@ -100,21 +100,28 @@ std::shared_ptr<FailureRoot> FailureLog::of_autograd_node(uint64_t node) {
   return found;
 }
 
-std::vector<std::shared_ptr<FailureRoot>> FailureLog::unreported() {
-  std::vector<std::shared_ptr<FailureRoot>> result;
-  std::vector<Item> items;
+FailureLog::Unreported FailureLog::unreported() {
+  Unreported found;
   {
     std::lock_guard lock(mutex_);
-    items.swap(items_);
-    for (Item& item : items)  // (a failure of a block is reported once, and stays until its end)
+    found.items.swap(items_);
+    for (Item& item : found.items)  // (one of a block is reported once, and stays until its end)
       if (!item.plain.empty())
         items_.push_back({item.kind, item.root, item.kept, item.block, std::move(item.plain)});
   }
-  for (Item& item : items) {
+  for (Item& item : found.items) {
     if (item.kind == Item::Kind::shared) continue;  // (it is there once more, for its lazy tensor)
-    if (auto root = item.root.lock(); root && !root->reported) result.push_back(std::move(root));
+    if (auto root = item.root.lock(); root && !root->reported)
+      found.roots.push_back(std::move(root));
   }
-  return in_order_of_creation(std::move(result));
+  found.roots = in_order_of_creation(std::move(found.roots));
+  return found;
+}
+
+void FailureLog::put_back(Unreported unreported) {
+  std::lock_guard lock(mutex_);
+  std::move(items_.begin(), items_.end(), std::back_inserter(unreported.items));
+  items_.swap(unreported.items);
 }
 
 std::vector<std::shared_ptr<FailureRoot>> FailureLog::of_block(uint64_t block) {

@@ -37,8 +37,10 @@ class FailureLog {
   /// That of the op for which autograd has made the node (Node::autograd_node), if it has not been
   /// told of.
   std::shared_ptr<FailureRoot> of_autograd_node(uint64_t node);
-  /// Those that are unreported now.
-  std::vector<std::shared_ptr<FailureRoot>> unreported();
+  /// Those that are unreported now. They are out of the log, until they are put back.
+  struct Unreported;
+  Unreported unreported();
+  void put_back(Unreported unreported);
   /// Those of one open lazy() block that failed to write a plain tensor, whoever has told of them:
   /// that the memory is old is told by the block. GIL.
   std::vector<std::shared_ptr<FailureRoot>> of_block(uint64_t block);
@@ -69,6 +71,17 @@ class FailureLog {
       return plain.empty() && (kept ? kept->reported.load() : root.expired());
     }
   };
+
+ public:
+  struct Unreported {
+    std::vector<std::shared_ptr<FailureRoot>> roots;  ///< each once, in the order of creation
+
+   private:
+    friend class FailureLog;
+    std::vector<Item> items;
+  };
+
+ private:
   void add(Item item);
   std::vector<Item> take_over_locked();
   bool is_open_locked(uint64_t block) const;
