@@ -449,6 +449,38 @@ def test_inference_mode(way):
     compare(program, way)
 
 
+@contextlib.contextmanager
+def below_autograd():
+    """As the autograd kernel of a custom op calls its kernel."""
+    with torch._C._AutoDispatchBelowAutograd():
+        yield
+
+
+@pytest.mark.parametrize("scope", [torch.inference_mode, below_autograd, torch.no_grad])
+def test_plain_tensors_in_a_backward_pass(way, scope):
+    """They have nothing to do with the lazy ones whose gradients are computed."""
+
+    def program(side):
+        plain = torch.tensor([1.0, 2.0, 3.0])
+
+        class Through(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, grad):
+                with scope():
+                    made = (plain * 2 + torch.ones(3)).cumsum(0)
+                return grad * float(made.sum())
+
+        x = side(torch.rand(3)).requires_grad_()
+        Through.apply(x).sum().backward()
+        return [x.grad]
+
+    compare(program, way)
+
+
 def test_in_place_on_a_view_with_grad(way):
     def program(side):
         x = side(torch.randn(3, 3)).requires_grad_()

@@ -96,3 +96,83 @@ def test_answers_that_are_no_tensors(how):
     assert how(answering) == "an answer"
     with lazyeng.lazy():
         assert how(answering) == "an answer"
+
+
+def gradient_of_a_view(w: Wrap) -> Any:
+    """The gradient that it is given is a plain tensor, in a block too."""
+    x = w(torch.tensor([1.0, 2.0, 3.0])).requires_grad_()
+    (x * 2).as_subclass(Bare).backward(torch.ones(3))
+    return x.grad.tolist()
+
+
+def gradient_by_a_function(w: Wrap) -> Any:
+    """That of a result, made of what a class of the user's was saved as."""
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(a, b)
+            return a * b
+
+        @staticmethod
+        def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            a, b = ctx.saved_tensors
+            return grad * b, grad * a
+
+    x = w(torch.tensor([1.0, 2.0, 3.0])).requires_grad_()
+    a = x.as_subclass(Bare)
+    Product.apply(a, a * 2).as_subclass(torch.Tensor).sum().backward()
+    return x.grad.tolist()
+
+
+def made_in_inference_mode(w: Wrap) -> Any:
+    x = w(torch.ones(3)) * 1
+    with torch.inference_mode():
+        made = x.as_subclass(Bare), Bare(x)
+    return [(type(one), one.is_inference(), one.tolist(), (one + 1).tolist()) for one in made]
+
+
+@pytest.mark.parametrize(
+    "program", [gradient_of_a_view, gradient_by_a_function, made_in_inference_mode]
+)
+@pytest.mark.parametrize("wrap", [same, lazyeng.wrap])
+def test_programs(program, wrap, mode):
+    expected = program(same)
+    assert program(lazyeng.wrap) == expected
+    with lazyeng.lazy(mode):
+        assert program(wrap) == expected
+
+
+class Holder(torch.Tensor):
+    """It has no memory: what is called with it is called with the tensor that it holds."""
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> Any:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, held.size(), dtype=held.dtype, device=held.device
+        )
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:
+        return func(*[x.held if isinstance(x, Holder) else x for x in args], **(kwargs or {}))
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, lambda f: torch.func.grad(lambda x: f(x).sum())])
+@pytest.mark.parametrize("call", [
+    lambda x: x * 2, lambda x: x.sum(), lambda x: x.add_(1), lambda x: x.nonzero(),
+    lambda x: x.view(-1), lambda x: x[0],
+])  # fmt: skip
+def test_a_class_that_holds_what_torch_func_passes_is_refused_as_in_eager(transform, call):
+    def program(w: Wrap) -> Any:
+        def calls(x: torch.Tensor) -> torch.Tensor:
+            call(Holder(x))
+            return x
+
+        return outcome(lambda: transform(calls)(w(torch.ones(2, 3))).tolist())
+
+    expected = program(same)
+    assert program(lazyeng.wrap) == expected
+    with lazyeng.lazy("sync"):
+        assert program(lazyeng.wrap) == expected

@@ -26,6 +26,17 @@ bool can_be_copied(const at::Tensor& tensor) {
          !run::plain_storages().find(tensor);
 }
 
+/// A wrapper of torch.func around a lazy tensor comes here where somebody has taken the keys of
+/// torch.func away, as the call of a tensor subclass on what it holds. It is refused as by kernels:
+/// those of views ask for its storage.
+void refuse_wrapper(const run::OpInfo& op, const at::Tensor& tensor) {
+  constexpr c10::DispatchKeySet wrappers(
+      {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
+  if (!tensor.key_set().has_any(wrappers)) return;
+  if (std::ranges::any_of(op.returns, &run::ReturnInfo::may_alias)) tensor.storage();
+  TORCH_CHECK(false, "Cannot access data pointer of Tensor that doesn't have storage");
+}
+
 class Reader {
  public:
   explicit Reader(Call& call) : call_(call) {}
@@ -47,6 +58,7 @@ class Reader {
       arg.another_object = is_written_through_another(call_, *lazy);
       look = arg.value->geometry_ref();
     } else if (!recordable(tensor)) {
+      refuse_wrapper(call_.info, tensor);
       arg.raw = tensor;
       call_.must_run = true;
       read_components(call_, tensor, written);

@@ -12,6 +12,7 @@
 #include "csrc/record/call.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/recorder.h"
+#include "csrc/run/executor.h"
 #include "csrc/run/plain/plain_values.h"
 #include "csrc/run/python_ref.h"
 
@@ -21,6 +22,11 @@ namespace {
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
+at::Tensor without_history(const at::Tensor& plain) {
+  const run::RealDispatch below;  // (in a block detach() is recorded)
+  return plain.detach();
+}
+
 /// The gradient of a plain view, as the lazy tensor's history wants it.
 struct PlainViewBackward final : Node {
   std::string name() const override { return "PlainViewBackward"; }
@@ -28,7 +34,7 @@ struct PlainViewBackward final : Node {
   variable_list apply(variable_list&& grads) override {
     const at::Tensor& grad = grads[0];
     if (!grad.defined() || lazy_impl(grad) || !recordable(grad)) return {grad};
-    const at::Tensor lazy = make_lazy(run::new_value_of(grad.detach()));
+    const at::Tensor lazy = make_lazy(run::new_value_of(without_history(grad)));
     const run::Gil gil;
     make_python_object(lazy);
     return {lazy};
@@ -50,13 +56,19 @@ torch::autograd::CreationMeta creation_meta() {
   return c10::GradMode::is_enabled() ? CreationMeta::DEFAULT : CreationMeta::NO_GRAD_MODE;
 }
 
+/// Normal of a normal tensor also in inference mode, as any view of it.
+at::Tensor hand_out(const run::Value& value, const at::Tensor& lazy) {
+  const c10::InferenceMode as_lazy(lazy.is_inference());
+  return current_recorder()->hand_out(value);
+}
+
 }  // namespace
 
 at::Tensor plain_view(const at::Tensor& lazy) {
   const run::ValueRef value = lazy_impl(lazy)->value();
-  const at::Tensor view = torch::autograd::as_view(
-      lazy, current_recorder()->hand_out(*value), /*is_bw_differentiable=*/true,
-      /*is_fw_differentiable=*/true, nullptr, nullptr, creation_meta());
+  const at::Tensor view =
+      torch::autograd::as_view(lazy, hand_out(*value, lazy), /*is_bw_differentiable=*/true,
+                               /*is_fw_differentiable=*/true, nullptr, nullptr, creation_meta());
   value->var().note_plain_tensor(view);  // (whose version counter is now that of the lazy tensor)
   if (c10::GradMode::is_enabled() && lazy.requires_grad()) {
     const auto node = make_node<PlainViewBackward>();

@@ -27,10 +27,12 @@ constexpr const char* kCarried = "lazyeng.back";  // (the same, for threads of a
 thread_local std::optional<bool> scope;  // what the innermost FactoryScope says
 
 /// Within a kernel of plain tensors, which fills what it makes at once. (In a block the kernels of
-/// plain tensors are ours.)
+/// plain tensors are ours.) Or in inference mode, or below the autograd kernel of a custom op,
+/// where no key tells whether it is a kernel that asks.
 bool in_plain_kernel(const c10::impl::LocalDispatchKeySet& keys) {
-  return keys.excluded_.has(c10::DispatchKey::ADInplaceOrView) &&
-         !keys.included_.has(c10::DispatchKey::PrivateUse1);
+  const bool below_autograd = keys.excluded_.has(c10::DispatchKey::ADInplaceOrView) ||
+                              keys.excluded_.has_all(c10::autograd_dispatch_keyset);
+  return below_autograd && !keys.included_.has(c10::DispatchKey::PrivateUse1);
 }
 
 /// Within torch.tensor() and the like, which write what they make through its address, and exclude
