@@ -200,3 +200,21 @@ def test_scatters_lie_where_their_argument_does():
             assert torch.equal(got, expected) and got.stride() == expected.stride()
             assert got.storage_offset() == 3
             assert got.untyped_storage().nbytes() == expected.untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("rank", range(1, 6))
+def test_tangents_lie_where_their_tensors_do(rank, lazy_mode):
+    """Forward-mode derivatives of views: what takes the place of a tangent is like the whole
+    storage, at the first call, too."""
+
+    def program(x):
+        views = [x[i:j] for i, j in ((1, 3), (2, 4), (0, 2), (1, 5))]
+        for view in views:
+            grad = torch.ones_like(view)
+            made = torch.ops.aten._new_zeros_with_same_feature_meta(grad, view)
+            yield metadata(made), made.untyped_storage().nbytes()
+
+    base = torch.rand([6] + [2] * (rank - 1))
+    expected = list(program(base))
+    with lazyeng.lazy(lazy_mode):
+        assert list(program(lazyeng.wrap(base.clone()))) == expected

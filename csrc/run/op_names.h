@@ -44,10 +44,19 @@ inline constexpr std::array<std::string_view, 3> kOptimizers = {
 
 /// Ops that are checked against the size of the whole storage, change it, or copy all of it to make
 /// a result that lies where their argument does.
-inline constexpr std::array<std::string_view, 11> kStorageSize = {
-    "aten::diagonal_scatter", "aten::select_scatter", "aten::slice_scatter",     "aten::as_strided",
-    "aten::as_strided_",      "aten::set_",           "aten::resize_",           "aten::resize_as_",
-    "aten::_reshape_alias",   "aten::unfold",         "aten::as_strided_scatter"};
+inline constexpr std::array<std::string_view, 12> kStorageSize = {
+    "aten::diagonal_scatter",
+    "aten::select_scatter",
+    "aten::slice_scatter",
+    "aten::as_strided",
+    "aten::as_strided_",
+    "aten::set_",
+    "aten::resize_",
+    "aten::resize_as_",
+    "aten::_reshape_alias",
+    "aten::unfold",
+    "aten::as_strided_scatter",
+    "aten::_new_zeros_with_same_feature_meta"};
 
 /// Views whose elements have another size than those of their argument (and view.dtype).
 inline constexpr std::array<std::string_view, 2> kOtherElements = {"aten::view_as_real",
