@@ -184,6 +184,9 @@ def set_default_mode(mode: int, /) -> None:
 def set_backward_from_lazy(lazy: bool, /) -> bool:
     """Says whether the backward pass that this thread is about to run starts from lazy tensors; returns what was said before."""
 
+def follow_autocast() -> None:
+    """Autocast has been turned on or off in this thread: so it is for what torch.func wraps around lazy tensors."""
+
 # ---- memory of plain tensors
 
 def reads_directly(tensor: torch.Tensor, /) -> bool:

@@ -13,6 +13,7 @@ from lazyeng.config import MAX_WORKERS, MODES, STACKS, Config
 from lazyeng.fuse.chosen import names
 from lazyeng.tensor import LazyTensor, _rebuild
 from lazyeng.torch_patches import (
+    autocast,
     backward,
     comparing,
     compiled,
@@ -40,7 +41,7 @@ from lazyeng.torch_patches import (
 _INSTALLED = (
     plain_reads, plain_data, resizing, parameters, uninitialized, torch_profiler, backward,
     compiled, custom_ops, dirty_inputs, sharing, subclasses, optimizers, fused_adam, process_groups,
-    process, saving, script_modules, settings, tracers, jiterator, comparing,
+    process, saving, script_modules, settings, tracers, jiterator, comparing, autocast,
 )  # fmt: skip
 
 _configs_read: list[Config] = []  # of the environment; the last one counts

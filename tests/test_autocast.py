@@ -109,3 +109,64 @@ def test_a_custom_op_whose_kernel_is_cast(mode):
     with lazyeng.lazy(mode):
         for _ in range(3):
             assert program() == expected
+
+
+def check(program: Program, mode: str) -> None:
+    """Of a lazy tensor, outside of blocks and in one."""
+    x = torch.rand(3, 3) / 3
+    expected = tree_leaves(program(x))
+    got = tree_leaves(program(lazyeng.wrap(x)))
+    with lazyeng.lazy(mode):
+        got_in_block = tree_leaves(program(x * 1))
+    for made in (got, got_in_block):
+        assert all(map(torch.equal, lazyeng.unwrap(made), expected))
+
+
+TRANSFORMS = {
+    "grad": lambda f, x: torch.func.grad(lambda q: f(q).sum())(x),
+    "vjp": lambda f, x: torch.func.vjp(f, x)[1](torch.ones_like(f(x))),
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x,)),
+    "vmap": lambda f, x: torch.vmap(f)(torch.stack([x, x * 2])),
+    "grad of grad": lambda f, x: torch.func.grad(
+        lambda q: torch.func.grad(lambda r: f(r).sum())(q).sum()
+    )(x),
+    "vmap of grad": lambda f, x: torch.vmap(torch.func.grad(lambda q: f(q).sum()))(
+        torch.stack([x, x * 2])
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("call", [
+    lambda q: F.linear(q, q, q[0]),
+    lambda q: q @ q,
+    lambda q: (q.softmax(-1) @ q).exp(),
+    lambda q: torch.cat([q @ q, q]).sum(0).log_softmax(-1),
+])  # fmt: skip
+def test_within_transforms(call, transform, dtype, mode):
+    """What torch.func wraps around a lazy tensor is cast as what it wraps around a plain one."""
+
+    def program(x: torch.Tensor) -> object:
+        def casting(q):
+            with torch.autocast("cpu", dtype):
+                return call(q).float()
+
+        return TRANSFORMS[transform](casting, x)
+
+    check(program, mode)
+
+
+def test_that_ends_within_a_transform(mode):
+    def program(x: torch.Tensor) -> object:
+        def calls(q):
+            with torch.autocast("cpu", torch.bfloat16):
+                first = q @ q
+                with torch.autocast("cpu", enabled=False):
+                    second = q @ q
+            return first.float() + second + q @ q
+
+        return torch.func.grad(lambda q: calls(q).sum())(x)
+
+    check(program, mode)

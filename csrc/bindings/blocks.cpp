@@ -4,6 +4,7 @@
 #include "csrc/record/library.h"
 #include "csrc/record/process/first_use.h"
 #include "csrc/record/recorder.h"
+#include "csrc/record/special/autocast.h"
 #include "csrc/record/special/factories.h"
 #include "csrc/record/sync_debug.h"
 #include "csrc/run/caller/caller_modes.h"
@@ -178,6 +179,11 @@ PyObject* set_backward_from_lazy(PyObject*, PyObject* lazy) {
   return PyBool_FromLong(record::set_backward_from_lazy(lazy == Py_True));
 }
 
+PyObject* follow_autocast(PyObject*, PyObject*) {
+  record::follow_autocast();
+  Py_RETURN_NONE;
+}
+
 PyObject* wait_for_plain_writes(PyObject*, PyObject*) {
   return guarded([&] {
     current_recorder()->wait_for_plain_writes();
@@ -270,6 +276,7 @@ PyMethodDef block_methods[] = {
     {"set_default_mode", set_default_mode, METH_O, nullptr},
     {"call_outside", call_outside, METH_VARARGS, nullptr},
     {"set_backward_from_lazy", set_backward_from_lazy, METH_O, nullptr},
+    {"follow_autocast", follow_autocast, METH_NOARGS, nullptr},
     {"wait_for_plain_writes", wait_for_plain_writes, METH_NOARGS, nullptr},
     {"finish_plain_reads", finish_plain_reads, METH_NOARGS, nullptr},
     {"unreported", unreported, METH_NOARGS, nullptr},

@@ -15,6 +15,7 @@
 
 #include "csrc/record/metadata/meta_answers.h"
 #include "csrc/record/process/gate.h"
+#include "csrc/record/special/autocast.h"
 #include "csrc/record/special/collectives.h"
 #include "csrc/record/special/composites.h"
 #include "csrc/record/special/factories.h"
@@ -326,6 +327,7 @@ size_t register_kernels() {
   register_other_layouts(names);
   register_fallbacks();
   register_factories();
+  register_autocast();
   register_opaque_composites();
   register_nested_kernels();
   register_recurrent_layers();

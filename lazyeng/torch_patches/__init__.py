@@ -11,6 +11,7 @@ that has nothing to do with lazyeng goes on to torch's own function.
 ``uninitialized``    parameters and buffers without a shape yet
 ``subclasses``       ``as_subclass``, and tensor classes of the program
 ``comparing``        ``torch.testing.assert_close`` of lazy and plain
+``autocast``         ``torch.autocast`` of what ``torch.func`` wraps around lazy tensors
 ``backward``         backward passes that start from lazy tensors
 ``dirty_inputs``     ``ctx.mark_dirty``
 ``compiled``         functions of ``torch.compile``; ``_crossing``: what goes in and comes out
