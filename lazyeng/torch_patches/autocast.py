@@ -1,4 +1,4 @@
-"""`torch.autocast` tells lazyeng when it begins and ends: csrc/record/special/autocast.h has why."""
+"""`torch.autocast` tells lazyeng when it begins and ends (csrc/record/special/autocast.h)."""
 
 from __future__ import annotations
 

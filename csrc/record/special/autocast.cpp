@@ -35,15 +35,15 @@ std::optional<DispatchKey> key_of_device(c10::ArrayRef<c10::IValue> arguments) {
   return std::nullopt;
 }
 
-/// By the rule of the device, which calls the op once more with what it has cast.
+/// By the rule of the device, which calls the op once more with what it has cast. If it has none,
+/// the ops that this one is made of may have one.
 void cast(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const c10::impl::ExcludeDispatchKeyGuard once(kWrappers);
   const auto key = key_of_device(torch::jit::last(*stack, op.schema().arguments().size()));
-  if (key && is_on(*key) && op.hasKernelForDispatchKey(*key))
-    op.callBoxedForDispatchKey(*key, *stack);
-  else
-    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kWrappers),
-                       stack);
+  if (!key || !is_on(*key) || !op.hasKernelForDispatchKey(*key))
+    return op.redispatchBoxed(
+        keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kWrappers), stack);
+  const c10::impl::ExcludeDispatchKeyGuard once(kWrappers);
+  op.callBoxedForDispatchKey(*key, *stack);
 }
 
 bool has_rule(const c10::OperatorHandle& op) {
