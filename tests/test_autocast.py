@@ -143,7 +143,8 @@ TRANSFORMS = {
     lambda q: F.linear(q, q, q[0]),
     lambda q: q @ q,
     lambda q: torch.einsum("ij,kj->ik", q, q),
-    lambda q: torch.tensordot(q, torch.linalg.multi_dot([q, q, q]), 1),
+    lambda q: torch.tensordot(q, q, 1),
+    lambda q: torch.linalg.multi_dot([q, q, q]),
     lambda q: (q.softmax(-1) @ q).exp(),
     lambda q: torch.cat([q @ q, q]).sum(0).log_softmax(-1),
 ])  # fmt: skip
