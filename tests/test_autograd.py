@@ -481,6 +481,21 @@ def test_plain_tensors_in_a_backward_pass(way, scope):
     compare(program, way)
 
 
+def test_linearize_in_a_backward_pass(way):
+    """A checkpoint computes once more; derivatives of numbers are zeros of one element."""
+
+    def program(side):
+        def calls(x):
+            made, tangent = torch.func.linearize(lambda a: (a + 1).sin() * 2, x)
+            return made + tangent(x)
+
+        x = side(torch.rand(3)).requires_grad_()
+        checkpoint(calls, x * 1, use_reentrant=True).sum().backward()
+        return [x.grad]
+
+    compare(program, way)
+
+
 def test_in_place_on_a_view_with_grad(way):
     def program(side):
         x = side(torch.randn(3, 3)).requires_grad_()

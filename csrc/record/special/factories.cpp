@@ -78,14 +78,15 @@ at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
                                              layout, device, pin_memory);
 }
 
-/// Zeros without memory are recorded as zeros with memory: the engine makes them when it must.
+/// Zeros without memory are recorded as zeros with memory: the engine makes them when it must. (The
+/// derivative of a Python number is one too, which dispatch modes read.)
 at::Tensor efficient_zeros(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype,
                            std::optional<at::Layout> layout, std::optional<at::Device> device,
                            std::optional<bool> pin_memory) {
-  if (becomes_lazy(layout, device))
+  if (becomes_lazy(layout, device) && !size.empty())
     return at::_ops::zeros::call(size, dtype, layout, device, pin_memory);
-  return at::_ops::_efficientzerotensor::redispatch(backend(dtype, layout, device), size, dtype,
-                                                    layout, device, pin_memory);
+  const c10::DispatchKeySet real(c10::computeDispatchKey(dtype, layout, device));
+  return at::_ops::_efficientzerotensor::redispatch(real, size, dtype, layout, device, pin_memory);
 }
 
 }  // namespace
