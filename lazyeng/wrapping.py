@@ -34,7 +34,8 @@ def wrap(obj: T) -> T:
             same structure, or itself if it holds nothing to make lazy. An ``nn.Module`` gets lazy
             parameters and buffers in place and is returned. Everything else is returned as it is:
             lazy tensors, sparse, quantized, nested and meta tensors, tensors of a class of their
-            own (parameters excepted), parameters without a shape yet, other objects.
+            own (subclasses of ``nn.Parameter`` excepted), parameters without a shape yet, other
+            objects.
 
     Returns:
         The same structure. Lazy tensors have the shape, strides, dtype and device of what they
@@ -100,8 +101,10 @@ def _unwrap_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 def _has_no_class_of_its_own(tensor: torch.Tensor) -> bool:
     """A LazyTensor has a class already, and without its own a user's tensor has neither its methods
-    nor its attributes. (Those of parameters are kept.)"""
-    return type(tensor) is torch.Tensor or isinstance(tensor, torch.nn.Parameter)
+    nor its attributes. (Those of parameter classes are kept. A tensor of another class that is only
+    marked as a parameter, as DTensors are, is an instance of Parameter too, but not by its type.)
+    """
+    return type(tensor) is torch.Tensor or issubclass(type(tensor), torch.nn.Parameter)
 
 
 def _like(

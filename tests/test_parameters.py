@@ -185,13 +185,36 @@ def test_the_class_of_a_lazy_parameter_makes_lazy_ones():
     assert type(again) is type(lazy) and isinstance(again, lazyeng.LazyTensor)
 
 
-def test_marked_tensors_are_parameters():
-    """torch.nn.Parameter of a tensor of another class only marks it."""
-    module = torch.nn.Module()
-    module.p = torch.nn.Parameter(torch.ones(2).as_subclass(Plain))
+class Holding(torch.Tensor):
+    """Has no memory, but a tensor that has, as DTensor does."""
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> Any:
+        made = torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype)
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        held = [getattr(arg, "held", arg) for arg in args]
+        made = func(*held, **kwargs or {})
+        return cls(made) if isinstance(made, torch.Tensor) else made
+
+
+@pytest.mark.parametrize("make", [lambda: torch.ones(2).as_subclass(Plain),
+                                  lambda: Holding(torch.ones(2))])  # fmt: skip
+@pytest.mark.parametrize("constructor", [torch.nn.Parameter, Doubling])
+def test_tensors_of_other_classes_stay_what_they_are(make, constructor):
+    """torch's constructor only marks them: they are instances of Parameter, but not by class."""
+    module = torch.nn.Linear(2, 1)
+    module.p = p = constructor(make())
+    seen = type(p), vars(p).copy()
+    assert lazyeng.wrap(p) is p and lazyeng.wrap([p])[0] is p
     lazyeng.wrap(module)
-    assert type(module.p) is lazyeng.LazyTensor and isinstance(module.p, torch.nn.Parameter)
-    assert type(lazyeng.unwrap(module).p) is torch.nn.Parameter
+    assert module.p is p and (type(p), vars(p)) == seen and isinstance(p, torch.nn.Parameter)
+    assert type(module.weight) is lazyeng.LazyTensor
+    lazyeng.unwrap(module)
+    assert module.p is p and (type(p), vars(p)) == seen
 
 
 def test_classes_with_slots_become_lazy_tensors():
