@@ -24,8 +24,10 @@ else:
 _plain_data: Any = torch.Tensor.data  # a descriptor, whatever its stub says
 _plain_deepcopy = torch.Tensor.__deepcopy__
 # torch's own, whatever stands in torch.Tensor (lazyeng/torch_patches/plain_reads.py).
-_numpy = torch._C.TensorBase.numpy
-_tolist = torch._C.TensorBase.tolist
+_of_torch: Any = torch._C.TensorBase
+_numpy = _of_torch.numpy
+_tolist = _of_torch.tolist
+_modes_on = torch._C._len_torch_dispatch_stack
 
 
 def list_of(plain: torch.Tensor) -> Any:
@@ -116,6 +118,15 @@ class LazyTensor(_Tensor):
         """The real tensor over the same memory, detached, to be read. Waits; raises failures."""
         return _C.values(self)
 
+    def _to_read(self) -> torch.Tensor:
+        """The tensor of which torch's own methods read a number. Waits; raises failures.
+
+        The real one, which is fast. But what modes of the program's (a TorchDispatchMode, such as
+        those of make_fx) know is this one: they hear of the read, and may refuse it.
+        """
+        plain = self._plain()  # (first, as a report or a traceback tells of this call)
+        return self if _modes_on() else plain
+
     def _plain_with_grad_flag(self) -> torch.Tensor:
         """As `_plain`, but refusing what torch refuses for tensors that require grad."""
         plain = self._plain()
@@ -135,7 +146,7 @@ class LazyTensor(_Tensor):
             RuntimeError: the tensor has not exactly one element.
             LazyError: what the tensor depends on failed.
         """
-        return self._plain().item()
+        return _of_torch.item(self._to_read())
 
     @errors.boundary
     def tolist(self) -> list[Any]:
@@ -144,6 +155,8 @@ class LazyTensor(_Tensor):
         Raises:
             LazyError: what the tensor depends on failed.
         """
+        if _modes_on() and (self.is_conj() or self.is_neg()):  # they hear of the copy
+            return self.resolve_conj().resolve_neg().tolist()
         return list_of(self._plain())
 
     @errors.boundary
@@ -172,28 +185,29 @@ class LazyTensor(_Tensor):
 
     @errors.boundary
     def __bool__(self) -> bool:
-        return bool(self._plain())
+        return _of_torch.__bool__(self._to_read())
 
     @errors.boundary
     def __float__(self) -> float:
-        return float(self._plain())
+        return _of_torch.__float__(self._to_read())
 
     @errors.boundary
     def __int__(self) -> int:
-        return int(self._plain())
+        return _of_torch.__int__(self._to_read())
 
     @errors.boundary
     def __complex__(self) -> complex:
-        return complex(self._plain())
+        return _of_torch.__complex__(self._to_read())
 
     @errors.boundary
     def __index__(self) -> int:
-        return self._plain().__index__()
+        return _of_torch.__index__(self._to_read())
 
     @errors.boundary
     def __format__(self, spec: str) -> str:
         if self.dim() == 0 and not self.is_meta:
-            return self.item().__format__(spec)
+            number = self.detach() if _modes_on() else self  # (a call that they hear of, too)
+            return number.item().__format__(spec)
         return object.__format__(self, spec)
 
     @errors.boundary

@@ -7,6 +7,8 @@ import warnings
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import lazyeng
 from tests.support.outcomes import outcome
@@ -95,6 +97,69 @@ def test_modes_see_plain_reads_inside_a_block():
     with Mode():
         assert x.item() == 1
     assert "item" in seen
+
+
+# ---- under a TorchDispatchMode, as tracers are
+
+
+class Names(TorchDispatchMode):
+    """What is called, and whether with the tensor that the program has."""
+
+    def __init__(self, tensor):
+        super().__init__()
+        self.tensor, self.names = tensor, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append((str(func), args[0] is self.tensor))
+        return func(*args, **kwargs or {})
+
+
+WAYS = {
+    **{read.__name__: read for read in (bool, float, int, complex, operator.index)},
+    "item": lambda x: x.item(), "format": lambda x: f"{x}", "spec": lambda x: format(x, ".1f"),
+    "iter": lambda x: [float(each) for each in x.reshape(1)], "in": lambda x: 2 in x.reshape(1),
+    "max": lambda x: max(x, x + 1).shape, "sorted": lambda x: len(sorted([x + 1, x])),
+    "tolist": lambda x: x.tolist(), "list of conjugates": lambda x: (x * 1j).conj().tolist(),
+    "two": lambda x: x.expand(2).item(), "none": lambda x: bool(x.expand(0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("number", [2, 2.0, True])
+def test_dispatch_modes_see_what_is_read(number, way):
+    def seen(x):
+        with Names(x) as names:
+            return outcome(lambda: way(x)), names.names
+
+    assert seen(lazyeng.wrap(torch.tensor(number))) == seen(torch.tensor(number))
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_tracers_trace_or_refuse_what_is_read(mode, way):
+    def trace(x):
+        return outcome(lambda: make_fx(lambda q: (way(q + 1), q * 2)[1], tracing_mode=mode)(x).code)
+
+    assert trace(lazyeng.wrap(torch.tensor(1))) == trace(torch.tensor(1))
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_linear_parts_are_those_of_eager(way):
+    def linear(x):
+        value, at = torch.func.linearize(lambda q: (way(q.detach()), q * q)[1], x)
+        return value.tolist(), at(torch.ones(())).tolist()
+
+    want = outcome(lambda: linear(torch.tensor(2.0)))
+    assert outcome(lambda: linear(lazyeng.wrap(torch.tensor(2.0)))) == want
+
+
+@pytest.mark.parametrize("read", [lambda x: x.item(), float], ids=["item", "float"])
+def test_failures_and_waits_under_a_mode_are_those_of_the_read(read):
+    bad = lazyeng.wrap(torch.arange(3))[torch.tensor([7])].sum()
+    with pytest.raises(IndexError, match="out of bounds") as caught, Names(bad):
+        read(bad)
+    assert isinstance(caught.value, lazyeng.LazyError)
+    assert "__torch_dispatch__" not in [frame.name for frame in caught.traceback]
 
 
 # ---- ops that run at the call, in a program that reads all the time (record/at_once.h)
