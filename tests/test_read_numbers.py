@@ -1,5 +1,6 @@
 """Numbers that a program reads: item(), bool(), float(), int(), index; errors too, as in eager."""
 
+import contextlib
 import math
 import operator
 import threading
@@ -160,6 +161,45 @@ def test_failures_and_waits_under_a_mode_are_those_of_the_read(read):
         read(bad)
     assert isinstance(caught.value, lazyeng.LazyError)
     assert "__torch_dispatch__" not in [frame.name for frame in caught.traceback]
+
+
+# ---- in transforms of torch.func
+
+LISTS = {
+    "all": lambda q: q.tolist(), "detached": lambda q: q.detach().tolist(),
+    "data": lambda q: q.data.tolist(), "some": lambda q: q[q > 1].tolist(),
+    "where": lambda q: q.nonzero().tolist(), "none": lambda q: q[:0].tolist(),
+    "conjugates": lambda q: (q * 1j).conj().tolist(), "one": lambda q: q.sum().tolist(),
+    "of torch": torch.Tensor.tolist, "refused": lambda q: q.tolist(1),
+}  # fmt: skip
+TRANSFORMS = {
+    "grad": torch.func.grad, "jacrev": torch.func.jacrev, "jacfwd": torch.func.jacfwd,
+    "hessian": torch.func.hessian, "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (x,))[1],
+    "vjp": lambda f: lambda x: torch.func.vjp(f, x)[1](torch.ones(()))[0],
+    "vmap": lambda f: lambda x: torch.func.vmap(f)(x.expand(3, 2)),
+    "grad of each": lambda f: lambda x: torch.func.vmap(torch.func.grad(f))(x.expand(3, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+@pytest.mark.parametrize("read", LISTS.values(), ids=LISTS)
+def test_lists_in_transforms_are_those_of_eager(read, transform):
+    lists = []
+
+    def program(q):
+        lists.append(read(q))
+        return (q * q).sum()
+
+    def run(wrap, block):
+        lists.clear()
+        with block:
+            x = wrap(torch.tensor([1.0, 2.0]))
+            found = outcome(lambda: transform(program)(x).tolist())
+        return found, list(lists)
+
+    want = run(lambda x: x, contextlib.nullcontext())
+    assert run(lazyeng.wrap, contextlib.nullcontext()) == want
+    assert run(lambda x: x, lazyeng.lazy("deferred")) == want
 
 
 # ---- ops that run at the call, in a program that reads all the time (record/at_once.h)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.utils.dlpack
+from torch._C._functorch import get_unwrapped, is_gradtrackingtensor
 
 from lazyeng import _C, errors
 from lazyeng.tensor import LazyTensor, array_of, list_of, tell_of_array
@@ -27,6 +28,8 @@ _METHODS = (
 _LENDING = frozenset({"__dlpack__", "to_dlpack"})
 # These do not raise what failed. (The text of a plain tensor is that of the values it keeps.)
 _NO_READS = frozenset({"share_memory_", "is_shared", "__repr__"})
+# These look at the memory below a tensor of torch.func.grad or jvp, in which a lazy one has none.
+_BELOW_TRANSFORMS = frozenset({"tolist"})
 # Programs call these all the time.
 _WITHOUT_ARGUMENTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "numpy": array_of, "tolist": list_of,
@@ -81,18 +84,36 @@ def _waiting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     reads = name not in _NO_READS
     look_alone = _WITHOUT_ARGUMENTS.get(name)
 
+    below = name in _BELOW_TRANSFORMS
+
     def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if of_lazy is not None and isinstance(self, LazyTensor):
             return of_lazy(self, *args, **kwargs)
-        if _C.reads_directly(self):
-            return look(self, *args, **kwargs)
-        if look_alone is not None and not args and not kwargs:
-            return look_alone(self)
-        return _C.call_eagerly(look, self, args, kwargs, reads)
+        try:
+            if _C.reads_directly(self):
+                return look(self, *args, **kwargs)
+            if look_alone is not None and not args and not kwargs:
+                return look_alone(self)
+            return _C.call_eagerly(look, self, args, kwargs, reads)
+        except RuntimeError:  # (to ask beforehand would take a tenth of the call)
+            lazy = _lazy_below(self) if below else None
+            if lazy is None:
+                raise
+        return getattr(lazy, name)(*args, **kwargs)
 
     # What sync_debug calls the frame that waits.
     read.__code__ = read.__code__.replace(co_qualname=f"Tensor.{name}")
     return errors.boundary(functools.wraps(original)(read))
+
+
+def _lazy_below(tensor: Any) -> LazyTensor | None:
+    """The lazy tensor that one in torch.func.grad, jvp or the like stands for, if it is lazy.
+
+    (One in vmap stands for many: torch refuses it.)
+    """
+    while is_gradtrackingtensor(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor if isinstance(tensor, LazyTensor) else None
 
 
 def _also_of_lazy(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
