@@ -176,3 +176,17 @@ def test_a_class_that_holds_what_torch_func_passes_is_refused_as_in_eager(transf
     assert program(lazyeng.wrap) == expected
     with lazyeng.lazy("sync"):
         assert program(lazyeng.wrap) == expected
+
+
+@pytest.mark.parametrize("call", [
+    lambda q: torch.tensor([q[0, 0], 1]), lambda q: torch.tensor(q), lambda q: torch.tensor([q[0, 0]]),
+])  # fmt: skip
+@pytest.mark.parametrize("transform", [torch.func.functionalize, torch.vmap])
+def test_data_that_torch_func_has_wrapped_is_refused_as_in_eager(transform, call, mode):
+    def program(w: Wrap) -> Any:
+        return outcome(lambda: transform(call)(w(torch.ones(2, 3))).tolist())
+
+    expected = program(same)
+    assert program(lazyeng.wrap) == expected
+    with lazyeng.lazy(mode):
+        assert program(lazyeng.wrap) == program(same) == expected

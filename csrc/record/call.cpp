@@ -26,14 +26,17 @@ bool can_be_copied(const at::Tensor& tensor) {
          !run::plain_storages().find(tensor);
 }
 
-/// A wrapper of torch.func around a lazy tensor comes here where somebody has taken the keys of
-/// torch.func away, as the call of a tensor subclass on what it holds. It is refused as by kernels:
-/// those of views ask for its storage.
+constexpr c10::DispatchKeySet kWrappersOfFunc({c10::DispatchKey::FuncTorchBatched,
+                                               c10::DispatchKey::FuncTorchGradWrapper,
+                                               c10::DispatchKey::Functionalize});
+
+/// A wrapper of torch.func comes here where somebody has taken the keys of torch.func away, as the
+/// call of a tensor subclass on what it holds, and torch.tensor(). It is refused as by kernels:
+/// those of views ask for its storage, others for its memory.
 void refuse_wrapper(const run::OpInfo& op, const at::Tensor& tensor) {
-  constexpr c10::DispatchKeySet wrappers(
-      {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
-  if (!tensor.key_set().has_any(wrappers)) return;
+  if (!tensor.key_set().has_any(kWrappersOfFunc)) return;
   if (std::ranges::any_of(op.returns, &run::ReturnInfo::may_alias)) tensor.storage();
+  tensor.unsafeGetTensorImpl()->data_ptr_impl<char>();
   TORCH_CHECK(false, "Cannot access data pointer of Tensor that doesn't have storage");
 }
 
@@ -172,8 +175,9 @@ Call read_call(const run::OpInfo& info, torch::jit::Stack* stack) {
 bool recordable(const at::Tensor& tensor) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   const c10::DeviceType device = impl->device_type();
-  constexpr c10::DispatchKeySet special(
-      {c10::DispatchKey::Python, c10::DispatchKey::ZeroTensor, c10::DispatchKey::MkldnnCPU});
+  constexpr c10::DispatchKeySet special({c10::DispatchKey::Python, c10::DispatchKey::ZeroTensor,
+                                         c10::DispatchKey::MkldnnCPU,
+                                         c10::DispatchKey::Functionalize});
   return (device == c10::kCPU || device == c10::kCUDA) && impl->layout() == c10::kStrided &&
          impl->has_storage() && !tensor.is_quantized() && !impl->key_set().has_any(special) &&
          !impl->is_nested();
