@@ -179,7 +179,8 @@ def test_a_class_that_holds_what_torch_func_passes_is_refused_as_in_eager(transf
 
 
 @pytest.mark.parametrize("call", [
-    lambda q: torch.tensor([q[0, 0], 1]), lambda q: torch.tensor(q), lambda q: torch.tensor([q[0, 0]]),
+    lambda q: torch.tensor([q[0, 0], 1]), lambda q: torch.tensor(q),
+    lambda q: torch.tensor([q[0, 0]]),
 ])  # fmt: skip
 @pytest.mark.parametrize("transform", [torch.func.functionalize, torch.vmap])
 def test_data_that_torch_func_has_wrapped_is_refused_as_in_eager(transform, call, mode):
