@@ -121,6 +121,14 @@ ReturnInfo read_return(const c10::FunctionSchema& schema, size_t index) {
   return info;
 }
 
+/// Ops over lists, and those with `out=` that copy there what they have made.
+bool is_made_of_writes(const c10::OperatorHandle& handle) {
+  if (handle.hasKernelForDispatchKey(c10::DispatchKey::CPU)) return false;
+  const c10::FunctionSchema& schema = handle.schema();
+  return schema.name().starts_with("aten::_foreach_") ||
+         std::ranges::any_of(schema.arguments(), &c10::Argument::is_out);
+}
+
 }  // namespace
 
 c10::TypePtr without_optional(c10::TypePtr type) {
@@ -159,7 +167,7 @@ void OpInfo::read_arguments() {
       contains(kScalarsAreData, base) || base.starts_with("aten::_foreach_");
   const bool reals_are_data = begins_with_one_of(kOptimizers, base);
   const bool bumps = !aten || handle.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView);
-  const bool writes_unseen = !bumps && handle.hasKernelForDispatchKey(c10::DispatchKey::CPU);
+  bumps_inside = !bumps && is_made_of_writes(handle);
   for (const c10::Argument& argument : handle.schema().arguments()) {
     ArgInfo info{kind_of(argument), written(argument)};
     const string_view argument_name = argument.name();
@@ -167,7 +175,7 @@ void OpInfo::read_arguments() {
                   (argument_name == "running_mean" || argument_name == "running_var");
     info.write |= info.silent;
     info.write |= is_written_by_backend(base, args.size());
-    info.silent |= info.write && writes_unseen;
+    info.silent |= info.write && !bumps && !bumps_inside;
     info.overwritten =
         info.write && (argument.is_out() || contains(kOverwriting, base) ||
                        (!argument.alias_info() && argument_name.starts_with("output")));
@@ -178,7 +186,6 @@ void OpInfo::read_arguments() {
     takes_generator |= info.kind == ArgKind::generator;
     args.push_back(info);
   }
-  bumps_inside = writes && !bumps && !writes_unseen;
   dtype_arg = handle.schema().argumentIndexWithName("dtype").value_or(-1);
   dropout_arg = handle.schema().argumentIndexWithName("dropout_p").value_or(-1);
 }
