@@ -86,10 +86,7 @@ c10::Device device_of(const Call& call) {
 
 }  // namespace
 
-namespace {
-
-/// Those that torch counts as changes.
-void note_counted_writes(Call& call, c10::ArrayRef<run::TensorArg> args) {
+void count_own_writes(Call& call, c10::ArrayRef<run::TensorArg> args) {
   if (std::ranges::none_of(args, &run::TensorArg::silent))
     return call.own_writes.count(call.written);
   std::vector<at::Tensor> counted;
@@ -101,8 +98,6 @@ void note_counted_writes(Call& call, c10::ArrayRef<run::TensorArg> args) {
   }
   call.own_writes.count(counted);
 }
-
-}  // namespace
 
 Ref<run::Node> build_node(Call& call, bool discover) {
   auto node = make_ref<run::Node>(call.info);
@@ -146,7 +141,7 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   claim(*node, generator);
   claim_components(*node, call.components);
   // (Writes of collectives move no version counter, in eager neither.)
-  if (!node->collective) note_counted_writes(call, node->tensors);
+  if (!node->collective) count_own_writes(call, node->tensors);
   return node;
 }
 

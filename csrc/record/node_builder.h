@@ -9,6 +9,9 @@ namespace lazyeng::record {
 /// it is to discover, it takes the arguments over: the call has none afterwards.
 Ref<run::Node> build_node(Call& call, bool discover);
 
+/// Counts those of its writes that torch counts as changes, before it does. `args`: its tensors.
+void count_own_writes(Call& call, c10::ArrayRef<run::TensorArg> args);
+
 /// Throws c10::OutOfMemoryError if what is recorded now could not be seen through
 /// (csrc/engine/reserve.h).
 void check_reserve();

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <memory>
+#include <optional>
 #include <type_traits>
 
 #include "csrc/record/call.h"
@@ -58,7 +59,8 @@ torch::autograd::CreationMeta creation_meta() {
 
 /// Normal of a normal tensor also in inference mode, as any view of it.
 at::Tensor hand_out(const run::Value& value, const at::Tensor& lazy) {
-  const c10::InferenceMode as_lazy(lazy.is_inference());
+  std::optional<c10::InferenceMode> normal;
+  if (c10::InferenceMode::is_enabled() && !lazy.is_inference()) normal.emplace(false);
   return current_recorder()->hand_out(value);
 }
 

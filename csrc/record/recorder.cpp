@@ -95,8 +95,6 @@ void take_copy(run::TensorArg& source) {
 class MovedVersions {
  public:
   explicit MovedVersions(const Call& call) {
-    if (!call.info.bumps_inside) [[likely]]
-      return;
     for (const at::Tensor& tensor : call.written)
       if (tensor.defined() && !tensor.is_inference())
         before_.emplace_back(tensor, tensor._version());
@@ -163,6 +161,8 @@ void Recorder::record(const run::OpInfo& info, torch::jit::Stack* stack) {
   if (select_nested_sizes(info, *stack) || record_offset_view(info, *stack) ||
       write_temporary(info, stack) || answer_at_once(info, stack))
     return;
+  if (!info.bumps_inside) [[likely]]
+    return record(read_call(info, stack), stack);
   Call call = read_call(info, stack);
   const MovedVersions moved(call);
   record(std::move(call), stack);
@@ -224,7 +224,7 @@ void Recorder::record_metadata(Call& call, const CallPlan& plan, torch::jit::Sta
                         : value(output.of, output.look(call.looks[output.of]->offset())));
   for (const CallPlan::Rewrite& rewrite : plan.rewrites)
     after.push_back(value(rewrite.tensor, rewrite.after));
-  call.own_writes.count(call.written);  // it bumps as a write does
+  count_own_writes(call, call.tensors);  // it bumps as a write does
   Made made;
   push_recorded(call, plan, views, made, results);
   apply_rewrites(call, call.tensors, plan, after);
