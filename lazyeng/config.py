@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,12 @@ def _eighth_of_memory() -> int:
 def _user_cache() -> Path:
     """Where programs keep what they can make again (the XDG base directories)."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "lazyeng"
+    if base:
+        return Path(base) / "lazyeng"
+    try:
+        return Path.home() / ".cache" / "lazyeng"
+    except RuntimeError:  # a user whom the system does not know, as in containers
+        return Path(tempfile.gettempdir()) / f"lazyeng-{os.getuid()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +179,8 @@ CUDA_GRAPHS = Variable(
 CACHE_DIR = Variable(
     "LAZYENG_CACHE_DIR", Path, _user_cache,
     "the folder of compiled kernels (docs/triton.md)",
-    "`lazyeng` in `$XDG_CACHE_HOME` or `~/.cache`",
+    "`lazyeng` in `$XDG_CACHE_HOME` or `~/.cache`; of users without a home "
+    "directory `lazyeng-UID` in the folder for temporary files",
 )  # fmt: skip
 LOGS = Variable(
     "LAZYENG_LOGS", _names("fusion"), frozenset[str],

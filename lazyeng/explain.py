@@ -20,6 +20,7 @@ from traceback import FrameSummary, TracebackException, extract_tb
 from typing import TextIO
 
 from lazyeng._command import escape_unknown_letters, run_command
+from lazyeng._dual import ORIGIN, Origin, state
 from lazyeng.errors import LazyError, hide_internal_frames
 
 _CONTEXT = 2  # source lines shown above and below
@@ -49,7 +50,10 @@ def explain(
     """
     if error is not None and not isinstance(error, BaseException):
         raise TypeError(f"explain: expected an exception, got {type(error).__name__}")
-    error = error or sys.exception() or getattr(sys, "last_value", None)
+    if error is None:  # (one with a length may be false)
+        error = sys.exception()
+    if error is None:
+        error = getattr(sys, "last_value", None)
     if error is None:
         raise ValueError("explain: no exception is given, and none was raised")
     out = file or sys.stdout
@@ -84,11 +88,13 @@ def _explained(error: BaseException, paint: _Paint) -> Iterator[str]:
     if not isinstance(error, LazyError):
         yield from _raised(error, paint)
         return
+    # (Not its attributes: the original exception may have some of the same names.)
+    origin: Origin = state(error).get(ORIGIN) or Origin()
     yield ""
-    yield paint("label", "failed op  ") + (error.op or "unknown")
-    yield paint("label", "inputs     ") + (", ".join(error.inputs) or "none")
-    if error.path:
-        yield paint("label", "path       ") + " -> ".join(error.path) + " (read)"
+    yield paint("label", "failed op  ") + (origin.op or "unknown")
+    yield paint("label", "inputs     ") + (", ".join(origin.inputs) or "none")
+    if origin.path:
+        yield paint("label", "path       ") + " -> ".join(origin.path) + " (read)"
     yield from _frames("recorded", error.creation_stack, paint)
     yield from _frames("raised", _within_the_op(error), paint)
     yield from _frames("read", extract_tb(error.__traceback__), paint)

@@ -45,16 +45,28 @@ _INSTALLED = (
 )  # fmt: skip
 
 _configs_read: list[Config] = []  # of the environment; the last one counts
+_failures: list[BaseException] = []  # of the first import
 
 
 def start(config: Config) -> None:
     """Brings the core up as `config` says, at import. A reload of the package changes nothing.
 
     Raises:
-        ImportError: another copy of the package did so in this process.
+        ImportError: another copy of the package did so in this process, or an earlier import has
+            failed, which has left the core half made.
     """
+    if _failures:
+        raise ImportError("lazyeng: an earlier import in this process failed") from _failures[0]
     if _configs_read:
         return
+    try:
+        _bring_up(config)
+    except BaseException as error:
+        _failures.append(error)
+        raise
+
+
+def _bring_up(config: Config) -> None:
     _C.init(LazyTensor, config.num_workers)
     _configs_read.append(config)
     _apply(config)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch.distributed
 
+from tests.support.processes import printed_by
+
 from .programs.distributed_programs import (
     PROCESSES,
     look_at_calls,
@@ -80,3 +82,26 @@ def test_torchrun():
 def test_a_peer_that_dies(tmp_path):
     """Long before the patience of the process group is at its end."""
     assert "told" in run_pair(lose_the_peer, tmp_path, limit=40)[0]
+
+
+def test_coalescing_that_cannot_begin():
+    """Collectives are recorded afterwards, as before."""
+    lines = printed_by("""
+        import torch, lazyeng
+        import torch.distributed as dist
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+
+        def recorded():
+            x = lazyeng.wrap(torch.ones(3))
+            before = lazyeng.engine_stats()["recorded"]
+            dist.all_reduce(x)
+            return lazyeng.engine_stats()["recorded"] - before
+
+        print(recorded())
+        try:
+            dist.distributed_c10d._get_default_group()._start_coalescing(torch.device("cpu"))
+        except RuntimeError:
+            print("refused")
+        print(recorded())
+    """)
+    assert lines.split() == ["1", "refused", "1"]

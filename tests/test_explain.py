@@ -216,3 +216,32 @@ def test_letters_that_the_terminal_does_not_have(tmp_path):
         capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert done.returncode == 1 and r"in gr\xf6\xdfe" in done.stdout, done.stderr
+
+
+class OwnNamesError(Exception):
+    op, inputs = 7, None
+
+    def __init__(self):
+        super().__init__("own")
+        self.path = "/usr"
+
+    def __len__(self):
+        return 0
+
+
+def test_an_exception_with_attributes_of_the_same_names():
+    def function(x):
+        raise OwnNamesError
+
+    def make():
+        with lazy("deferred"):
+            return raising(wrap(torch.ones(3)))
+
+    raising = torch.library.custom_op("lazyeng_explain::raising", function, mutates_args=(),
+                                      schema="(Tensor x) -> Tensor")  # fmt: skip
+    raising.register_fake(torch.empty_like)
+    error = caught(make=make)
+    assert type(error).__name__ == "OwnNamesError"
+    text = explained(error)
+    assert "failed op  lazyeng_explain.raising" in text and "float32" in text
+    assert "/ -> u" not in text

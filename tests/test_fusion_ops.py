@@ -476,3 +476,55 @@ def test_the_sign_of_a_narrow_nan_is_that_in_memory(count, dtype):
     in_memory = lazyeng.unwrap(narrow).view(torch.int16) < 0
     assert torch.equal(lazyeng.unwrap(signs), in_memory)
     assert torch.equal(lazyeng.unwrap(copied) < 0, in_memory)
+
+
+GAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "columns": lambda x: x[:, :2], "every other": lambda x: x[::2, ::3],
+    "transposed": lambda x: x.t(),
+    "columns, transposed": lambda x: x[:, 1:3].t(), "dense": lambda x: x, "row": lambda x: x[1],
+    "expanded": lambda x: x[:, :1].expand(6, 4), "offset": lambda x: x[2:, 1:],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("view", GAPS)
+@pytest.mark.parametrize("call", [
+    torch.ops.aten.copy, lambda x, y: torch.ops.aten.copy(x, y) * 2,
+    lambda x, y: torch.ops.aten.fill(x, 2.0) + y, lambda x, y: torch.ops.aten.zero(x) + y,
+])  # fmt: skip
+def test_fresh_results_that_keep_the_strides_of_a_view(call, view, mode):
+    """As what torch.func.functionalize makes of `x[:, :2].copy_(y)`."""
+
+    def program(x: Tensor) -> Tensor:
+        into = GAPS[view](x * 1)
+        return call(into, torch.full_like(into, 3.0) * 2)
+
+    x = torch.arange(24.0).view(6, 4)
+    expected = program(x)
+    for _ in range(3):
+        with lazy(mode):
+            got = program(wrap(x))
+        assert got.stride() == expected.stride()
+        same_bits(lazyeng.unwrap(got), expected)
+
+
+@pytest.mark.parametrize("divide", [
+    lambda x, d: x // d, lambda x, d: x % d, torch.fmod,
+    lambda x, d: torch.div(x, d, rounding_mode="trunc"),
+])  # fmt: skip
+def test_a_division_by_zero_that_nobody_reads_is_told_of(divide):
+    """Also after the same program has divided by another number."""
+    x = torch.arange(1000)
+
+    def program(divisor: int) -> None:
+        with lazy("deferred"):
+            y = wrap(x) + 1
+            dropped = divide(y, divisor)
+            z = y * 2
+            del dropped
+        assert z.tolist() == ((x + 1) * 2).tolist()
+        lazyeng.synchronize()
+
+    for _ in range(3):
+        program(3)
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            program(0)

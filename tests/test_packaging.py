@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.processes import alone
+
 ROOT = Path(__file__).parents[1]
 TRIVIAL_BINDINGS = """\
 #include <Python.h>
@@ -310,3 +312,18 @@ def test_import_rules_are_checked(tmp_path, name, text, fault):
     assert status == 1
     assert lines[0].startswith(f"{name}:")
     assert fault in lines[0]
+
+
+def test_an_import_that_has_failed_is_not_repeated_in_part():
+    done = alone("""
+        import torch
+        torch.utils.rename_privateuse1_backend("other")
+        for _ in range(2):
+            try:
+                import lazyeng
+                print("imported")
+            except Exception as error:
+                print(type(error).__name__, error.__cause__ is not None)
+    """, TORCH_DEVICE_BACKEND_AUTOLOAD="0")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["RuntimeError False", "ImportError True"]

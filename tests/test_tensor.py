@@ -116,6 +116,10 @@ READS = {
         lambda x: torch.from_dlpack(torch.utils.dlpack.to_dlpack(x)).tolist(),
         [[3.0] * 3] * 2,
     ),
+    "dlpack capsule of a copy": (
+        lambda x: torch.from_dlpack(torch.to_dlpack(x, copy=True)).tolist(),
+        [[3.0] * 3] * 2,
+    ),
     "numpy dlpack": (lambda x: np.from_dlpack(x).tolist(), [[3.0] * 3] * 2),
     "unwrap": (lambda x: unwrap(x).tolist(), [[3.0] * 3] * 2),
     "iteration": (lambda x: [row.tolist() for row in x], [[3.0] * 3] * 2),

@@ -50,6 +50,10 @@ bool takes_unseen_item(const run::Node& node, const OpRule& rule) {
   return item && self && item->geometry().dtype() != self->geometry().dtype();
 }
 
+/// A program writes what is fresh in line. (`copy` keeps the strides of the tensor that it is not
+/// written to.)
+bool has_gaps(const run::Geometry& look) { return look.numel() > 0 && !look.dense(); }
+
 bool find_results(run::Node& node, const OpRule& rule, const Extent& extent, Candidate& candidate) {
   if (candidate.in_place)
     candidate.results.push_back(node.tensors[0].value.get());
@@ -63,6 +67,8 @@ bool find_results(run::Node& node, const OpRule& rule, const Extent& extent, Can
     // There when all tiles are done: nobody in the group reads it.
     mapping.parameter = extent.folds || is_folded_result(rule.form, i);
     if (extent.row && is_row_result(rule.form, i)) mapping.row = extent.row;
+    const bool in_line = !candidate.in_place && !mapping.parameter && mapping.row == 0;
+    if (in_line && has_gaps(*mapping.look)) return false;
   }
   return true;
 }

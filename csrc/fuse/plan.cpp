@@ -43,10 +43,18 @@ void add_argument(const OpRule& rule, const run::ArgInfo& info, const c10::IValu
   if (value.isString()) key.push_back(std::hash<std::string_view>()(value.toStringView()));
 }
 
-void add_member(const Member& member, Key& key) {
+/// As Registers::begin asks: a step that may refuse stays, whoever needs its result.
+bool may_refuse(const Group& group, const Member& member) {
+  const int16_t made = member.results[0];
+  const c10::ScalarType result =
+      made == kNone ? c10::ScalarType::Undefined : group.values[made].value->geometry().dtype();
+  return may_refuse(*rule_of(member.node->info), *member.node, result);
+}
+
+void add_member(const Group& group, const Member& member, Key& key) {
   const run::Node& node = *member.node;
   const OpRule& rule = *rule_of(node.info);
-  key.push_back(reinterpret_cast<uint64_t>(&node.info));
+  key.push_back(reinterpret_cast<uint64_t>(&node.info) | may_refuse(group, member));
   for (size_t i = 0; i < node.args.size(); ++i)
     if (node.info.args[i].kind != run::ArgKind::tensor)
       add_argument(rule, node.info.args[i], node.args[i], key);
@@ -76,7 +84,7 @@ Key key_of(const Group& group, const std::vector<bool>& needed) {
   key.push_back(reinterpret_cast<uint64_t>(&best_kernels()));
   key.push_back(allows_inexact(group.members[0].node->device));
   key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
-  for (const Member& member : group.members) add_member(member, key);
+  for (const Member& member : group.members) add_member(group, member, key);
   for (const GroupValue& value : group.values) {  // (where they begin is read at each run)
     key.push_back(reinterpret_cast<uint64_t>(&value.value->geometry().at_origin()));
     key.push_back(value.var);

@@ -163,13 +163,15 @@ def _values(argument: Any) -> Any:
     return _C.call_eagerly(torch.Tensor.detach, argument, (), {}, True)
 
 
-def _waiting_to_dlpack(original: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+def _waiting_to_dlpack(original: Callable[..., Any]) -> Callable[..., Any]:
     """torch's is a function of C++, which looks at the memory without asking the tensor's class."""
     read_plain = _waiting("to_dlpack", original)
 
     @errors.boundary
     @functools.wraps(original)
-    def to_dlpack(tensor: torch.Tensor) -> Any:
-        return original(_C.plain(tensor)) if isinstance(tensor, LazyTensor) else read_plain(tensor)
+    def to_dlpack(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tensor, LazyTensor):
+            return original(_C.plain(tensor), *args, **kwargs)
+        return read_plain(tensor, *args, **kwargs)
 
     return to_dlpack

@@ -21,12 +21,12 @@ def install() -> None:
     group.shutdown = _after(_C.wait_for_all, group.shutdown)
     # In between, a backend joins collectives to one, whose Work only the end returns.
     if hasattr(group, "_start_coalescing"):
-        group._start_coalescing = _after(_begin_at_the_call, group._start_coalescing)
+        started = _then_if_done(group._start_coalescing, _begin_at_the_call)
+        group._start_coalescing = _after(_C.wait_for_all, started)
         group._end_coalescing = _then(group._end_coalescing, _end_at_the_call)
 
 
 def _begin_at_the_call() -> None:
-    _C.wait_for_all()
     _C.set_collectives_at_the_call(True)
 
 
@@ -39,6 +39,16 @@ def _after(first: Callable[[], None], original: Callable[..., Any]) -> Callable[
     def method(*args: Any, **kwargs: Any) -> Any:
         first()
         return original(*args, **kwargs)
+
+    return method
+
+
+def _then_if_done(original: Callable[..., Any], last: Callable[[], None]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        last()
+        return result
 
     return method
 

@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import stat
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -172,3 +174,16 @@ def test_where_it_is(monkeypatch, tmp_path):
     assert DiskCache().folder == tmp_path / "lazyeng" / "triton"
     monkeypatch.setenv("LAZYENG_CACHE_DIR", str(tmp_path / "mine"))
     assert DiskCache().folder == tmp_path / "mine" / "triton"
+
+
+def test_where_it_is_without_a_home_directory(monkeypatch):
+    """Of a user whom the system does not know, as in containers; the import works, too."""
+
+    def unknown():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("LAZYENG_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    folder = Path(tempfile.gettempdir()) / f"lazyeng-{os.getuid()}"
+    assert DiskCache().folder == folder / "triton"
