@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
+import copyreg
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, overload
 
@@ -11,6 +11,7 @@ import torch
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils.hooks import RemovableHandle
 
 from lazyeng import _C, errors
 from lazyeng.config import MODES
@@ -158,17 +159,18 @@ def _in_place(
 
     All of them or, if it raises, none.
     """
-    swapped: list[tuple[torch.Tensor, torch.Tensor]] = []
+    exchanges: list[_Exchange] = []
     with _computed_weights_renewed(module):
         try:
             for tensor in _tensors_of(module):
                 new = convert(tensor)
                 if new is not tensor:
-                    _swap_in(module, tensor, new)
-                    swapped.append((tensor, new))
+                    # Noted before it is made: an interrupt may come in the middle.
+                    exchanges.append(_Exchange(tensor, new))
+                    _swap_in(module, exchanges[-1])
         except BaseException:
-            for tensor, new in reversed(swapped):
-                _swap(tensor, new)
+            for exchange in reversed(exchanges):
+                exchange.undo()
             raise
     return module
 
@@ -190,9 +192,9 @@ def _computed_weights_renewed(module: torch.nn.Module) -> Iterator[None]:
         for hook in part._forward_pre_hooks.values()
         if isinstance(hook, WeightNorm | SpectralNorm | BasePruningMethod)
     ]
-    for part, hook in computed:
-        setattr(part, _name_of(hook), getattr(part, _name_of(hook)).detach())
     try:
+        for part, hook in computed:
+            setattr(part, _name_of(hook), getattr(part, _name_of(hook)).detach())
         yield
     finally:
         for part, hook in computed:
@@ -219,45 +221,99 @@ def _take_attributes(old: torch.Tensor, new: torch.Tensor) -> None:
             vars(new).setdefault(name, value)
 
 
-def _swap(tensor: torch.Tensor, new: torch.Tensor) -> None:
-    """Makes the object `tensor` what `new` is; attributes and hooks of the object stay."""
-    attributes = {name: value for name, value in vars(tensor).items() if name != "_is_param"}
-    _exchange(tensor, new)
-    for name, value in attributes.items():
-        vars(tensor).setdefault(name, value)
-    if tensor.grad_fn is not None:
-        return
-    # The object has these, but autograd runs those that it was told of for the memory.
-    for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-        if getattr(tensor, hooks) is not None:
-            setattr(tensor, hooks, getattr(tensor, hooks))
-
-
-def _swap_in(module: torch.nn.Module, tensor: torch.Tensor, new: torch.Tensor) -> None:
+def _swap_in(module: torch.nn.Module, exchange: _Exchange) -> None:
     """Raises what torch does of a tensor that it cannot swap, with a note that names it."""
     try:
-        _swap(tensor, new)
+        exchange.make()
     except RuntimeError as error:
         named = (*module.named_parameters(), *module.named_buffers())
-        name = next((name for name, other in named if other is tensor), "a tensor")
+        name = next((name for name, other in named if other is exchange.tensor), "a tensor")
         error.add_note(
             f"lazyeng: {name} of {type(module).__name__} could not be exchanged in place"
         )
         raise
 
 
-def _exchange(tensor: torch.Tensor, new: torch.Tensor) -> None:
-    """Exchanges what two tensor objects are, as torch.utils.swap_tensors does.
+class _Exchange:
+    """Makes the object `tensor` what `new` is; attributes and hooks of the object stay.
 
-    That function refuses objects with weak references, such as the parameters of torch.nn.LSTM.
-    Those refer to the object, whose identity stays, so they may be kept. It also refuses what a
-    view refers to, and `new` is one if `tensor` is no leaf.
+    It checks and raises as torch.utils.swap_tensors does, but for two things. That function refuses
+    objects with weak references, such as the parameters of torch.nn.LSTM; those refer to the
+    object, whose identity stays. It also refuses what a view refers to, and `new` is one if
+    `tensor` is no leaf; autograd gives such tensors no gradients, which could be lost.
+
+    And it can be undone, wherever it was interrupted.
     """
-    if not weakref.getweakrefs(tensor) and tensor.grad_fn is None:
-        torch.utils.swap_tensors(tensor, new)
-        return
-    for name in ("__class__", "__dict__"):
-        old_value, new_value = getattr(tensor, name), getattr(new, name)
-        setattr(tensor, name, new_value)
-        setattr(new, name, old_value)
-    torch._C._swap_tensor_impl(tensor, new)
+
+    __slots__ = ("_before", "_impl", "_poison", "new", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
+        self.tensor, self.new = tensor, new
+        self._before = [(one, type(one), vars(one)) for one in (tensor, new)]
+        self._impl = tensor._cdata
+        self._poison: list[RemovableHandle] = []
+
+    def make(self) -> None:
+        tensor, new = self.tensor, self.new
+        (_, old_class, old_attributes), (_, new_class, new_attributes) = self._before
+        if _slots(old_class) != _slots(new_class):
+            raise RuntimeError("Cannot swap t1 and t2 if they have different slots")
+        if tensor.grad_fn is None:
+            for name, one in (("t1", tensor), ("t2", new)):
+                self._check_use_count(name, one)
+        torch._C._swap_tensor_impl(tensor, new)  # which also refuses some
+        _turn_into(tensor, new_class, new_attributes)
+        _turn_into(new, old_class, old_attributes)
+        for name, value in old_attributes.items():
+            if name != "_is_param":
+                new_attributes.setdefault(name, value)
+        if tensor.grad_fn is not None:
+            return
+        # The object has these, but autograd runs those that it was told of for the memory.
+        for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            if getattr(tensor, hooks) is not None:
+                setattr(tensor, hooks, getattr(tensor, hooks))
+
+    def undo(self) -> None:
+        for one, its_class, attributes in self._before:
+            _turn_into(one, its_class, attributes)
+        if self.tensor._cdata != self._impl:
+            torch._C._swap_tensor_impl(self.tensor, self.new)
+        for handle in self._poison:
+            handle.remove()
+
+    def _check_use_count(self, name: str, tensor: Any) -> None:
+        """C++ code that holds the tensor would keep what the object was; autograd would add
+        gradients to that. The latter is noticed only when, and if, it does."""
+        count = tensor._use_count()
+        if count == 1:
+            return
+        if count == 2 and tensor.is_leaf:
+            node = torch.autograd.graph.get_gradient_edge(tensor).node
+            if tensor._use_count() == 2:  # the node was there before
+                self._poison.append(node.register_prehook(_raise_poisoned))
+                return
+        raise RuntimeError(
+            f"Expected use_count of {name} to be 1 or 2 with an AccumulateGrad node but got {count}"
+            " make sure you are not holding references to the tensor in other places."
+        )
+
+
+def _slots(cls: type) -> set[str]:
+    return set(copyreg._slotnames(cls))  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _turn_into(tensor: Any, cls: type, attributes: dict[str, Any]) -> None:
+    tensor.__class__ = cls
+    tensor.__dict__ = attributes
+
+
+def _raise_poisoned(_grads: Any) -> None:
+    raise RuntimeError(
+        "Trying to execute AccumulateGrad node that was poisoned by swap_tensors "
+        "this can happen when you try to run backward on a tensor that was swapped. "
+        "For a module m with `torch.__future__.set_swap_module_params_on_conversion(True)` "
+        "you should not change the device or dtype of the module (e.g. `m.cpu()` or `m.half()`) "
+        "between running forward and backward. To resolve this, please only change the "
+        "device/dtype before running forward (or after both forward and backward)."
+    )

@@ -2,14 +2,18 @@
 
 import collections
 import collections.abc
+import contextlib
 import dataclasses
 import operator
+import sys
 import types
+import weakref
 
 import pytest
 import torch
 from torch.nn.utils import prune
 
+import lazyeng
 from lazyeng import LazyTensor, lazy, unwrap, wrap
 
 
@@ -499,6 +503,114 @@ def test_parameters_keep_attributes_and_hooks():
     assert called() == [True]
     weight.register_hook(lambda grad: calls.append("later"))
     assert called() == ["later", True]
+
+
+def _with_weak_references(module):
+    module.references = [weakref.ref(parameter) for parameter in module.parameters()]
+    return module
+
+
+def _refuses_to_backward(*modules):
+    """Whether each call raises torch's error instead of losing gradients."""
+    model = torch.nn.Sequential(*modules)
+    loss = model(torch.ones(2, 2)).sum()
+    with pytest.raises(RuntimeError, match=r"use_count|poisoned by swap_tensors"):
+        wrap(model)
+        loss.backward()
+    return all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("prepare", [lambda module: module, _with_weak_references])
+def test_graphs_of_before_raise(prepare):
+    """They would add gradients to the tensors that the parameters were before."""
+    assert _refuses_to_backward(prepare(torch.nn.Linear(2, 2)))
+    linears = [prepare(torch.nn.Linear(2, 2)) for _ in range(2)]
+    assert _refuses_to_backward(*linears)
+    assert not any(isinstance(linear.weight, LazyTensor) for linear in linears)
+
+
+def _kept_by_c(model):
+    return torch._C._WeakTensorRef(list(model.parameters())[-1])  # as the cache of autocast does
+
+
+@pytest.mark.parametrize("make", [torch.nn.Linear, torch.nn.LSTM])
+@pytest.mark.parametrize("convert, back", [(wrap, unwrap), (unwrap, wrap)])
+def test_refused_modules_are_as_before(make, convert, back):
+    model = make(2, 2) if convert is wrap else wrap(make(2, 2))
+    x = torch.ones(1, 2)
+    parameters = list(model.parameters())
+    parameters[0].tag = "first"
+    before = [(type(p), repr(p), vars(p).copy()) for p in parameters]
+    loss = sum(p.sum() for p in parameters)
+    kept = _kept_by_c(model)
+    with pytest.raises(RuntimeError, match="Expected no weakrefs"):
+        convert(model)
+    assert [(type(p), repr(p), vars(p)) for p in parameters] == before
+    loss.backward()  # nothing is poisoned
+    assert all(p.grad.tolist() == torch.ones_like(p).tolist() for p in parameters)
+    del kept, loss
+    for turn in (convert, back):
+        turn(model)
+        model(x)
+        assert len({type(p) for p in parameters}) == 1
+    assert [type(p) for p in parameters] == [kind for kind, _, _ in before]
+
+
+@pytest.mark.parametrize("make", [torch.nn.Linear, torch.nn.LSTM])
+@pytest.mark.parametrize("convert", [wrap, unwrap])
+def test_interrupted_modules_are_as_before_or_done(make, convert):
+    """Interrupted before each line of lazyeng once, as Ctrl-C may do."""
+
+    def state():
+        return [(type(p), lazyeng._C.is_lazy(p), p.tag) for p in parameters]
+
+    def made():
+        model = torch.nn.Sequential(make(2, 2), make(2, 2))
+        for parameter in model.parameters():
+            parameter.tag = "kept"
+        return model if convert is wrap else wrap(model)
+
+    model = convert(made())
+    parameters = list(model.parameters())
+    done = state()
+    model = made()
+    parameters = list(model.parameters())
+    before = state()
+    seen = []
+    for lines in range(1, 10_000):
+        try:
+            with _interrupted_after(lines):
+                convert(model)
+        except KeyboardInterrupt:
+            seen.append(state())
+        else:
+            break
+    assert len(seen) > 100 and seen[0] == before and state() == done
+    assert all(parts in (before, done) for parts in seen)
+
+
+@contextlib.contextmanager
+def _interrupted_after(lines):
+    """Raises once in the code of lazyeng.wrapping, before one of its lines runs."""
+    left = lines
+
+    def trace(frame, event, arg):
+        nonlocal left
+        if frame.f_globals.get("__name__") != "lazyeng.wrapping":
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    old = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(old)
 
 
 def test_module_inside_a_container():
