@@ -426,3 +426,21 @@ def test_source_sees_autocast(dtype, depth):
     with torch.autocast("cpu", dtype, cache_enabled=False):
         assert list(prefetch(source(), depth=depth)) == [False, dtype, torch.float32]
     assert list(prefetch(source(), depth=depth)) == [True, torch.float32, torch.float32]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("depth", [0, 2])
+def test_source_sees_autocast_of_a_device_that_is_not_there(depth):
+    """Without the warning that torch.autocast would give: nobody called it."""
+
+    def source():
+        yield torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    try:
+        assert list(prefetch(source(), depth=depth)) == [(True, torch.bfloat16)]
+    finally:
+        torch.set_autocast_enabled("cuda", before[0])
+        torch.set_autocast_dtype("cuda", before[1])

@@ -14,11 +14,12 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from lazyeng import _C
 from lazyeng.data.channel import Channel
 
 # How long closing waits for the item that is being made. After that the thread is left alone: it
@@ -64,11 +65,35 @@ class Surroundings:
             torch.set_default_device(self.device)
         torch.set_autocast_cache_enabled(self.autocast_cache)
         with contextlib.ExitStack() as modes:
-            for kind, dtype in self.autocasts:
-                modes.enter_context(torch.autocast(kind, dtype, cache_enabled=self.autocast_cache))
+            modes.enter_context(_autocast_on(self.autocasts))
             modes.enter_context(torch.inference_mode(self.inference))
             modes.enter_context(torch.set_grad_enabled(self.grad))
             self.context.run(function)
+
+
+@contextlib.contextmanager
+def _autocast_on(autocasts: Sequence[tuple[str, torch.dtype]]) -> Iterator[None]:
+    """The state as it is: torch.autocast warns of a kind of device that is not there."""
+    if not autocasts:
+        yield
+        return
+    before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+              for kind, _ in autocasts]  # fmt: skip
+    torch.autocast_increment_nesting()  # the cache lasts until the outermost one ends
+    try:
+        _set_autocast((kind, True, dtype) for kind, dtype in autocasts)
+        yield
+    finally:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+        _set_autocast(before)
+
+
+def _set_autocast(states: Iterable[tuple[str, bool, torch.dtype]]) -> None:
+    for kind, enabled, dtype in states:
+        torch.set_autocast_enabled(kind, enabled)
+        torch.set_autocast_dtype(kind, dtype)
+    _C.follow_autocast()
 
 
 class Runner:
