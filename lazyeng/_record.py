@@ -71,6 +71,29 @@ def take_apart(error: BaseException, *, keep_traceback: bool = True) -> Record:
     return _take_apart(error, {}, keep_traceback)
 
 
+def bare(error: BaseException) -> Record:
+    """The class and the arguments alone, for what cannot be taken apart; runs no user code."""
+    cls = original_class(type(error))
+    grouped = issubclass(type(error), BaseExceptionGroup)  # its arguments hold live exceptions
+    args = () if grouped else part(error, "args")
+    told = len(args) == 1 and type(args[0]) is str
+    text = args[0] if told else f"<{cls.__name__} that cannot be taken apart>"
+    return Record(
+        cls=RuntimeError if grouped else cls,
+        lazy=issubclass(type(error), LazyError),
+        args=(text,) if grouped else args,
+        members={},
+        attributes={},
+        text=text,
+        sites=(),
+        exceptions=None,
+        cause=None,
+        context=None,
+        suppress_context=False,
+        origin=None,
+    )
+
+
 def _take_apart(
     error: BaseException, seen: dict[int, Record | None], keep_traceback: bool = True
 ) -> Record:
@@ -145,7 +168,9 @@ def text_of(error: BaseException) -> str:
     """str(error), also if the user's `__str__` raises."""
     try:
         return str(error)
-    except Exception:
+    except KeyboardInterrupt:  # may be Ctrl-C just now
+        raise
+    except BaseException:  # SystemExit too: nobody asked for the text
         return f"<str() of {type(error).__name__} failed>"
 
 

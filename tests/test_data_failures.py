@@ -446,6 +446,72 @@ def test_failure_in_converting(monkeypatch):
     assert [tensor.item() for tensor in it] == [2]
 
 
+def raises(error):
+    raise error
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_text_that_ends_the_thread(depth):
+    """The reader gets the exception, as from the source itself."""
+
+    class TextError(Exception):
+        def __str__(self):
+            raise SystemExit(3)
+
+    it = iter(prefetch((raises(TextError("x")) for _ in range(1)), depth=depth))
+    with pytest.raises(TextError) as caught:
+        next(it)
+    assert caught.value.args == ("x",) and list(it) == []
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("error", [ValueError("x"), ExceptionGroup("x", [ValueError("y")])])
+def test_what_cannot_be_taken_apart(error, depth, monkeypatch):
+    """Such as where memory runs out."""
+    monkeypatch.setattr(lazyeng.errors, "detach", lambda _: raises(MemoryError()))
+    it = iter(prefetch((raises(error) if i == 1 else i for i in range(3)), depth=depth))
+    assert next(it) == 0
+    grouped = isinstance(error, ExceptionGroup)
+    text = "<ExceptionGroup that cannot be taken apart>" if grouped else "x"
+    with pytest.raises(RuntimeError if grouped else ValueError, match=text):
+        next(it)
+    assert list(it) == []
+
+
+class Forgetful(torch.Generator):
+    """It tells its state to the loader's thread only so many times."""
+
+    left = 3
+
+    def get_state(self):
+        if threading.current_thread() is not threading.main_thread():
+            self.left -= 1
+            if self.left <= 0:
+                raise MemoryError("no room")
+        return super().get_state()
+
+
+@pytest.mark.limit(60)
+def test_the_thread_itself_fails():
+    """Outside of the source: its failure is the last item."""
+    it = iter(DataLoader(range(8), shuffle=True, generator=Forgetful(), prefetch=1))
+    got = events_of(it)
+    assert got[-2:] == ["MemoryError", "end"] and len(got) == 4
+    assert list(it) == []
+
+
+@pytest.mark.limit(60)
+def test_the_thread_fails_before_it_begins(monkeypatch):
+    def call(self, function):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(lazyeng.data.runner.Surroundings, "call", call)
+    it = iter(prefetch(range(3)))
+    with pytest.raises(MemoryError, match="no room"):
+        next(it)
+    assert list(it) == []
+
+
 def fail_here():
     raise TwoArgumentsError(1, column=2)
     yield

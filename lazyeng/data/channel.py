@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from lazyeng import errors
-from lazyeng._record import Record
+from lazyeng._record import Record, bare
 
 if TYPE_CHECKING:
     from lazyeng.data.runner import Runner
@@ -50,6 +50,15 @@ class Nudge:
 
 
 Outcome = Item | Failure | End
+
+
+def _record_of(error: BaseException) -> Record:
+    try:
+        return errors.detach(error)
+    except KeyboardInterrupt as interrupt:  # Ctrl-C, if this is the consumer's thread
+        return bare(interrupt)
+    except BaseException:  # user code that it ran raised; or there is no memory
+        return bare(error)
 
 
 def no_state() -> None:
@@ -137,7 +146,18 @@ class Channel:
             return self._failure(error)
 
     def _failure(self, error: BaseException) -> Failure:
-        return Failure(errors.detach(error), self._position, self.state())
+        return Failure(_record_of(error), self._position, self.state())
+
+    def break_off(self, error: BaseException) -> None:
+        """The maker cannot go on: puts what it met, which no item raised, and then the end."""
+        if self.ended:
+            return
+        self.ended = True
+        try:
+            self.made.put(Failure(_record_of(error), self._position, self.last_state))
+        finally:
+            self.made.put(End(self.last_state))
+            self._source = iter(())
 
     # ---- the taker's side
 

@@ -96,6 +96,14 @@ def _set_autocast(states: Iterable[tuple[str, bool, torch.dtype]]) -> None:
     _C.follow_autocast()
 
 
+def _filling(channel: Channel, surroundings: Surroundings, run: Callable[[], None]) -> None:
+    """What the thread does. Whatever it meets: no reader waits for a thread that is gone."""
+    try:
+        surroundings.call(run)
+    except BaseException as error:  # what the source raises is in the channel, at its position
+        channel.break_off(error)
+
+
 class Runner:
     """A thread that fills a channel, once it is started.
 
@@ -110,8 +118,12 @@ class Runner:
         self._wake = threading.Lock()  # free: look again whether there is something to do
         self._process = os.getpid()
         self._thread = threading.Thread(
-            target=Surroundings.of_this_thread().call,
-            args=(lambda: self._run(channel, depth, previous),),
+            target=_filling,
+            args=(
+                channel,
+                Surroundings.of_this_thread(),
+                lambda: self._run(channel, depth, previous),
+            ),
             name=f"lazyeng-load-{next(_names)}",
             daemon=True,  # a source that hangs must not keep the program from ending
         )
