@@ -130,13 +130,44 @@ def test_one_shot_source_iterated_by_many(hasty):
         assert all_of(lambda p=p: next(iter(p))) == list(range(50))
 
 
-def test_depth_zero_source_that_asks_for_itself():
+@pytest.mark.limit(60)
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_source_that_asks_for_itself(depth):
+    """Also where it does so by another iterator over the same source; as a generator does."""
+    ready = threading.Event()
+
     def source():
+        yield 1
+        ready.wait(60)
+        try:
+            yield next(it)
+        except ValueError as error:
+            yield str(error)
+        yield next(another)
+
+    p = prefetch(source(), depth=depth)
+    it, another = iter(p), iter(p)
+    ready.set()
+    assert [next(it), next(it)] == [1, "generator already executing"]
+    with pytest.raises(ValueError, match="generator already executing") as caught:
+        next(it)
+    assert isinstance(caught.value, lazyeng.LazyError) and list(it) == []
+
+
+@pytest.mark.limit(60)
+def test_source_asks_for_an_item_that_waits():
+    """Refused too: whether one waits is a matter of time."""
+    ready = threading.Event()
+
+    def source():
+        yield 1
+        ready.wait(60)
         yield next(it)
 
-    it = iter(prefetch(source(), depth=0))
-    with pytest.raises(ValueError, match="already executing"):
-        next(it)
+    it = iter(prefetch(source(), depth=3))
+    ready.set()
+    with pytest.raises(ValueError, match="generator already executing"):
+        list(it)
 
 
 def test_depth_zero_makes_items_on_the_calling_thread():

@@ -97,6 +97,7 @@ class Channel:
         self._source = source
         self._convert = convert
         self._length = length
+        self._maker: int | None = None  # the thread that makes an item now
         self._position = 0  # of the item that is made next
         self._failed = False  # the last item
         self._asked = 0  # how many items takers asked for, the one they wait for included
@@ -109,6 +110,11 @@ class Channel:
     def foreign(self) -> bool:
         """Whether this is a forked child's copy: its thread stayed in the parent."""
         return self._process != os.getpid()
+
+    @property
+    def made_here(self) -> bool:
+        """Whether this thread makes an item now: it runs the source's code."""
+        return self._maker == threading.get_ident()
 
     # ---- the maker's side
 
@@ -123,7 +129,11 @@ class Channel:
 
     def make(self) -> None:
         """Puts the next item, the failure in its place, or the end into `made`."""
-        outcome = self._next()
+        self._maker = threading.get_ident()
+        try:
+            outcome = self._next()
+        finally:
+            self._maker = None
         self.last_state = outcome.state
         if isinstance(outcome, End):
             self.ended = True

@@ -164,6 +164,8 @@ class Pass(Generic[T]):
         channel = self.life.channel
         if self.life.depth == 0:
             return channel.make_and_take()
+        if channel.made_here:  # the source asks for what it has yet to give
+            raise ValueError("generator already executing")  # as Python says of a generator
         self.life.run_ahead()
         return channel.take(self.life.wake)
 
