@@ -307,6 +307,41 @@ def test_what_a_killed_worker_finished(prefetch, persistent, tmp_path):
     assert events_of(iter(loader)) == [*range(8), "end"]
 
 
+def refuses_in(pid):
+    if os.getpid() == pid:
+        raise MemoryError("no room")
+
+
+class Refuses:
+    """Cannot be read in the process that made it first."""
+
+    def __init__(self):
+        self.pid = os.getpid()
+
+    def __reduce__(self):
+        return refuses_in, (self.pid,)
+
+
+class RaisesWhatIsRefused(Numbers):
+    def __init__(self):
+        self.refuses = Refuses()
+
+    def __getitem__(self, index):
+        return raises(ValueError(self.refuses)) if index == 2 else torch.tensor(index)
+
+
+@pytest.mark.limit(60)
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_answer_that_cannot_be_read(persistent, workers):
+    """What was read before it comes; nothing waits for what was not; the next epoch works."""
+    loader = DataLoader(RaisesWhatIsRefused(), num_workers=workers, persistent_workers=persistent)
+    for _ in range(2):
+        events = events_of(iter(loader))
+        assert events.count("MemoryError") == 1 and events[-1] == "end"
+        assert workers > 1 or events[:3] == [0, 1, "MemoryError"]  # (it may overtake another's)
+
+
 def lost_with(pid):
     """What torch does to a tensor whose worker died before it was read."""
     os.kill(pid, signal.SIGKILL)

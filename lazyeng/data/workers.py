@@ -8,6 +8,7 @@ of one batch, and batches that are finished do not depend on their worker stayin
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import os
 import queue
 import threading
@@ -61,6 +62,13 @@ class _ForWorkers:
 
 class _Gone:
     """In the place of an answer: a worker has ended."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Unreadable:
+    """In the place of an answer: it could not be read, and none after it will be."""
+
+    error: BaseException
 
 
 class _NoIndexError(Exception):
@@ -122,9 +130,22 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
             except queue.Empty:
                 self._look_for_the_dead()
                 return False, None
+            if isinstance(answer, _Unreadable):
+                raise self._given_up(answer.error)
             if not isinstance(answer, _Gone):
                 return True, answer
             self._some_gone = True
+
+    def _given_up(self, error: BaseException) -> BaseException:
+        """Ends the workers, as nobody reads them. The death of one may have been the cause."""
+        dead = [i for i, w in enumerate(self._workers) if self._is_dead(i, w)]
+        failed = self._death(dead) if dead else error
+        for index, worker in enumerate(self._workers):
+            if self._workers_status[index]:
+                worker.terminate()
+                worker.join(timeout=1)
+                self._mark_worker_as_unavailable(index)
+        return failed
 
     def _look_for_the_dead(self) -> None:
         dead = [i for i, w in enumerate(self._workers) if self._is_dead(i, w)]
@@ -177,6 +198,13 @@ def _start_receiving(results: Any, workers: Sequence[Any], put: Callable[[Any], 
 
 
 def _receive(results: Any, workers: Sequence[Any], put: Callable[[Any], object]) -> None:
+    try:
+        _pass_on(results, workers, put)
+    except BaseException as error:  # cut off by the death of a worker; no memory; ...
+        put(_Unreadable(error))  # or else a reader waits for ever
+
+
+def _pass_on(results: Any, workers: Sequence[Any], put: Callable[[Any], object]) -> None:
     alive = {worker.sentinel: worker for worker in workers}
     while alive and not _exiting.is_set():
         ready = connection.wait([results._reader, *alive])
@@ -185,7 +213,4 @@ def _receive(results: Any, workers: Sequence[Any], put: Callable[[Any], object])
                 alive.pop(sentinel).join(timeout=1)  # this closes a moment before it is gone
             put(_Gone())
             continue
-        try:
-            put(results.get())
-        except Exception:  # cut off by the death of the worker; the waiting thread will find out
-            return
+        put(results.get())
