@@ -75,7 +75,7 @@ def bare(error: BaseException) -> Record:
     """The class and the arguments alone, for what cannot be taken apart; runs no user code."""
     cls = original_class(type(error))
     grouped = issubclass(type(error), BaseExceptionGroup)  # its arguments hold live exceptions
-    args = () if grouped else part(error, "args")
+    args: tuple[Any, ...] = () if grouped else part(error, "args")
     told = len(args) == 1 and type(args[0]) is str
     text = args[0] if told else f"<{cls.__name__} that cannot be taken apart>"
     return Record(
