@@ -119,6 +119,12 @@ c10::ScalarType result_dtype(const Candidate& candidate) {
   return (*made)->geometry().dtype();
 }
 
+/// torch 2.15 takes negative limits for bytes, and compares as if it had negative bytes. (Before,
+/// it refuses them. clamp converts its numbers.)
+bool has_limits_beyond(const run::Node& node, c10::ScalarType result) {
+  return result == c10::ScalarType::Byte && node.info.base.starts_with("aten::hardtanh");
+}
+
 }  // namespace
 
 bool Mapping::needs_shape(int64_t group_row) const {
@@ -161,6 +167,7 @@ bool describe(run::Node& node, Candidate& candidate) {
   if (!find_results(node, *rule, extent, candidate) || !find_looks(node, candidate, looks))
     return false;
   const c10::ScalarType result = result_dtype(candidate);
+  if (has_limits_beyond(node, result)) return false;
   const Bits bits = bits_of(*rule, node, result, extent);
   const bool inexact = allows_inexact(node.device);
   candidate.checked = (inexact ? refuses_doubtful(*rule, node, result) : bits == Bits::checked) ||

@@ -171,7 +171,8 @@ def _waiting_to_dlpack(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def to_dlpack(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if isinstance(tensor, LazyTensor):
-            return original(_C.plain(tensor), *args, **kwargs)
+            # (In a block the copy that `copy=True` makes would be recorded.)
+            return _C.call_outside(original, (_C.plain(tensor), *args), kwargs)
         return read_plain(tensor, *args, **kwargs)
 
     return to_dlpack
