@@ -152,8 +152,8 @@ def set_reports_waits(reports: bool, /) -> bool:
 
 # ---- lazy() blocks and modes; a mode is an index into lazyeng.config.MODES
 
-def enter_block(mode: int, /) -> int:
-    """Enters a lazy() block on this thread; returns its number."""
+def call_in_block(mode: int, function: Callable[..., R], args: tuple[Any, ...], /) -> R:
+    """Calls function(*args) in a block, at whose end nothing waits."""
 
 def with_methods(
     finish: Callable[[Any, int, BaseException | None], None], /

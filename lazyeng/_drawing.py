@@ -85,10 +85,13 @@ def _rows(boxes: Sequence[Box]) -> list[list[Box]]:
     ]
     rows = [0] * len(boxes)
     for _ in boxes:
-        lower = [1 + max((rows[k] for k in before[i]), default=-1) for i in range(len(boxes))]
-        if lower == rows:
+        moved = False
+        for i, needed in enumerate(before):
+            row = 1 + max((rows[k] for k in needed), default=-1)
+            moved |= row != rows[i]
+            rows[i] = row
+        if not moved:
             break
-        rows = lower
     drawn: list[list[Box]] = [[] for _ in range(max(rows, default=-1) + 1)]
     for box, row in zip(boxes, rows, strict=True):
         drawn[row].append(box)

@@ -20,6 +20,8 @@ def install() -> None:
     )
     atexit.register(_at_exit)
     multiprocessing.util.register_after_fork(_Process, _Process.begin)
+    if multiprocessing.parent_process() is not None:
+        _Process.complete_at_end()  # (it has begun without us)
 
 
 class _Process:
@@ -32,8 +34,12 @@ class _Process:
         # The block of the thread that started it, if it was forked: it does not come to its end.
         _C.leave_blocks()
         if cls.has_engine:
-            # Before queues end their threads, which may have to send what is pending.
-            multiprocessing.util.Finalize(None, _complete, exitpriority=100)
+            cls.complete_at_end()
+
+    @staticmethod
+    def complete_at_end() -> None:
+        # Before queues end their threads, which may have to send what is pending.
+        multiprocessing.util.Finalize(None, _complete, exitpriority=100)
 
 
 def _in_child() -> None:

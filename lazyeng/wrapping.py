@@ -86,12 +86,12 @@ def _with_history(tensor: torch.Tensor) -> torch.Tensor:
     It is recorded in a block, as the operators on plain tensors are. Nothing runs, and there are no
     writes to wait for when the block is left.
     """
-    token = _C.enter_block(MODES.index("deferred"))
-    try:
-        with torch.enable_grad():
-            return torch.ops.aten.alias(tensor)
-    finally:
-        _C.leave_block(token)
+    return _C.call_in_block(MODES.index("deferred"), _view_of_all, (tensor,))
+
+
+def _view_of_all(tensor: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():
+        return torch.ops.aten.alias(tensor)
 
 
 def _unwrap_tensor(tensor: torch.Tensor) -> torch.Tensor:

@@ -273,6 +273,21 @@ def test_op_that_returns_what_its_fake_kernel_does_not_is_reported(lazy_mode):
     library._destroy()
 
 
+def test_op_that_may_return_a_tensor_and_returns_none_is_run(mode):
+    library = torch.library.Library("lazyeng_test_optional", "FRAGMENT")
+    name, seen = f"tells_{uuid.uuid4().hex[:8]}", []
+    library.define(f"{name}(Tensor x) -> Tensor?")
+    library.impl(name, lambda x: seen.append(x.tolist()), "CPU")
+    torch.library.register_fake(f"lazyeng_test_optional::{name}", lambda x: None, lib=library)
+    tells = getattr(torch.ops.lazyeng_test_optional, name)
+    with lazy(mode):
+        for n in range(3):
+            assert tells(torch.ones(1) + n) is None
+        synchronize()
+        assert seen == [[1.0], [2.0], [3.0]]
+    library._destroy()
+
+
 def no_fake(kernel):
     return None
 

@@ -213,6 +213,8 @@ def events_of(iterator, most=12):
             batch = next(iterator)
         except StopIteration:
             return [*events, "end"]
+        except SystemExit:
+            events.append("SystemExit")
         except Exception as error:
             assert isinstance(error, lazyeng.LazyError)
             events.append(type(error).__mro__[1].__name__)
@@ -307,39 +309,57 @@ def test_what_a_killed_worker_finished(prefetch, persistent, tmp_path):
     assert events_of(iter(loader)) == [*range(8), "end"]
 
 
-def refuses_in(pid):
+def refuses_in(pid, error):
     if os.getpid() == pid:
-        raise MemoryError("no room")
+        raise error
 
 
 class Refuses:
     """Cannot be read in the process that made it first."""
 
-    def __init__(self):
-        self.pid = os.getpid()
+    def __init__(self, error):
+        self.error, self.pid = error, os.getpid()
 
     def __reduce__(self):
-        return refuses_in, (self.pid,)
+        return refuses_in, (self.pid, self.error)
 
 
 class RaisesWhatIsRefused(Numbers):
-    def __init__(self):
-        self.refuses = Refuses()
+    def __init__(self, error):
+        self.refuses = Refuses(error)
 
     def __getitem__(self, index):
-        return raises(ValueError(self.refuses)) if index == 2 else torch.tensor(index)
+        return raises(ValueError("row 2", self.refuses)) if index == 2 else torch.tensor(index)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_failure_that_cannot_be_read(persistent, workers):
+    """The reason comes in its place, with the text of the failure."""
+    source = RaisesWhatIsRefused(MemoryError("no room"))
+    loader = DataLoader(source, num_workers=workers, persistent_workers=persistent)
+    for _ in range(2):
+        assert events_of(iter(loader)) == [0, 1, "MemoryError", *range(3, 8), "end"]
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    with pytest.raises(MemoryError, match="no room") as raised:
+        next(iterator)
+    notes = "".join(raised.value.__notes__)
+    assert "ValueError: ('row 2', " in notes and "in __getitem__" in notes
+    assert "raised in DataLoader worker process" in notes
 
 
 @pytest.mark.limit(60)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_an_answer_that_cannot_be_read(persistent, workers):
+def test_an_answer_that_ends_the_thread_that_reads_it(persistent, workers):
     """What was read before it comes; nothing waits for what was not; the next epoch works."""
-    loader = DataLoader(RaisesWhatIsRefused(), num_workers=workers, persistent_workers=persistent)
+    source = RaisesWhatIsRefused(SystemExit("enough"))
+    loader = DataLoader(source, num_workers=workers, persistent_workers=persistent)
     for _ in range(2):
         events = events_of(iter(loader))
-        assert events.count("MemoryError") == 1 and events[-1] == "end"
-        assert workers > 1 or events[:3] == [0, 1, "MemoryError"]  # (it may overtake another's)
+        assert events.count("SystemExit") == 1 and events[-1] == "end"
+        assert workers > 1 or events[:3] == [0, 1, "SystemExit"]  # (it may overtake another's)
 
 
 def lost_with(pid):

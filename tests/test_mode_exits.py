@@ -407,6 +407,18 @@ def interrupted_everywhere(program):
     raise AssertionError("it has no end")
 
 
+def test_an_interrupt_anywhere_while_a_tensor_with_history_is_wrapped():
+    """It is wrapped by recording."""
+    made = torch.ones(2, requires_grad=True) * 2
+
+    def program(profile):
+        sys.setprofile(profile)
+        wrap(made)
+        sys.setprofile(None)
+
+    assert interrupted_everywhere(program) > 3
+
+
 def test_an_interrupt_anywhere_at_the_end_of_a_block_leaves_it(mode):
     plain = torch.zeros(3)
 

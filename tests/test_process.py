@@ -203,6 +203,32 @@ def test_forked_child_exits_normally():
     assert done.returncode == 0 and done.stdout.split() == ["0", "6.0"], done.stderr
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_child_of_multiprocessing_that_imports_by_itself(method, tmp_path):
+    """It ends without handlers of atexit: what is pending runs, and what has failed is told."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(f"""
+        import multiprocessing
+        def child():
+            import torch
+            import lazyeng
+            with lazyeng.lazy("deferred"):
+                kept.append(torch.linalg.inv(torch.zeros(2, 2)))
+        kept = []
+        if __name__ == "__main__":
+            process = multiprocessing.get_context("{method}").Process(target=child)
+            process.start(); process.join()
+            print(process.exitcode)
+        """)
+    )
+    done = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "0\n" and "singular" in done.stderr, done.stderr
+    assert done.stderr.count("LinAlgError") == 1, done.stderr
+
+
 LATE = {
     "an exit handler registered before the import": "atexit.register(late)",
     "a destructor": """

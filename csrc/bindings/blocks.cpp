@@ -27,12 +27,6 @@ uint64_t enter(record::Mode mode) {
   return block;
 }
 
-PyObject* enter_block(PyObject*, PyObject* mode) {
-  return guarded([&] {
-    return PyLong_FromUnsignedLongLong(enter(static_cast<record::Mode>(PyLong_AsLong(mode))));
-  });
-}
-
 PyObject* in_custom_kernel(PyObject*, PyObject*) {
   return PyBool_FromLong(run::InCustomKernel::active());
 }
@@ -124,6 +118,20 @@ PyObject* exit_with(PyObject* finish, PyObject* args) {
     const PythonErrorKept kept;
     if (last >= 0 && record::is_open_here(number)) leave(number);
     return finished.release();
+  });
+}
+
+/// call_in_block(mode, function, args): calls the function in a block, at whose end nothing waits.
+PyObject* call_in_block(PyObject*, PyObject* arguments) {
+  int mode = 0;
+  PyObject *function = nullptr, *args = nullptr;
+  if (!PyArg_ParseTuple(arguments, "iOO!", &mode, &function, &PyTuple_Type, &args)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    const uint64_t block = enter(static_cast<record::Mode>(mode));
+    PyRef result(PyObject_Call(function, args, nullptr));
+    const PythonErrorKept kept;
+    if (record::is_open_here(block)) leave(block);
+    return result.release();
   });
 }
 
@@ -265,8 +273,8 @@ PyObject* set_reports_waits(PyObject*, PyObject* reports) {
 }  // namespace
 
 PyMethodDef block_methods[] = {
-    {"enter_block", enter_block, METH_O, nullptr},
     {"leave_block", leave_block, METH_O, nullptr},
+    {"call_in_block", call_in_block, METH_VARARGS, nullptr},
     {"with_methods", with_methods, METH_O, nullptr},
     {"leave_blocks", leave_blocks, METH_NOARGS, nullptr},
     {"in_custom_kernel", in_custom_kernel, METH_NOARGS, nullptr},

@@ -30,6 +30,9 @@ class WorkerFailure(ExceptionWrapper):
         self.exc_type = RuntimeError  # of no use here, and pickled with it: may be a local class
         self.record = portable(exc_info[1])
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, ({**vars(self), "record": pickle.dumps(self.record)},)
+
     @classmethod
     def of(cls, error: BaseException | None, where: str) -> WorkerFailure:
         """The failure that `error` is, raised or not."""
@@ -84,6 +87,18 @@ def _put_together(pickled: bytes) -> Any:
         return pickle.loads(pickled)
     except Exception as error:
         return Lost.of(error, "in the process that reads, receiving a batch")
+
+
+def _arrived(state: dict[str, Any]) -> WorkerFailure:
+    """A failure in the process that reads, or another in its place: what it holds may refuse."""
+    try:
+        record = pickle.loads(state["record"])
+    except Exception as error:
+        error.add_note(f"in place of what cannot be put together here:\n{state['exc_msg']}")
+        return Lost.of(error, state["where"])
+    failure = WorkerFailure.__new__(WorkerFailure)
+    vars(failure).update(state, record=record)
+    return failure
 
 
 def _same(failure: WorkerFailure) -> WorkerFailure:

@@ -217,9 +217,13 @@ bool read_results(const Call& call, const std::vector<at::Tensor>& inputs,
 }
 
 bool nothing_to_run(const Call& call, const CallPlan& plan) {
-  for (const OutputPlan& output : plan.outputs)
+  bool views = false;
+  for (const OutputPlan& output : plan.outputs) {
     if (output.kind == Kind::fresh) return false;
-  if (!call.info.writes) return !plan.outputs.empty() && !call.info.random;
+    views |= output.kind == Kind::view;
+  }
+  // (One that returns nothing, or None, is called for what it does.)
+  if (!call.info.writes) return views && !call.info.random;
   if (!call.info.moves_metadata) return false;
   for (const CallPlan::Rewrite& rewrite :
        plan.rewrites)  // resize_ beyond the storage has work to do
