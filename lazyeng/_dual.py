@@ -187,14 +187,15 @@ def dual_class(cls: type[BaseException]) -> type[BaseException] | None:
         return cls
     if not issubclass(cls, Exception):
         return None
-    found = _duals.get(cls)
-    if found is not None:
-        return found
     try:
-        made = _make_dual(cls)
-    except Exception:  # of a metaclass that decides on the order of bases
+        found = _duals.get(cls)
+        return _new_dual(cls) if found is None else found
+    except Exception:  # of a metaclass that decides on the order of bases, or has no hash, or ...
         return None
-    made = _duals.setdefault(cls, made)
+
+
+def _new_dual(cls: type[Exception]) -> type[BaseException]:
+    made = _duals.setdefault(cls, _make_dual(cls))
     if importable_class(cls) is cls:
         _kept[cls.__module__, cls.__qualname__] = made
     return made
@@ -202,7 +203,10 @@ def dual_class(cls: type[BaseException]) -> type[BaseException] | None:
 
 def original_class(cls: type[BaseException]) -> type[BaseException]:
     """The inverse of `dual_class`."""
-    return cls.__dict__.get(ORIGINAL_CLASS, cls)
+    return _dict_of_class.__get__(cls).get(ORIGINAL_CLASS, cls)
+
+
+_dict_of_class: Any = type.__dict__["__dict__"]  # (a metaclass may make something else of the name)
 
 
 def _make_dual(cls: type[Exception]) -> type[BaseException]:

@@ -11,7 +11,13 @@ import dataclasses
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
+from types import (
+    FrameType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    ModuleType,
+    TracebackType,
+)
 from typing import Any
 
 from lazyeng._containers import copier
@@ -32,7 +38,7 @@ from lazyeng._dual import (
     part,
     state,
 )
-from lazyeng._traceback import Site, make_traceback, shown, sites_of, stack_of
+from lazyeng._traceback import Site, detached, make_traceback, shown, sites_of, stack_of
 
 _MAX_CHAIN = 64  # longer chains of causes and contexts are cut
 
@@ -68,7 +74,7 @@ def _unpickled(named: type[BaseException] | str, *rest: Any) -> Record:
 
 def take_apart(error: BaseException, *, keep_traceback: bool = True) -> Record:
     """The record of an exception and of its chain. Leaves `error` as it is."""
-    return _take_apart(error, {}, keep_traceback)
+    return _take_apart(error, {}, 0, keep_traceback)
 
 
 def bare(error: BaseException) -> Record:
@@ -77,7 +83,7 @@ def bare(error: BaseException) -> Record:
     grouped = issubclass(type(error), BaseExceptionGroup)  # its arguments hold live exceptions
     args: tuple[Any, ...] = () if grouped else part(error, "args")
     told = len(args) == 1 and type(args[0]) is str
-    text = args[0] if told else f"<{cls.__name__} that cannot be taken apart>"
+    text = args[0] if told else f"<{_class_name(cls)} that cannot be taken apart>"
     return Record(
         cls=RuntimeError if grouped else cls,
         lazy=issubclass(type(error), LazyError),
@@ -94,13 +100,27 @@ def bare(error: BaseException) -> Record:
     )
 
 
+def told(record: Record) -> Record:
+    """Its text and its positions alone, for what cannot be put together."""
+    text = f"{_class_name(record.cls)}: {record.text}"
+    return dataclasses.replace(
+        record, cls=RuntimeError, args=(text,), members={}, attributes={}, text=text,
+        exceptions=None, cause=None, context=None,
+    )  # fmt: skip
+
+
+def _class_name(cls: type) -> str:
+    return type.__getattribute__(cls, "__name__")  # whatever a metaclass makes of it
+
+
 def _take_apart(
-    error: BaseException, seen: dict[int, Record | None], keep_traceback: bool = True
+    error: BaseException, seen: dict[int, Record | None], depth: int, keep_traceback: bool = True
 ) -> Record:
     seen[id(error)] = None  # in progress: a cycle is cut here
     traceback = part(error, "__traceback__") if keep_traceback else None
     attributes = _attributes(error)
     parts = _exceptions_of(error)
+    children = None if parts is None else tuple(_take_apart(e, seen, depth) for e in parts)
     record = Record(
         cls=original_class(type(error)),
         lazy=issubclass(type(error), LazyError),
@@ -109,9 +129,9 @@ def _take_apart(
         attributes=attributes,
         text=text_of(error),
         sites=tuple(sites_of(stack_of(traceback))),
-        exceptions=None if parts is None else tuple(_take_apart(e, seen) for e in parts),
-        cause=_linked(part(error, "__cause__"), seen),
-        context=_linked(part(error, "__context__"), seen),
+        exceptions=children,
+        cause=_linked(part(error, "__cause__"), seen, depth + 1),
+        context=_linked(part(error, "__context__"), seen, depth + 1),
         suppress_context=part(error, "__suppress_context__"),
         origin=state(error).get(ORIGIN),
     )
@@ -125,10 +145,12 @@ def _exceptions_of(error: BaseException) -> tuple[BaseException, ...] | None:
     return BaseExceptionGroup.__dict__["exceptions"].__get__(error)
 
 
-def _linked(error: BaseException | None, seen: dict[int, Record | None]) -> Record | None:
-    if error is None or len(seen) >= _MAX_CHAIN:
+def _linked(
+    error: BaseException | None, seen: dict[int, Record | None], depth: int
+) -> Record | None:
+    if error is None or depth >= _MAX_CHAIN:
         return None
-    return seen[id(error)] if id(error) in seen else _take_apart(error, seen)
+    return seen[id(error)] if id(error) in seen else _take_apart(error, seen, depth)
 
 
 def _attributes(error: BaseException) -> dict[str, Any]:
@@ -155,7 +177,7 @@ def _members(error: BaseException) -> dict[str, Any]:
     for name, descriptor in _member_descriptors(type(error)).items():
         try:
             members[name] = descriptor.__get__(error)
-        except AttributeError:  # not set
+        except (AttributeError, TypeError):  # not set; or it is another class's
             continue
     members.pop("exceptions", None)  # of a group: they are taken apart themselves
     owner = type(members.get("obj"))
@@ -188,19 +210,21 @@ def fresh(record: Record) -> Record:
 
 
 def to_keep(record: Record) -> Record:
-    """The record, with copies of the exceptions that the exception holds itself (in its arguments
-    or attributes): those have frames."""
+    """The record, with copies of the exceptions, tracebacks and frames that the exception holds
+    itself (in its arguments or attributes, and in containers there): they have locals."""
     made: dict[int, BaseException] = {}
 
-    def without_frames(value: Any) -> Any:
-        if not isinstance(value, BaseException):
+    def without_locals(value: Any) -> Any:
+        if type(value) in (TracebackType, FrameType):
+            return detached(value)
+        if not issubclass(type(value), BaseException):
             return value
         if id(value) not in made:
             held = take_apart(value, keep_traceback=False)
             made[id(value)] = put_together_alone(held, held.lazy)
         return made[id(value)]
 
-    return _mapped(record, without_frames, lambda cls: cls, {})
+    return _mapped(record, copier(without_locals), lambda cls: cls, {})
 
 
 def put_together_as(record: Record, lazy: bool) -> BaseException:
@@ -219,7 +243,10 @@ def _with_chain(record: Record, lazy: bool, made: dict[int, BaseException]) -> B
     assign(error, "__traceback__", make_traceback(shown(record.sites)))
     for name, linked in (("__context__", record.context), ("__cause__", record.cause)):
         if linked is not None:
-            assign(error, name, made.get(id(linked)) or _with_chain(linked, linked.lazy, made))
+            found = made.get(id(linked))
+            if found is None:
+                found = _with_chain(linked, linked.lazy, made)
+            assign(error, name, found)
     assign(error, "__suppress_context__", record.suppress_context)
     return error
 
@@ -228,7 +255,7 @@ def _alone(record: Record, lazy: bool, made: dict[int, BaseException]) -> BaseEx
     cls = (dual_class(record.cls) or LazyError) if lazy else record.cls
     if record.exceptions is not None and issubclass(cls, BaseExceptionGroup):
         children = [_with_chain(child, child.lazy, made) for child in record.exceptions]
-        error = allocate(cls, record.members["message"], children)
+        error = allocate(cls, record.members.get("message", record.text), children)
     else:
         error = allocate(cls)
     if error is None or cls is LazyError:
@@ -279,7 +306,7 @@ def portable(
         return _picklable(value, protocol)
 
     record = take_apart(error, keep_traceback=keep_traceback)
-    return _mapped(record, picklable, importable_class, {})
+    return _mapped(record, copier(picklable), importable_class, {})
 
 
 def _reduced(error: BaseException, protocol: Any = None) -> tuple[Any, ...]:
@@ -352,6 +379,8 @@ def _mapped(
 
 def _picklable(value: Any, protocol: int | None) -> Any:
     if value is None or type(value) in (str, bytes, int, float, bool):
+        return value
+    if issubclass(type(value), LazyError):  # it can be
         return value
     try:
         pickled = pickle.dumps(value, protocol)

@@ -14,8 +14,8 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from traceback import FrameSummary, StackSummary
-from types import CodeType, FrameType, TracebackType
-from typing import Any, NamedTuple, TypeVar
+from types import CodeType, FrameType, ModuleType, TracebackType
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from lazyeng import _C, config
 
@@ -165,7 +165,8 @@ def without_internal(traceback: TracebackType | None) -> TracebackType | None:
         traceback = traceback.tb_next
     result = None
     for entry in reversed(entries):
-        result = TracebackType(result, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        line: int | None = entry.tb_lineno  # None: its instruction has none
+        result = TracebackType(result, entry.tb_frame, entry.tb_lasti, -1 if line is None else line)
     return result
 
 
@@ -197,9 +198,20 @@ def make_traceback(sites: Sequence[Site]) -> TracebackType | None:
     """A traceback whose entries point, to the column, at the sites; none of it ever ran."""
     traceback = None
     for site in reversed(sites):
-        frame = _new_frame(_stub_code(site), globals_of(site.filename))
+        namespace = namespace_of(site.filename)
+        if namespace is None:
+            namespace = {"__name__": "<unknown>"}
+        frame = _new_frame(_stub_code(site), namespace)
         traceback = TracebackType(traceback, frame, 0, site.line)
     return traceback
+
+
+def detached(value: TracebackType | FrameType) -> TracebackType | FrameType | None:
+    """The same positions, without locals and callers."""
+    if isinstance(value, TracebackType):
+        return make_traceback(sites_of(stack_of(value)))
+    copy = make_traceback(sites_of([(value.f_code, value.f_lasti)]))
+    return copy and copy.tb_frame
 
 
 def _template() -> None: ...
@@ -247,32 +259,47 @@ def _signed_varint(value: int) -> bytes:
     return _varint(-value << 1 | 1 if value < 0 else value << 1)
 
 
-_module_names: dict[str, str] = {}  # source file -> module, a hint that is checked at each use
+class _Modules:
+    """Which module is made from which file: hints, which are checked at each use."""
+
+    names: ClassVar[dict[str, str]] = {}
+    seen = 0  # how many modules there were
+
+    @classmethod
+    def look(cls) -> None:
+        if len(sys.modules) == cls.seen:
+            return
+        cls.seen = len(sys.modules)
+        for name in list(sys.modules):
+            file = _namespace(name).get("__file__")
+            if type(file) is str:
+                cls.names[file] = name
 
 
-def globals_of(filename: str) -> dict[str, Any]:
+def namespace_of(filename: str) -> dict[str, Any] | None:
     """The namespace of the module made from this file, for debuggers and `linecache`.
 
     Looked up anew each time, as a failure that kept it would keep the module alive.
     """
-    namespace = _namespace(_module_names.get(filename, ""))
+    namespace = _namespace(_Modules.names.get(filename, ""))
     if namespace.get("__file__") == filename:
         return namespace
     if not filename.startswith("<"):
-        for name in list(sys.modules):
-            file = _namespace(name).get("__file__")
-            if isinstance(file, str):
-                _module_names[file] = name
-        if filename in _module_names:
-            return _namespace(_module_names[filename])
+        _Modules.look()
+        if filename in _Modules.names:
+            return _namespace(_Modules.names[filename])
     main = _namespace("__main__")
     interactive = bool(main) and "__file__" not in main  # a cell or a line of a prompt is its code
-    return main if interactive else {"__name__": "<unknown>"}
+    return main if interactive else None
+
+
+_dict_of_module: Any = ModuleType.__dict__["__dict__"]
 
 
 def _namespace(module_name: str) -> dict[str, Any]:
-    namespace = getattr(sys.modules.get(module_name), "__dict__", None)
-    return namespace if isinstance(namespace, dict) else {}
+    """(Runs no code of the module: some are imported when somebody asks for an attribute.)"""
+    module = sys.modules.get(module_name)
+    return _dict_of_module.__get__(module) if issubclass(type(module), ModuleType) else {}
 
 
 def _ctypes_new_frame() -> Callable[[CodeType, dict[str, Any]], FrameType]:

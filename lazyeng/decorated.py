@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager
@@ -83,7 +84,7 @@ def _async_generator(function: Function, block: Block, whole: Block) -> Function
         step, value = running.asend, None
         with whole():
             while True:
-                item = step(value)
+                item = _without_hooks(step, value)
                 try:
                     with _hidden_frames():
                         made = await _awaited_steps(item.send, None, item.throw, block)
@@ -95,6 +96,16 @@ def _async_generator(function: Function, block: Block, whole: Block) -> Function
                     step, value = running.athrow, error
 
     return generator
+
+
+def _without_hooks(step: Function, value: Any) -> Any:
+    """An event loop closes the generators that it hears of: of these, by way of ours."""
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(None, None)
+    try:
+        return step(value)
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
 
 
 def _steps(send: Function, value: Any, throw: Function, block: Block) -> Generator[Any, Any, Any]:

@@ -26,22 +26,24 @@ from lazyeng._dual import (
 )
 from lazyeng._record import (
     Record,
+    bare,
     fresh,
     put_together_alone,
     put_together_as,
     take_apart,
     text_of,
     to_keep,
+    told,
 )
 from lazyeng._traceback import (
     Site,
     Stack,
     around_backward,
-    globals_of,
     internal,
     is_internal_frame,
     joined,
     make_traceback,
+    namespace_of,
     place,
     shown,
     shown_or_all,
@@ -75,7 +77,10 @@ def detach(original: BaseException) -> Record:
     The result is what `build` and `warn_unseen` want; the frames of a kernel written in Python stay
     in it as positions. Drops the traceback of `original`, which may be part of a reference cycle.
     """
-    record = to_keep(take_apart(original))
+    try:
+        record = to_keep(take_apart(original))
+    except Exception:  # of what it holds, or of its class, which are the user's
+        record = bare(original)
     assign(original, "__traceback__", None)
     return record
 
@@ -116,14 +121,13 @@ def build(
     record = original if isinstance(original, Record) else take_apart(original)
     called, forward = sites_of(stack), sites_of(forward_stack)
     sites = shown_or_all(joined(forward, called))
-    cause = put_together_as(fresh(record), lazy=False)
-    if issubclass(record.cls, Exception):
+    try:
+        error, cause = _put_together(record)
+    except Exception:  # as above
+        error, cause = _put_together(told(record))
+    if error is not cause:
         assign(cause, "__traceback__", make_traceback(sites + shown(record.sites)))
-        error = put_together_alone(fresh(record), lazy=True)
-        assign(error, "__cause__", cause)
-        state(error)[ORIGINAL] = cause
     else:
-        error = cause
         assign(error, "__traceback__", None)
         details = {"op": op, "inputs": list(inputs), "path": list(path), "root_id": root_id}
         state(error).update(details | state(error))  # its class has none that read the Origin
@@ -136,6 +140,17 @@ def build(
         notes.append(_backward_note(called))
     state(error)["__notes__"] = [*_old_notes(error), *notes]
     return error
+
+
+def _put_together(record: Record) -> tuple[BaseException, BaseException]:
+    """What the reader gets, and its cause; the same one if that is no `Exception`."""
+    cause = put_together_as(fresh(record), lazy=False)
+    if not issubclass(record.cls, Exception):
+        return cause, cause
+    error = put_together_alone(fresh(record), lazy=True)
+    assign(error, "__cause__", cause)
+    state(error)[ORIGINAL] = cause
+    return error, cause
 
 
 def warn_unseen(
@@ -182,12 +197,20 @@ def _warn_at(category: type[Warning], message: str, stack: Stack) -> None:
     if not user:
         warnings.warn_explicit(message, category, filename="<lazyeng>", lineno=0)
         return
-    namespace = globals_of(user[-1].filename)
+    namespace = namespace_of(user[-1].filename)
+    if namespace is None:
+        namespace = _of_no_module(user[-1].filename)
     warnings.warn_explicit(
         message, category, filename=user[-1].filename, lineno=user[-1].line,
         module=namespace.get("__name__", "<string>"),  # (of None nothing is ever shown)
         registry=namespace.setdefault("__warningregistry__", {}),  # as `warnings.warn` keeps it
     )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_no_module(filename: str) -> dict[str, Any]:
+    """In place of the namespace of code that is generated, and run by `exec`."""
+    return {}
 
 
 # ---- for the rest of the package

@@ -217,12 +217,18 @@ def _run(program: str, arguments: list[str]) -> BaseException | None:
     _check_readable(program)
     sys.argv = [program, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
+    end = None
     try:
-        runpy.run_path(program, run_name="__main__")
+        try:
+            runpy.run_path(program, run_name="__main__")
+        except SystemExit as raised:  # sys.exit(main())
+            end = raised
         synchronize()  # failures that were never read are explained too
     except Exception as error:
         hide_internal_frames(error)
         return error
+    if end is not None:
+        raise end
     return None
 
 

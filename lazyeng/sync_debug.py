@@ -141,12 +141,14 @@ listeners: list[Callable[[Wait, int, int], None]] = []
 
 def report(op: str, reason: str, begin: int, end: int) -> BaseException | None:
     """For the C++ core: warns of a wait of this thread, or returns the exception to raise."""
-    frame, entry = _users_frame(sys._getframe(1))
+    caller = sys._getframe().f_back
+    frame, entry = _users_frame(caller) if caller else (None, "")
+    place = (frame.f_code.co_filename, frame.f_lineno) if frame else ("<no Python code>", 0)
     reason = f"{entry}: {reason}" if entry else reason
-    wait = Wait(frame.f_code.co_filename, frame.f_lineno, op, reason, (end - begin) / 1000)
+    wait = Wait(*place, op, reason, (end - begin) / 1000)
     for listener in listeners:
         listener(wait, begin, end)
-    if _thread.mode == "off" or _thread.allowed:
+    if _thread.mode == "off" or _thread.allowed or frame is None:
         return None
     if _thread.mode == "error":
         return SyncError(wait)

@@ -3,6 +3,9 @@
 import asyncio
 import sys
 import traceback
+import types
+import weakref
+from unittest.mock import Mock
 
 import pytest
 
@@ -226,3 +229,97 @@ def test_note_of_a_long_path():
     assert build(ValueError(), path=shortened, path_length=12).__notes__[-1] == expected
     eight = build(ValueError(), path=names[:8]).__notes__[-1]
     assert eight == "path: " + " -> ".join(names[:8]) + " (read)"
+
+
+# --- what cannot be taken apart, or put together
+
+
+class WithoutHash(type):
+    def __eq__(cls, other):
+        return cls is other
+
+
+class Refusing(type):
+    def __getattribute__(cls, name):
+        raise RuntimeError("nobody looks at me")
+
+
+class ForeignMemberError(ValueError):
+    line = types.TracebackType.__dict__["tb_lineno"]
+
+
+class GroupWithMessage(ExceptionGroup):
+    __slots__ = ("message",)
+
+
+class FalsyError(ValueError):
+    def __bool__(self):
+        raise RuntimeError("neither")
+
+
+def caused_by(cause):
+    error = ValueError("v")
+    error.__cause__ = error.__context__ = cause
+    return error
+
+
+def nested(depth):
+    error = ValueError("v")
+    for _ in range(depth):
+        error = ExceptionGroup("g", [error])
+    return error
+
+
+ODD = {
+    "no hash": (lambda: WithoutHash("E", (ValueError,), {})("v"), LazyError),
+    "refusing": (lambda: Refusing("E", (ValueError,), {})("v"), LazyError),
+    "an argument says that it is an exception": (
+        lambda: ValueError("v", Mock(spec=RuntimeError)), ValueError,
+    ),
+    "a proxy of an exception": (lambda: ValueError("v", weakref.proxy(KEPT)), ValueError),
+    "a member of another class": (lambda: ForeignMemberError("v"), ForeignMemberError),
+    "a group with a slot": (lambda: GroupWithMessage("v", [ValueError()]), ExceptionGroup),
+    "a cause that is neither true nor false": (lambda: caused_by(FalsyError("f")), ValueError),
+    "a deep group": (lambda: nested(2000), LazyError),
+}  # fmt: skip
+
+
+class KeptError(KeyError):
+    pass
+
+
+KEPT = KeptError("kept")
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_exceptions_are_raised_and_hide_no_other(name):
+    make, cls = ODD[name]
+    record = errors.detach(make())
+    error = build(record)
+    assert issubclass(type(error), cls) and issubclass(type(error), LazyError)
+    assert str(error)
+    with pytest.warns(errors.UnseenFailureWarning):
+        errors.warn_all([build(record)])
+
+
+def test_falsy_links_of_a_chain_are_not_multiplied():
+    error = FalsyError("0")
+    for _ in range(40):
+        outer = FalsyError("1")
+        outer.__cause__ = outer.__context__ = error
+        error = outer
+    built = build(errors.detach(error)).__cause__
+    for _ in range(40):
+        assert built.__cause__ is built.__context__
+        built = built.__cause__
+    assert built.args == ("0",)
+
+
+@pytest.mark.parametrize("n", [10, 63, 200])
+def test_causes_of_large_groups_are_kept(n):
+    members = [caused_by(KeyError(i)) for i in range(n)]
+    original = ExceptionGroup("many", members)
+    original.__cause__ = RuntimeError("why")
+    built = build(errors.detach(original)).__cause__
+    assert str(built.__cause__) == "why"
+    assert [e.__cause__.args for e in built.exceptions] == [(i,) for i in range(n)]

@@ -136,6 +136,33 @@ def test_shared_links_of_a_chain_are_not_multiplied():
         error = error.__cause__
 
 
+class CountedError(ValueError):
+    def __init__(self):
+        super().__init__("v")
+        self.counted, self.seen = Counted(), []
+
+
+class Counted:
+    times = 0
+
+    def __reduce__(self):
+        Counted.times += 1
+        return Counted, ()
+
+
+@pytest.mark.parametrize("within", [lambda e: e, lambda e: [e]])
+def test_failures_that_hold_failures_are_not_multiplied(within):
+    """Such as those of a loop that tries again: 20 of them must not become 2 ** 20."""
+    error = None
+    for _ in range(20):
+        original = CountedError()
+        original.seen = within(error)
+        error = reading(original)
+    Counted.times = 0
+    pickle.loads(pickle.dumps(error))
+    assert Counted.times < 2000
+
+
 # --- the class alone, as torch's DataLoader sends it
 
 

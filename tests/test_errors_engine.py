@@ -5,7 +5,9 @@ import contextvars
 import gc
 import multiprocessing
 import pickle
+import signal
 import threading
+import time
 import traceback
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -184,6 +186,55 @@ def test_a_read_that_ctrl_c_ends_has_told_nobody(interrupted):
         failed.tolist()
     with pytest.raises(IndexError, match="index 5"):
         synchronize()
+
+
+def test_ctrl_c_while_a_failure_is_about_to_be_raised(monkeypatch):
+    failed = wrap(torch.arange(3))[torch.tensor([5])]
+    hide = lazyeng.errors.hide_while_unwinding
+
+    def interrupted(error):
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+        hide(error)
+
+    monkeypatch.setattr(lazyeng.errors, "hide_while_unwinding", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        failed.tolist()
+    with pytest.raises(IndexError, match="index 5"):
+        synchronize()  # the read has told nobody
+
+
+class SlowTextError(ValueError):
+    interrupted = False
+
+    def __str__(self):
+        if SlowTextError.interrupted:
+            SlowTextError.interrupted = False
+            signal.raise_signal(signal.SIGINT)
+        return "slow"
+
+
+def test_ctrl_c_while_torch_asks_for_the_text(monkeypatch):
+    @torch.library.custom_op(f"lazyeng_engine_errors::slow_{time.time_ns()}", mutates_args=())
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        raise SlowTextError
+
+    slow.register_fake(torch.empty_like)
+    failed = slow(wrap(torch.ones(2)))
+    build = lazyeng.errors.build
+
+    def build_one(*args, **kwargs):
+        built = build(*args, **kwargs)
+        SlowTextError.interrupted = True
+        return built
+
+    monkeypatch.setattr(lazyeng.errors, "build", build_one)
+    with pytest.raises(KeyboardInterrupt):
+        failed.tolist()
+    monkeypatch.undo()
+    SlowTextError.interrupted = False
+    with pytest.raises(SlowTextError, match="slow"):
+        failed.tolist()
 
 
 def greedy(name, failures):

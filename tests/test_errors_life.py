@@ -4,6 +4,7 @@ import gc
 import sys
 import threading
 import traceback
+import types
 import warnings
 import weakref
 
@@ -152,6 +153,33 @@ def test_an_exception_that_another_one_holds_keeps_no_local_alive(where, no_gc):
         "of the cause": lambda: error.original.__cause__.args[0],
     }[where]()
     assert type(inner) is ValueError and "invalid literal" in str(inner)
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [lambda e: [e], lambda e: (1, [e]), lambda e: {"a": e}, lambda e: e.__traceback__,
+     lambda e: (type(e), e, e.__traceback__), lambda e: [e.__traceback__.tb_frame]],
+    ids=["list", "tuple", "dict", "traceback", "exc_info", "frame"],
+)  # fmt: skip
+def test_what_an_exception_holds_in_containers_keeps_no_local_alive(wrapped, no_gc):
+    def kernel(tracked):
+        try:
+            int("x" * len([tracked]))
+        except ValueError as error:
+            raise HoldingError(wrapped(error)) from None
+
+    def record_of():
+        tracked = Tracked()
+        return errors.detach(raised_by(lambda: kernel(tracked))), weakref.ref(tracked)
+
+    record, tracked = record_of()
+    assert tracked() is None
+    inner = reading(record).inner
+    if isinstance(inner, types.TracebackType):
+        assert [name for name, _ in lines_of(inner)] == ["kernel"]
+    elif isinstance(inner, tuple) and len(inner) == 3:
+        assert inner[0] is ValueError and "invalid literal" in str(inner[1])
+        assert lines_of(inner[2]) == [("kernel", kernel.__code__.co_firstlineno + 2)]
 
 
 def test_group_keeps_no_local_of_its_members_alive(no_gc):

@@ -5,6 +5,7 @@ import io
 import linecache
 import os
 import pickle
+import time
 import traceback
 import warnings
 
@@ -413,6 +414,19 @@ def test_warning_of_a_kernel_comes_through_warnings(read):
     assert got.filename == __file__
     with open(__file__) as file:
         assert "# WARNS" in file.read().splitlines()[got.lineno - 1]
+
+
+@pytest.mark.parametrize("file", ["/nowhere/generated.py", "<string>"])
+def test_warning_of_generated_code_is_shown_once(file):
+    """By default. Its file is that of no module."""
+    source = "def f(x): return torch.var(x, dim=1)"
+    scope = {"torch": torch}
+    exec(compile(source, f"{file}{time.time_ns()}", "exec"), scope)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(5):
+            scope["f"](wrap(torch.ones(3, 1))).tolist()
+    assert len(caught) == 1
 
 
 def test_warning_is_not_on_stderr(capfd):

@@ -1,5 +1,6 @@
 """Synthetic tracebacks: they look like the real one, to the column, and run and hold nothing."""
 
+import importlib.util
 import inspect
 import linecache
 import sys
@@ -172,6 +173,35 @@ def test_namespace_of_a_module_that_is_gone(monkeypatch):
     tb = build(ValueError(), scope["f"]()[-1:]).__cause__.__traceback__
     assert tb.tb_frame.f_globals == {"__name__": "<unknown>"}
     assert traceback.format_tb(tb) == ['  File "/gone/module.py", line 2, in f\n']
+
+
+def test_a_module_that_is_imported_when_it_is_used_is_left_alone(monkeypatch, tmp_path):
+    (tmp_path / "used_later.py").write_text("raise RuntimeError('imported')")
+    spec = importlib.util.spec_from_file_location("used_later", tmp_path / "used_later.py")
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "used_later", module)
+    spec.loader.exec_module(module)
+    build(ValueError(), function_in("/gone/other.py")(stack_here))
+    with pytest.raises(RuntimeError, match="imported"):
+        module.anything
+
+
+def test_code_without_lines():
+    """As it is where Ctrl-C arrives in a jump back, or where code is generated."""
+
+    def generated():
+        raise ValueError("v")
+
+    n = len(generated.__code__.co_code) // 2
+    sizes = [8] * (n // 8) + [n % 8] * (n % 8 > 0)
+    table = bytes(0x80 | 15 << 3 | size - 1 for size in sizes)
+    generated.__code__ = generated.__code__.replace(co_linetable=table)
+    with pytest.raises(ValueError, match="v") as raised:
+        errors.boundary(generated)()
+    assert [entry.lineno for entry in traceback.extract_tb(raised.value.__traceback__)][1:] == [
+        None
+    ]
 
 
 def test_no_stack():

@@ -245,3 +245,18 @@ def test_an_exception_with_attributes_of_the_same_names():
     text = explained(error)
     assert "failed op  lazyeng_explain.raising" in text and "float32" in text
     assert "/ -> u" not in text
+
+
+def test_of_a_program_that_ends_itself(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, torch\nfrom lazyeng import wrap\n"
+        "y = wrap(torch.ones(3)).take(wrap(torch.tensor([int(sys.argv[1])])))\nsys.exit(3)\n"
+    )
+    for index, status in (("7", 1), ("1", 3)):
+        done = subprocess.run(
+            [sys.executable, "-m", "lazyeng.explain", "--color", "never", str(program), index],
+            capture_output=True, text=True, timeout=60, cwd=os.getcwd(),
+        )  # fmt: skip
+        assert done.returncode == status, done.stderr
+        assert ("failed op  aten.take" in done.stdout) == (status == 1)

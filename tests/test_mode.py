@@ -110,6 +110,28 @@ def test_decorated_generator_records_in_its_steps_alone(mode):
     assert not recording()
 
 
+def test_a_decorated_generator_that_is_open_when_the_loop_ends_is_closed_once(mode):
+    told, seen = [], []
+
+    @lazy(mode)
+    async def generator():
+        try:
+            while True:
+                yield 1
+        finally:
+            await asyncio.sleep(0.01)
+            seen.append(recording())
+
+    async def program():
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what))
+        kept.append(generator())
+        await anext(kept[0])
+
+    kept = []
+    asyncio.run(program())
+    assert seen == [True] and told == []
+
+
 def test_decorated_coroutines_record_in_their_steps_alone(mode):
     seen = []
 

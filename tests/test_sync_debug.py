@@ -1,5 +1,6 @@
 """set_sync_debug_mode, allow_sync and the pytest option: every real wait is reported, no other."""
 
+import _thread
 import asyncio
 import os
 import subprocess
@@ -382,3 +383,22 @@ def test_pytest_option(mode, failed, tmp_path):
     assert ("SyncError" in done.stdout) == bool(failed)
     assert ("test_waits" in done.stdout) == (mode != "off")
     assert ("SyncWarning" in done.stdout) == (mode == "warn")
+
+
+def test_a_wait_of_a_thread_without_python_code(tmp_path, monkeypatch):
+    """As threads of other libraries are."""
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    x = y = wrap(torch.ones(200, 200))
+    with lazyeng.profile(tmp_path / "trace.json"):
+        with lazy("deferred"):
+            for _ in range(20):
+                y = y @ x
+        done = threading.Lock()
+        done.acquire()
+        _thread.start_new_thread(torch.equal, (y, y))
+        _thread.start_new_thread(done.release, ())
+        assert done.acquire(timeout=60)
+        y.wait()
+    time.sleep(0.1)
+    assert not unraisable

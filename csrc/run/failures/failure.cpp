@@ -81,9 +81,11 @@ PyObject* build(const FailureRoot& root, const std::vector<std::string>& path, s
   return exception;
 }
 
-void hide_while_unwinding(PyObject* exception) {
+/// False, with that as the Python error, if a handler of a signal raised meanwhile (Ctrl-C).
+bool hide_while_unwinding(PyObject* exception) {
   PyRef function = errors_function("hide_while_unwinding");
-  if (!function || !PyRef(PyObject_CallOneArg(function.get(), exception))) PyErr_Clear();
+  if (function && PyRef(PyObject_CallOneArg(function.get(), exception))) return true;
+  return clear_unless_interrupt();
 }
 
 const OpFailure& as_op_failure(const engine::FailurePtr& failure) {
@@ -151,9 +153,14 @@ PyObject* build_exception(const OpFailure& failure) {
 PyObject* build_exception(const FailureRoot& root) { return build(root, {root.label}, 1); }
 
 void set_python_error(const engine::FailurePtr& failure) {
+  const FailureRoot& root = *as_op_failure(failure).root();
+  const bool reported = root.reported;
   PyRef exception(build_exception(as_op_failure(failure)));
   if (!exception) return;
-  hide_while_unwinding(exception.get());
+  if (!hide_while_unwinding(exception.get())) {
+    if (!reported) root.reported = false;  // nobody gets to see it
+    return;
+  }
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.get())), exception.get());
 }
 
@@ -168,7 +175,7 @@ void throw_if_interrupt(const engine::FailurePtr& failure) {
   if (!root.from_python) return;
   Gil gil;
   PyObject* const original = root.original();
-  if (!original) PyErr_Clear();
+  if (!original && !clear_unless_interrupt()) throw_current_python_error();
   if (original && !PyErr_GivenExceptionMatches(original, PyExc_Exception))
     throw_python_error(failure);
 }

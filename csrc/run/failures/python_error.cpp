@@ -43,10 +43,37 @@ int32_t code_of(PyObject* type, PyObject* value) {
 
 }  // namespace
 
+bool clear_unless_interrupt() {
+  if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) return false;
+  PyErr_Clear();
+  return true;
+}
+
+namespace {
+
+/// The text of the error's value, as torch's `persist` has it. That loses what a handler of a
+/// signal raises while the text is made (Ctrl-C), which here becomes the error.
+void persist(python_error& error) {
+  PyErr_Fetch(&error.type, &error.value, &error.traceback);
+  error.message = "python_error";
+  if (!error.value) return;
+  const PyRef text(PyObject_Str(error.value));
+  const char* const utf8 = text ? PyUnicode_AsUTF8(text.get()) : nullptr;
+  if (utf8) error.message = utf8;
+  if (clear_unless_interrupt()) return;
+  Py_CLEAR(error.type);
+  Py_CLEAR(error.value);
+  Py_CLEAR(error.traceback);
+  PyErr_Fetch(&error.type, &error.value, &error.traceback);
+  error.message = "interrupted";
+}
+
+}  // namespace
+
 void throw_current_python_error() {
   const Gil gil;
   python_error error;
-  error.persist();
+  persist(error);
   throw error;
 }
 

@@ -12,6 +12,10 @@ namespace lazyeng::run {
 /// Throws Python's current error as the C++ exception that torch turns back into it. Takes the GIL.
 [[noreturn]] void throw_current_python_error();
 
+/// Clears Python's current error, if there is one. False if that is no Exception, and still the
+/// current error: what a handler of a signal has raised (Ctrl-C) is nobody's to swallow. GIL.
+bool clear_unless_interrupt();
+
 /// Makes a C++ exception Python's current error, by torch's own translation (message included).
 /// GIL.
 void translate_to_python(const std::exception_ptr& error);
