@@ -360,7 +360,7 @@ def microseconds_on_one_core(
 ) -> float:
     """What the table of costs (csrc/run/cores/width.cpp) says of the op with these arguments, then results. Infinite: it does not know it."""
 
-def kernel_settings_changed() -> None:
+def kernel_settings_changed(can_be_read: bool, /) -> None:
     """Which kernels torch chooses may be others from now on."""
 
 def set_warn_always(always: bool, /) -> None:

@@ -16,6 +16,7 @@ from types import (
     GetSetDescriptorType,
     MemberDescriptorType,
     ModuleType,
+    NoneType,
     TracebackType,
 )
 from typing import Any
@@ -181,9 +182,12 @@ def _members(error: BaseException) -> dict[str, Any]:
             continue
     members.pop("exceptions", None)  # of a group: they are taken apart themselves
     owner = type(members.get("obj"))
-    if issubclass(type(error), AttributeError) and not issubclass(owner, ModuleType | type):
+    if issubclass(type(error), AttributeError) and not issubclass(owner, _KEPT_OWNERS):
         members.pop("obj", None)  # a user's object, which only "did you mean" would use
     return members
+
+
+_KEPT_OWNERS = (ModuleType, type, NoneType, bool, int, float, complex, str, bytes)
 
 
 def text_of(error: BaseException) -> str:

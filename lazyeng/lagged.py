@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic
 
+from lazyeng._arguments import as_int
+
 if TYPE_CHECKING:  # with a default, as `Lagged()` does not tell what will be pushed
     from typing_extensions import TypeVar
 
@@ -29,8 +31,7 @@ class Lagged(Generic[T]):
     """
 
     def __init__(self, by: int = 1) -> None:
-        if isinstance(by, bool) or not isinstance(by, int):
-            raise TypeError(f"Lagged: by must be an int, got {type(by).__name__}")
+        by = as_int("Lagged: by must be an int", by)
         if by < 0:
             raise ValueError(f"Lagged: by must not be negative, got {by}")
         self.by = by

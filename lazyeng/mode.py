@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from lazyeng import _C, errors
+from lazyeng._arguments import check_function
 from lazyeng.config import MODES
 from lazyeng.decorated import in_blocks
 from lazyeng.sync_debug import SyncError
@@ -79,9 +80,7 @@ class lazy:  # noqa: N801 (used like a function, as torch.no_grad is)
         Raises:
             TypeError: a class, or what cannot be called.
         """
-        if isinstance(function, type) or not callable(function):
-            got = getattr(function, "__name__", None) or type(function).__name__
-            raise TypeError(f"lazy: expected a function to decorate, got {got}")
+        check_function("lazy", function)
         return in_blocks(function, lambda: lazy(self.mode))  # type: ignore[return-value]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from lazyeng import _C
+from lazyeng._arguments import as_path
 from lazyeng._drawing import Box, Item, draw
 from lazyeng.tensor import LazyTensor
 
@@ -80,8 +81,10 @@ class Graph:
             path: a file to write the page to, too.
 
         Raises:
+            TypeError: `path` is neither a str nor a path.
             OSError: the file cannot be written.
         """
+        file_path = None if path is None else as_path("to_html", path)
         boxes = [
             Box(
                 None if group is None else f"group {group}",
@@ -90,8 +93,8 @@ class Graph:
             for group, ops in self._groups()
         ]
         page = draw(f"{len(self)} pending operators", boxes)
-        if path is not None:
-            with open(path, "w", encoding="utf-8") as file:
+        if file_path is not None:
+            with open(file_path, "w", encoding="utf-8") as file:
                 file.write(page)
         return page
 

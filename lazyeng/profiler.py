@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO, TypeVar, cast
 
 from lazyeng import _C, sync_debug
+from lazyeng._arguments import as_path, check_function
 from lazyeng.decorated import in_blocks
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -60,10 +61,7 @@ class profile:  # noqa: N801 (as torch.profiler.profile)
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        given = os.fspath(path) if isinstance(path, os.PathLike) else path
-        if not isinstance(given, str):
-            raise TypeError(f"profile: path must be a str or a path, got {type(path).__name__}")
-        self.path = given
+        self.path = as_path("profile", path)
         self._waits: list[_Wait] = []
         self._names: dict[int, str] = {}  # of threads that waited
         self._begin = 0
@@ -99,6 +97,7 @@ class profile:  # noqa: N801 (as torch.profiler.profile)
                 _write(file, _trace_events(logs, self._waits, self._names, self._begin, end))
 
     def __call__(self, function: F) -> F:
+        check_function("profile", function)
         return cast(F, in_blocks(function, whole=lambda: self))
 
     def _note_wait(self, wait: sync_debug.Wait, begin: int, end: int) -> None:

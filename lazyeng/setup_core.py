@@ -9,6 +9,7 @@ import torch
 
 from lazyeng import _C, device, process, sharing
 from lazyeng import config as environment
+from lazyeng._arguments import as_int
 from lazyeng.config import MAX_WORKERS, MODES, STACKS, Config
 from lazyeng.fuse.chosen import names
 from lazyeng.tensor import LazyTensor, _rebuild
@@ -139,8 +140,7 @@ def set_num_workers(n: int) -> None:
         TypeError: `n` is not an int.
         ValueError: `n` is not positive, or more than 1024.
     """
-    if isinstance(n, bool) or not isinstance(n, int):
-        raise TypeError(f"set_num_workers: expected an int, got {type(n).__name__}")
+    n = as_int("set_num_workers: expected an int", n)
     if n < 1:
         raise ValueError(f"set_num_workers: expected a positive number, got {n}")
     if n > MAX_WORKERS:

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, Literal, TypeVar
 
 from lazyeng import _C
+from lazyeng._arguments import check_function
 from lazyeng.decorated import in_blocks
 from lazyeng.errors import is_internal_frame
 
@@ -127,6 +128,7 @@ class _Allowed:
         _tell_core()
 
     def __call__(self, function: _Function) -> _Function:
+        check_function("allow_sync", function)
         return in_blocks(function, _Allowed)  # type: ignore[return-value]
 
 

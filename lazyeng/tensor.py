@@ -233,8 +233,12 @@ class LazyTensor(_Tensor):
     def _ready_repr(self) -> str:
         text = _C.call_outside(repr, (self._plain(),), {})  # (a repr computes, which would record)
         text = "LazyTensor" + text.removeprefix("tensor").replace("\n ", "\n     ")
-        if self.grad_fn is not None:
-            return f"{text[:-1]}, grad_fn=<{self.grad_fn.name()}>)"
+        try:
+            node = self.grad_fn
+        except RuntimeError:  # of a view made without grad, whose base was written with it
+            return f"{text[:-1]}, grad_fn=<Invalid>)"
+        if node is not None:
+            return f"{text[:-1]}, grad_fn=<{node.name()}>)"
         return f"{text[:-1]}, requires_grad=True)" if self.requires_grad else text
 
     # ---- memory

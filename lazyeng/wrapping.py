@@ -112,16 +112,24 @@ def _like(
     old: torch.Tensor, new: torch.Tensor, convert: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     """Gives `new` what belongs to the tensor `old` and not to its memory."""
-    requires_grad = old.requires_grad and (old.is_leaf or isinstance(old, LazyTensor) is False)
+    is_leaf = _is_leaf(old)
+    requires_grad = old.requires_grad and (is_leaf or isinstance(old, LazyTensor) is False)
     if isinstance(old, KEPT):
         new = as_parameter(new, type(old), old.requires_grad)
         if plain_class(type(old)) is not torch.nn.Parameter:
             _take_attributes(old, new)
     elif requires_grad:
         new.requires_grad_()
-    if old.is_leaf and old.grad is not None:
+    if is_leaf and old.grad is not None:
         _set_grad(new, convert(old.grad))
     return new
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.is_leaf
+    except RuntimeError:  # of a view made without grad, whose base was written with it
+        return False
 
 
 def _set_grad(tensor: torch.Tensor, grad: torch.Tensor) -> None:

@@ -208,6 +208,12 @@ def test_attribute_error_lets_go_of_the_object(no_gc):
     assert build(record).name == "missing" and build(record).obj is None
 
 
+@pytest.mark.parametrize("obj", [3, "text", b"bytes", None, 1.5, int, sys])
+def test_attribute_error_keeps_what_holds_nothing(obj):
+    error = reading(errors.detach(AttributeError("a", name="n", obj=obj)))
+    assert error.name == "n" and error.obj == obj
+
+
 @pytest.mark.parametrize("shown", ["user", "full"])
 def test_read_exception_dies_with_its_last_reference(shown, no_gc, monkeypatch):
     monkeypatch.setenv("LAZYENG_TRACEBACK", shown)

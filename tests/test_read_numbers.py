@@ -222,6 +222,25 @@ def test_plain_tensors_are_read_as_they_are():
             assert torch.equal(x, torch.arange(4.0) + i + 1)
 
 
+@pytest.mark.parametrize("read", [*READS[:4], "%d".__mod__, "%f".__mod__])
+@pytest.mark.parametrize("grad", [True, False])
+def test_numbers_that_autograd_knows_of_warn_as_in_eager(read, grad):
+    def warned_by(x):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            read(x)
+        return [(str(w.message).partition(" (Trig")[0], w.category, w.filename) for w in caught]
+
+    torch.set_warn_always(True)
+    try:
+        x = torch.tensor(2.0, requires_grad=True)
+        with torch.set_grad_enabled(grad):
+            for tensor in (x, x * 1):
+                assert warned_by(lazyeng.wrap(tensor)) == warned_by(tensor)
+    finally:
+        torch.set_warn_always(False)
+
+
 def test_warnings_come_from_the_line_that_called():
     x = torch.ones(3, dtype=torch.complex64)
 

@@ -170,7 +170,7 @@ def test_the_programs_numbers_do_not_mislead():
 def test_settings_that_choose_kernels_end_what_was_found(monkeypatch):
     """(tests/cpp/test_finding.cpp has what follows from that.)"""
     changes = []
-    monkeypatch.setattr(_C, "kernel_settings_changed", lambda: changes.append(1))
+    monkeypatch.setattr(_C, "kernel_settings_changed", lambda _: changes.append(1))
     before = torch.backends.mkldnn.deterministic
     torch._C._set_mkldnn_deterministic(before)
     assert not changes  # as it was

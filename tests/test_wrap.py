@@ -613,6 +613,22 @@ def _interrupted_after(lines):
         sys.settrace(old)
 
 
+def test_views_that_autograd_refuses_are_shown_and_unwrapped():
+    """They were made without grad, and their base was written with it."""
+    texts = []
+    for base in (torch.arange(4.0), wrap(torch.arange(4.0))):
+        with torch.no_grad():
+            view = base[:2]
+        base.mul_(torch.ones(4, requires_grad=True))
+        with pytest.raises(RuntimeError, match="view was created in no_grad mode"):
+            view.grad_fn
+        view.tolist()
+        texts.append(repr(view).removeprefix("Lazy").lower().removeprefix("tensor"))
+        plain = unwrap(view)
+        assert type(plain) is torch.Tensor and plain.tolist() == [0.0, 1.0]
+    assert texts[0] == texts[1]
+
+
 def test_module_inside_a_container():
     model = torch.nn.Linear(2, 2)
     assert wrap([model, torch.ones(1)])[0] is model

@@ -32,7 +32,7 @@ def _adamw_block(param_ptr, grad_ptr, mean_ptr, square_ptr, largest_ptr, offsets
     if MAXIMIZE:
         grad = grad * -1  # (Triton 3.7 makes 0 - x of -x)
     if PENALTY:  # Adam's weight decay, which takes part in the means
-        grad += penalty * param
+        grad = tl.where(penalty != 0, grad + penalty * param, grad)  # (0 * inf would be NaN)
     mean += (grad - mean) * one_minus_beta1
     square = square * beta2 + one_minus_beta2 * grad * grad
     tl.store(mean_ptr + offsets, mean, mask=mask)

@@ -72,8 +72,11 @@ def linear_act_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, pre_ptr, n_rows, n_col
     rows = ((first_m + pid % in_group % group_m) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     cols = (pid % in_group // group_m * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     inner = tl.arange(0, BLOCK_K)
-    x_ptrs = x_ptr + rows[:, None] * stride_xm + inner[None, :] * stride_xk
-    w_ptrs = weight_ptr + inner[:, None] * stride_wk + cols[None, :] * stride_wn
+    along = inner.to(tl.int64)
+    x_ptrs = x_ptr + rows[:, None] * stride_xm + along[None, :] * stride_xk
+    w_ptrs = weight_ptr + along[:, None] * stride_wk + cols[None, :] * stride_wn
+    x_step = tl.full((), stride_xk, tl.int64) * BLOCK_K
+    w_step = tl.full((), stride_wk, tl.int64) * BLOCK_K
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, n_inner, BLOCK_K):
         inside = start + inner < n_inner
@@ -83,8 +86,8 @@ def linear_act_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, pre_ptr, n_rows, n_col
             x = x.to(tl.float32)
             w = w.to(tl.float32)
         total = tl.dot(x, w, total, input_precision=PRECISION)
-        x_ptrs += BLOCK_K * stride_xk
-        w_ptrs += BLOCK_K * stride_wk
+        x_ptrs += x_step
+        w_ptrs += w_step
     if HAS_BIAS:
         total += tl.load(bias_ptr + cols, mask=cols < n_cols, other=0.0).to(tl.float32)[None, :]
     offsets = rows[:, None] * n_cols + cols[None, :]

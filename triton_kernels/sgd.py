@@ -26,7 +26,8 @@ def _sgd_block(param_ptr, grad_ptr, buffer_ptr, offsets, mask, lr, momentum, one
     grad = tl.load(grad_ptr + offsets, mask=mask, other=0.0).to(COMPUTE)
     if MAXIMIZE:
         grad = grad * -1  # (Triton 3.7 makes 0 - x of -x)
-    grad += weight_decay * param
+    # (0 * inf would be NaN)
+    grad = tl.where(weight_decay != 0, grad + weight_decay * param, grad)
     if MOMENTUM:
         buffer = grad  # the first gradient is not damped
         if not FIRST:

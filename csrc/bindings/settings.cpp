@@ -79,8 +79,8 @@ PyObject* set_window_bounds(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-PyObject* kernel_settings_changed(PyObject*, PyObject*) {
-  run::kernel_settings_changed();
+PyObject* kernel_settings_changed(PyObject*, PyObject* can_be_read) {
+  run::kernel_settings_changed(can_be_read == Py_True);
   Py_RETURN_NONE;
 }
 
@@ -111,7 +111,7 @@ PyMethodDef setting_methods[] = {
     {"install_buffer_pool", install_buffer_pool, METH_O, nullptr},
     {"empty_buffer_pool", empty_buffer_pool, METH_NOARGS, nullptr},
     {"set_window_bounds", set_window_bounds, METH_VARARGS, nullptr},
-    {"kernel_settings_changed", kernel_settings_changed, METH_NOARGS, nullptr},
+    {"kernel_settings_changed", kernel_settings_changed, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

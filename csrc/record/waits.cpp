@@ -209,7 +209,7 @@ void Recorder::wait_for_all() {
 
 void Recorder::wait_for_plain_writes() {
   if (run::InCustomKernel::active()) return;
-  WaitScope waits("plain tensors that the block writes are complete at its end");
+  WaitScope waits("plain tensors and generators that the block writes are complete at its end");
   {
     const run::WarningsHeld held;
     for (const run::StorageVarRef& var : run::plain_storages().guarded()) complete(*var);

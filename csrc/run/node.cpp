@@ -236,6 +236,7 @@ engine::FailurePtr Node::run_once() noexcept {
     patient ? execute_patiently() : execute();
     return nullptr;
   } catch (...) {
+    note_interrupted_launch(this);
     if (is_python_error(std::current_exception())) ends.emplace(*this);
     if (is_out_of_memory(std::current_exception()) && retry_for_memory()) return nullptr;
     if (engine::FailurePtr lost = device_failure(*this, std::current_exception())) {

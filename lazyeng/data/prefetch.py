@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 import torch
 
 from lazyeng import errors
+from lazyeng._arguments import as_int
 from lazyeng.data.channel import Channel
 from lazyeng.data.passes import Life, Pass
 from lazyeng.data.shared import Kept, held_elsewhere
@@ -26,8 +27,7 @@ def checked_depth(name: str, depth: object) -> int:
         TypeError: it is not an int.
         ValueError: it is negative.
     """
-    if isinstance(depth, bool) or not isinstance(depth, int):
-        raise TypeError(f"{name} must be an int, got {type(depth).__name__}")
+    depth = as_int(f"{name} must be an int", depth)
     if depth < 0:
         raise ValueError(f"{name} must not be negative, got {depth}")
     return depth

@@ -53,6 +53,13 @@ _CHOOSE_KERNELS = (
     "_set_native_aot_enabled", "_set_native_aot_unconditional_masked",
 )  # fmt: skip
 
+# Those of them that C++ cannot read in each version of torch (csrc/fuse/graphs/observation.cpp).
+_UNREAD = (
+    "_set_blas_preferred_backend", "_set_linalg_preferred_backend", "_set_cudnn_depthwise_kernel",
+    "_set_sm_carveout_experimental", "_set_cublaslt_prefer_grouped_gemm", "_set_native_aot_enabled",
+    "_set_native_aot_unconditional_masked",
+)  # fmt: skip
+
 _Getter = Callable[[], Any]
 
 
@@ -102,7 +109,7 @@ def _waiting(
         _C.wait_for_all()
         result = original(*args, **kwargs)
         if chooses_kernels:
-            _C.kernel_settings_changed()
+            _C.kernel_settings_changed(original.__name__ not in _UNREAD)
         return result
 
     return change

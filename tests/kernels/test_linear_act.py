@@ -1,5 +1,7 @@
 """linear_act.py against F.linear and torch's activations."""
 
+import mmap
+
 import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -66,6 +68,17 @@ def test_shapes_and_strides(device):
     assert_same_as_eager(*both("gelu"), x, weight.t(), bias[::2])
     assert_same_as_eager(*both("relu"), x.mT[:, ::2], weight[:4, ::2].t())
     assert_same_as_eager(*both("relu"), x[0, 0], weight.t())
+
+
+def test_strides_beyond_32_bits():
+    """A block of columns spans more than 2^31 elements; hardly any of that memory is touched."""
+    k, stride = 64, 40_000_000
+    no_reserve = 0x4000  # (Linux; `mmap` has no name for it)
+    pages = mmap.mmap(-1, 2 * k * stride, flags=mmap.MAP_PRIVATE | no_reserve)
+    x = torch.frombuffer(pages, dtype=torch.bfloat16).as_strided((4, k), (1, stride))
+    x.fill_(1)
+    weight = torch.ones(3, k, dtype=torch.bfloat16)
+    assert_same(kernels.linear_act(x, weight), F.linear(x, weight))
 
 
 @pytest.mark.parametrize("m, n, k", [(0, 3, 4), (2, 0, 4), (2, 3, 0)])

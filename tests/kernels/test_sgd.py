@@ -32,6 +32,21 @@ def test_steps_are_those_of_torch(dtype, options, device):
     assert_same(buffers, [state.get("momentum_buffer") for state in their_states])
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_infinite_parameters_without_weight_decay(momentum, device):
+    params = [torch.tensor([1.0, torch.inf, -torch.inf, -0.0], device=device)]
+    all_grads = [[torch.tensor([0.5, 0.0, 0.25, -0.0], device=device)]] * 2
+    options = {"lr": 0.1, "momentum": momentum}
+    ours, theirs, their_states = steps_of_torch(
+        torch.optim.SGD, params, all_grads, foreach=False, **options
+    )
+    buffers = [None]
+    for grads in all_grads:
+        kernels.sgd_step(ours, grads, buffers, **options)
+    assert_same(ours, theirs)
+    assert_same(buffers, [state.get("momentum_buffer") for state in their_states])
+
+
 def test_mixed_dtypes_are_rounded_once(device):
     params = parameters(device, (torch.bfloat16, torch.float16))
     grads = gradients(params, steps=1)[0]

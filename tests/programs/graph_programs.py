@@ -233,6 +233,24 @@ def check_settings_are_those_of_the_step() -> None:
     assert counts[-3:] == [1, 0, 1], counts
 
 
+def check_settings_that_cannot_be_read_are_those_of_the_step() -> None:
+    kernels.install()
+    weight = numbers(0, 4, 4)
+    changed: list[int] = []
+
+    def step(to: Any, i: int) -> list[Tensor]:
+        if to is _on_device and i == ROUNDS and not changed:
+            changed.append(i)
+            torch._C._set_sm_carveout_experimental(8)
+        return [layers(to(numbers(i, 8, 4)), to(weight))]
+
+    try:
+        counts = run_loop(step, range(ROUNDS + 4))
+    finally:
+        torch._C._set_sm_carveout_experimental(None)
+    assert counts[-5:] == [1, 0, 1, 1, 1], counts
+
+
 def check_a_setting_that_changes_during_a_capture_is_not_captured() -> None:
     """By another thread, for a moment: the step is captured with the next one."""
     kernels.install()
@@ -617,6 +635,46 @@ def check_a_failed_input_fails_what_reads_it() -> None:
             )
         kernels.wait()
     assert launches() > 0
+
+
+def check_a_failed_forward_op_fails_its_gradient() -> None:
+    """Which reads nothing that has failed."""
+    kernels.install()
+    fails = False
+
+    @torch.library.custom_op("lazyeng_graphs::twice", mutates_args=(), device_types="cuda")
+    def twice(x: Tensor) -> Tensor:
+        if fails:
+            raise ValueError("no")
+        return x * 2
+
+    def backward(_: Any, grad: Tensor) -> Tensor:
+        for _ in range(4):
+            grad = torch.mm(grad * 2, weight) - 1
+        return grad
+
+    twice.register_fake(lambda x: torch.empty_like(x))
+    twice.register_autograd(backward)
+    weight = lazyeng.wrap(numbers(3, 4, 4).cuda())
+    x, ones = numbers(0, 8, 4).cuda(), lazyeng.wrap(torch.ones(8, 4).cuda())
+    before = 0
+    for i in range(ROUNDS + 4):
+        fails, before = i == ROUNDS + 2, launches()
+        with lazyeng.lazy("deferred"):
+            p = lazyeng.wrap(x).requires_grad_()
+            y = twice(p)
+            if fails:
+                assert isinstance(raised_by(y.tolist), ValueError)
+            else:
+                y.tolist()
+            y.backward(ones)
+            assert p.grad is not None
+            if fails:
+                assert isinstance(raised_by(p.grad.cpu().tolist), ValueError)
+            else:
+                p.grad.cpu().tolist()
+        kernels.wait()
+    assert before > 0
 
 
 def check_plain_tensors_that_change_are_reported() -> None:

@@ -308,6 +308,13 @@ def _lists(n: int) -> list[torch.Tensor]:
     return [torch.rand(size) for size in sizes for _ in range(n)]
 
 
+def _infinite(tensors: list[torch.Tensor], n: int) -> list[torch.Tensor]:
+    """With an infinite parameter, such as a mask."""
+    tensors[0][0] = -torch.inf
+    tensors[n][0, 1] = torch.inf
+    return tensors
+
+
 def _optimize(op: Any, n_lists: int, steps: bool, **options: Any) -> Callable[..., Any]:
     def step(*tensors: torch.Tensor) -> list[torch.Tensor]:
         lists = [list(tensors[i::n_lists]) for i in range(n_lists)]
@@ -328,6 +335,9 @@ def check_fused_adam_and_adamw() -> None:
         for amsgrad, maximize in ((False, False), (True, True)):
             step = _optimize(op, 5, True, amsgrad=amsgrad, maximize=maximize, **options)
             _agree(step, *_lists(5), ops=2, names=["adamw_counted_kernel"] * 2)
+        without = options | {"weight_decay": 0.0}
+        step = _optimize(op, 5, True, amsgrad=False, maximize=False, **without)
+        _agree(step, *_infinite(_lists(5), 5), ops=2, names=["adamw_counted_kernel"] * 2)
 
 
 def check_fused_sgd() -> None:
@@ -337,6 +347,9 @@ def check_fused_sgd() -> None:
         step = _optimize(aten._fused_sgd_.default, 3, False, momentum=0.9, nesterov=False,
                          is_first_step=first, **options)  # fmt: skip
         _agree(step, *_lists(3), ops=2, names=["sgd_kernel"] * 2)
+        step = _optimize(aten._fused_sgd_.default, 3, False, momentum=0.9, nesterov=False,
+                         is_first_step=first, **(options | {"weight_decay": 0.0}))  # fmt: skip
+        _agree(step, *_infinite(_lists(3), 3), ops=2, names=["sgd_kernel"] * 2)
     op = aten._fused_sgd_.default
 
     def plain(*tensors: torch.Tensor) -> list[torch.Tensor]:

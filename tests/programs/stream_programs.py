@@ -278,6 +278,52 @@ def check_memory_of_one_stream_is_not_reused_while_another_reads_it() -> None:
     assert z.tolist() == [4.0] * 4
 
 
+def check_what_an_op_launched_before_it_raised_is_waited_for() -> None:
+    """By what overwrites its memory, and by whoever gets that."""
+    warmed_up()
+
+    @torch.library.custom_op(
+        "lazyeng_streams::raises_late", mutates_args=("x",), device_types="cuda"
+    )
+    def raises_late(x: torch.Tensor) -> None:
+        x.add_(1)
+        raise ValueError("after the launch")
+
+    side = torch.Stream("cuda:0")
+
+    def failed() -> torch.Tensor:
+        x = lazyeng.wrap(torch.zeros(8, device="cuda"))
+        with contextlib.suppress(ValueError, ExceptionGroup):
+            lazyeng.synchronize()
+        simulated.synchronize()
+        simulated.hold_others(0)
+        with side, contextlib.suppress(ValueError):  # (its first call finds out, and raises there)
+            raises_late(x)
+        torch.accelerator.current_stream().wait_stream(side)
+        return x
+
+    for _ in range(2):  # (the first call of an op waits)
+        x = failed()
+        try:
+            x.fill_(7.0)
+            eventually(x.is_ready)
+            time.sleep(0.02)
+        finally:
+            simulated.let_go()
+        assert x.tolist() == [7.0] * 8
+        x = failed()
+        try:
+            eventually(x.is_ready)
+            del x
+            others = [torch.full((8,), 5.0, device="cuda") for _ in range(4)]
+            time.sleep(0.02)
+        finally:
+            simulated.let_go()
+        assert [other.tolist() for other in others] == [[5.0] * 8] * 4
+    with contextlib.suppress(ValueError, ExceptionGroup):
+        lazyeng.synchronize()
+
+
 def check_what_is_given_out_is_ready_for_the_current_stream() -> None:
     x = warmed_up()
     side = torch.Stream("cuda:0")

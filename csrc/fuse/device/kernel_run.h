@@ -44,17 +44,27 @@ class KernelRun {
     std::deque<run::Launch> log;
     for (const run::Node* node : nodes) log.emplace_back(*node);
     run::wait_for_other_streams(nodes);
+    try {
+      launch_all(nodes, kernels, launched);
+      finish();
+      run::note_launch(nodes);
+    } catch (...) {
+      run::note_interrupted_launch(nodes);
+      throw;
+    }
+  }
+
+ private:
+  void launch_all(c10::ArrayRef<const run::Node*> nodes, const GroupKernels& kernels,
+                  size_t& launched) {
     run::StreamRange range(*nodes[0]);
     for (; launched < kernels.kernels.size(); ++launched) {
       const DeviceKernel& kernel = kernels.kernels[launched];
       kernel.kernel->launch(kernel.grid, stream_, bound_[launched]);
     }
     range.end(run::group_event(nodes));
-    finish();
-    run::note_launch(nodes);
   }
 
- private:
   bool bind_shared(const KernelArgument& argument, LaunchArguments& arguments) {
     switch (argument.kind) {
       case KernelArgument::Kind::partial:

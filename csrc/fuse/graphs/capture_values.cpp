@@ -11,7 +11,17 @@ CaptureValues::CaptureValues(Segment& segment, const Observation& seen,
                              const std::vector<bool>& copied, std::vector<bool> kept,
                              const c10::Stream& stream)
     : segment_(segment), kept_(std::move(kept)) {
-  const auto claims = segment.claims();
+  try {
+    set_up(seen, copied, stream);
+  } catch (...) {
+    put_back();
+    throw;
+  }
+}
+
+void CaptureValues::set_up(const Observation& seen, const std::vector<bool>& copied,
+                           const c10::Stream& stream) {
+  const auto claims = segment_.claims();
   last_use_.resize(claims.size());
   values_of_.resize(claims.size());
   for (size_t v = 0; v < claims.size(); ++v) {
@@ -21,9 +31,9 @@ CaptureValues::CaptureValues(Segment& segment, const Observation& seen,
       stand_in(v, static_cast<const run::StorageVar&>(*claims[v].var), copied[v]);
   }
   exchange_values();
-  for (const Ref<engine::Op>& op : segment.ops())
+  for (const Ref<engine::Op>& op : segment_.ops())
     if (Group* const group = as_group(*op)) exchange_in(*group);
-  for (run::Node* node : segment.nodes()) {
+  for (run::Node* node : segment_.nodes()) {
     node->captured = true;
     node->stream_id = stream.id();
   }
@@ -54,7 +64,8 @@ void CaptureValues::exchange_values() {
     last_use_[place] = op;
     if (!vars_[place]) return;
     run::ValueRef other = stand_in_for(value);
-    exchanged_.push_back({&value, std::exchange(value, std::move(other))});
+    exchanged_.push_back({&value, value});
+    value = std::move(other);
   });
 }
 
@@ -67,7 +78,9 @@ void CaptureValues::exchange_in(Group& group) {
     if (const run::StorageVarRef& other = vars_[places_.at(var.var)]) var.var = other.get();
 }
 
-CaptureValues::~CaptureValues() {
+CaptureValues::~CaptureValues() { put_back(); }
+
+void CaptureValues::put_back() noexcept {
   const c10::StreamId usual = run::default_stream(segment_.nodes()[0]->device).id();
   for (run::Node* node : segment_.nodes()) {
     node->captured = false;

@@ -28,6 +28,8 @@ class CaptureValues {
   std::vector<c10::Storage> memory() const;
 
  private:
+  void set_up(const Observation& seen, const std::vector<bool>& copied, const c10::Stream& stream);
+  void put_back() noexcept;
   void stand_in(size_t place, const run::StorageVar& var, bool copied);
   run::ValueRef stand_in_for(const run::ValueRef& value);
   void exchange_values();

@@ -94,6 +94,7 @@ class GraphLaunch {
       run::note_launch(nodes);
       return true;
     } catch (...) {
+      run::note_interrupted_launch(nodes);
       for (run::Node* node : segment_.nodes()) segment_.fail(*node, std::current_exception());
       return false;
     }

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "csrc/fuse/device/device_arguments.h"
+#include "csrc/run/cores/finding.h"
 
 namespace lazyeng::fuse {
 namespace {
@@ -34,6 +35,7 @@ void add_settings(Key& words) {
   word = word << 2 | uint64_t(context.allowBF16ReductionCuBLAS());
   word = word << 1 | uint64_t{context.allowFP16AccumulationCuBLAS()};
   words.push_back(word);
+  words.push_back(run::unread_settings());
 }
 
 /// What is no number is part of the node's plan.
@@ -119,7 +121,9 @@ std::optional<Observation> observe(Segment& segment) {
   add_settings(seen.numbers);
   seen.ends.push_back(seen.numbers.size());
   for (const run::Node* node : segment.nodes()) {
-    if (!add_numbers(*node, seen.numbers) || !reads_as_recorded(*node)) return std::nullopt;
+    if (node->failure_of_forward() || !add_numbers(*node, seen.numbers) ||
+        !reads_as_recorded(*node))
+      return std::nullopt;
     seen.ends.push_back(seen.numbers.size());
   }
   const References references(segment);

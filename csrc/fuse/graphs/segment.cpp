@@ -93,11 +93,11 @@ void Segment::run_group(Group& group) {
   }
 }
 
-void Segment::fail(run::Node& node, const std::exception_ptr& error) {
+void Segment::fail(run::Node& node, const std::exception_ptr& error) noexcept {
   outcomes_.fail(node, error);
 }
 
-void Segment::report_changed_inputs() {
+void Segment::report_changed_inputs() noexcept {
   for (run::Node* const node : nodes_) outcomes_.report_changed_inputs(*node);
 }
 

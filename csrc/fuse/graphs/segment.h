@@ -31,9 +31,9 @@ class Segment final : public engine::Op {
   /// One by one, in their order.
   void run_ops() noexcept;
   /// The node is over: its versions carry the error, or the failure of what it reads.
-  void fail(run::Node& node, const std::exception_ptr& error);
+  void fail(run::Node& node, const std::exception_ptr& error) noexcept;
   /// Plain tensors that were changed while the graph read them, as of Node::execute.
-  void report_changed_inputs();
+  void report_changed_inputs() noexcept;
 
   const Batch& ops() const { return ops_; }
   /// Of all ops, in that order.

@@ -10,6 +10,7 @@
 #include <c10/util/Half.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <atomic>
 #include <optional>
 #include <string>
 #include <variant>
@@ -20,6 +21,7 @@
 #include "csrc/record/process/gate.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/sync_debug.h"
+#include "csrc/run/failures/ignored_warnings.h"
 #include "csrc/run/failures/python_error.h"
 #include "csrc/run/plain/plain_storage.h"
 #include "csrc/run/python_ref.h"
@@ -154,7 +156,20 @@ int bool_slot(PyObject* self) {
   return PyErr_Occurred() ? -1 : inherited_bool(self);
 }
 
+/// What torch says, once in a process, where a float that autograd knows of is taken from it.
+/// False with a Python error if that is one.
+bool warns_of_grad(PyObject* self) {
+  static std::atomic<bool> warned{false};
+  if (!THPVariable_Unpack(self).requires_grad() || !c10::GradMode::is_enabled()) return true;
+  if (warned.exchange(true) && !run::warns_always()) return true;
+  const char* const text =
+      "Converting a tensor with requires_grad=True to a scalar may lead to unexpected behavior.\n"
+      "Consider using tensor.detach() first.";
+  return PyErr_WarnEx(PyExc_UserWarning, text, 1) == 0;
+}
+
 PyObject* float_slot(PyObject* self) {
+  if (!warns_of_grad(self)) return nullptr;
   if (const std::optional<Number> number = read_number(self))
     return PyFloat_FromDouble(as_double(*number));
   return PyErr_Occurred() ? nullptr : inherited_float(self);

@@ -5,6 +5,7 @@ namespace lazyeng::run {
 namespace {
 
 std::atomic<uint32_t> generation{0};
+std::atomic<uint32_t> unread{0};
 
 uint64_t key_of(int threads) {
   return uint64_t{generation.load(std::memory_order_relaxed)} << 32 |
@@ -13,7 +14,12 @@ uint64_t key_of(int threads) {
 
 }  // namespace
 
-void kernel_settings_changed() { generation.fetch_add(1, std::memory_order_relaxed); }
+void kernel_settings_changed(bool can_be_read) {
+  generation.fetch_add(1, std::memory_order_relaxed);
+  if (!can_be_read) unread.fetch_add(1, std::memory_order_relaxed);
+}
+
+uint32_t unread_settings() { return unread.load(std::memory_order_relaxed); }
 
 std::optional<bool> Finding::of(int threads) const {
   const uint64_t found = found_.load(std::memory_order_relaxed);

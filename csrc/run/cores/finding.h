@@ -9,7 +9,10 @@ namespace lazyeng::run {
 
 /// Settings of the process that decide which kernels run (oneDNN on or off, reduced precision) are
 /// others from now on: what was found no longer holds. Any thread.
-void kernel_settings_changed();
+/// @param can_be_read  of at::Context, in every version of torch.
+void kernel_settings_changed(bool can_be_read);
+/// Another number after each change of those that cannot.
+uint32_t unread_settings();
 
 /// What a trial has found, for so many threads and the settings of the process then. Any thread.
 class Finding {

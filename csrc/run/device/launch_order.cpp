@@ -5,7 +5,8 @@
 //       noted (its claims are granted after that), or by whoever made a plain tensor, on the
 //       program's stream or before the program let that stream wait. A copy, whose stream is not
 //       the program's, waits for that one too.
-//   L2  A note comes after its launch, so the event in it, or one that is recorded on the default
+//   L2  A note comes after its launch, also where an exception leaves the op, so the event in it,
+//   or one that is recorded on the default
 //       stream later, covers the launch.
 //   L3  The allocator is told of a use while the op still holds the memory.
 #include "csrc/run/device/launch_order.h"
@@ -106,6 +107,15 @@ EventRef note_launch(c10::ArrayRef<const Node*> nodes) {
   const EventRef done = stream == default_stream(stream.device()) ? nullptr : event_on(stream);
   for (const Node* node : nodes) note(*node, stream, done);
   return done;
+}
+
+void note_interrupted_launch(c10::ArrayRef<const Node*> nodes) noexcept {
+  if (nodes[0]->device.is_cpu()) return;
+  try {
+    note_launch(nodes);
+  } catch (...) {
+    // The device is lost: who uses the memory tells.
+  }
 }
 
 // (Also of a copy, which the host has waited for: its memory is of the stream of copies, and must

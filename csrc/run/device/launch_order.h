@@ -29,6 +29,8 @@ void wait_for_other_streams(c10::ArrayRef<const Node*> nodes);
 /// After it, when the vars that the ops have made have their memory. Returns an event that comes
 /// when the device has done them; null on the default stream.
 EventRef note_launch(c10::ArrayRef<const Node*> nodes);
+/// The same where an exception comes in between: kernels may have been launched before.
+void note_interrupted_launch(c10::ArrayRef<const Node*> nodes) noexcept;
 /// The var is a new one for memory that the op has made: what it returns was not known before.
 void note_found(const Node& node, StorageVar& var);
 
