@@ -293,7 +293,7 @@ def namespace_of(filename: str) -> dict[str, Any] | None:
     return main if interactive else None
 
 
-_dict_of_module: Any = ModuleType.__dict__["__dict__"]
+_dict_of_module: Any = vars(ModuleType)["__dict__"]
 
 
 def _namespace(module_name: str) -> dict[str, Any]:

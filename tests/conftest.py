@@ -4,6 +4,7 @@ import contextlib
 import faulthandler
 import gc
 import os
+import signal
 import warnings
 
 import pytest
@@ -23,6 +24,11 @@ DEFAULT_LIMIT = 180
 _C.set_ops_before_trials(0)
 # One process runs thousands of tests: the first few would take the time that trials may take.
 _C.set_trials_bounded(False)
+
+
+# What a shell runs in the background ignores Ctrl-C, and so would all that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
