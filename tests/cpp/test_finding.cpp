@@ -21,7 +21,7 @@ void for_its_number_of_threads() {
 void until_other_kernels_are_chosen() {
   Finding finding;
   finding.note(2, true);
-  run::kernel_settings_changed();
+  run::kernel_settings_changed(true);
   check(!finding.of(2) && !finding.holds(), "of other kernels nothing is known");
   finding.note(2, false);
   check(finding.of(2) == false, "tried anew");
