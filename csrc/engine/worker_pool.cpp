@@ -336,6 +336,8 @@ WorkerPool::Signal WorkerPool::wait_for_signal(Worker& self) {
   Signal expected = Signal::none;
   if (self.signal.compare_exchange_strong(expected, Signal::parked, std::memory_order_acq_rel))
     park(self);
+  else if (expected == Signal::work)
+    leave_watching_to_others();  // it may have been nudged to watch, and has not begun to
   return self.signal.load(std::memory_order_acquire);
 }
 
@@ -362,9 +364,13 @@ WorkerPool::Watched WorkerPool::watch(Worker& self) {
     // Dekker with is_watched(): the recorder holds ops back, then asks; we have answered no, and
     // look for such ops again.
   } while (!unparked && hooks_.watch(false));
-  // (Who was parked for good, as we watched, takes our place.)
-  if (unparked && hooks_.watch(true)) nudge();
+  if (unparked) leave_watching_to_others();
   return unparked ? Watched::until_unparked : Watched::until_quiet;
+}
+
+// A worker that is called away. (Who was parked for good, as we watched, takes our place.)
+void WorkerPool::leave_watching_to_others() {
+  if (hooks_.watch && !is_watched() && hooks_.watch(true)) nudge();
 }
 
 void WorkerPool::guests_changed() {

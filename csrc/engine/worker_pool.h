@@ -158,6 +158,7 @@ class WorkerPool {
   void park(Worker& self);
   enum class Watched : uint8_t { no, until_unparked, until_quiet };
   Watched watch(Worker& self);
+  void leave_watching_to_others();
   void ready_changed();
   void guests_changed();
   bool left_to_guests() const noexcept;
