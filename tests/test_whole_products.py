@@ -1,6 +1,8 @@
 """linear and matmul without gradients: one recorded op each, where nobody can tell."""
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -218,3 +220,21 @@ def test_errors_are_eagers(way):
     assert_the_same(
         way, torch.no_grad()(F.linear), torch.randn(2, 3, 4), torch.randn(6, 4).double()
     )
+
+
+FIRST_CALLS = """
+import sys
+import torch
+from lazyeng import lazy
+weight, bias = torch.rand(5, 4), torch.rand(5)
+with torch.no_grad(), lazy():
+    for shape in ((4,), (3, 4), (2, 3, 4)):
+        torch.nn.functional.linear(torch.rand(shape), weight, bias).tolist()
+        (torch.rand(shape) @ weight.t()).tolist()
+assert not {"torch._dynamo", "sympy"} & {*sys.modules}
+"""
+
+
+def test_the_first_calls_import_nothing():
+    """As meta functions of torch's that are written in Python do, which takes a second."""
+    subprocess.run([sys.executable, "-c", FIRST_CALLS], check=True, timeout=120)

@@ -9,8 +9,8 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/library.h>
@@ -82,20 +82,22 @@ struct Linear {
 
   /// torch multiplies rows, and returns a view of what these make.
   static bool returns_view(const torch::jit::Stack& stack) {
-    static const bool returned_as_view = torch_returns_views();
     const at::Tensor& input = torch::jit::peek(stack, 0, 3).toTensor();
-    return returned_as_view && bias_of(stack) && input.dim() != 2 && input.is_contiguous();
+    if (!bias_of(stack) || input.dim() == 2 || !input.is_contiguous()) return false;
+    static const bool returned_as_view = torch_returns_views();
+    return returned_as_view;
   }
 
  private:
   /// torch 2.13 does; what 2.15 returns is no view. Asked in a thread of its own, which is in no
-  /// mode.
+  /// mode. (Not of meta tensors: torch's meta function of addmm is Python code, which imports
+  /// torch._dynamo.)
   static bool torch_returns_views() {
     bool is_view = false;
     std::thread([&] {
-      const auto meta = at::TensorOptions().device(at::kMeta);
-      const at::Tensor rows = at::empty({2, 3, 4}, meta), weight = at::empty({5, 4}, meta);
-      is_view = at::linear(rows, weight, at::empty({5}, meta)).is_view();
+      const auto floats = at::TensorOptions().device(at::kCPU).dtype(at::kFloat);
+      const at::Tensor rows = at::zeros({2, 3, 4}, floats), weight = at::zeros({5, 4}, floats);
+      is_view = at::linear(rows, weight, at::zeros({5}, floats)).is_view();
     }).join();
     return is_view;
   }
