@@ -332,12 +332,16 @@ class RaisesWhatIsRefused(Numbers):
         return raises(ValueError("row 2", self.refuses)) if index == 2 else torch.tensor(index)
 
 
+def refusing_loader(error, persistent, workers):
+    source = RaisesWhatIsRefused(error)
+    return DataLoader(source, num_workers=workers, persistent_workers=persistent)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_failure_that_cannot_be_read(persistent, workers):
     """The reason comes in its place, with the text of the failure."""
-    source = RaisesWhatIsRefused(MemoryError("no room"))
-    loader = DataLoader(source, num_workers=workers, persistent_workers=persistent)
+    loader = refusing_loader(MemoryError("no room"), persistent, workers)
     for _ in range(2):
         assert events_of(iter(loader)) == [0, 1, "MemoryError", *range(3, 8), "end"]
     iterator = iter(loader)
@@ -354,8 +358,7 @@ def test_a_failure_that_cannot_be_read(persistent, workers):
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_answer_that_ends_the_thread_that_reads_it(persistent, workers):
     """What was read before it comes; nothing waits for what was not; the next epoch works."""
-    source = RaisesWhatIsRefused(SystemExit("enough"))
-    loader = DataLoader(source, num_workers=workers, persistent_workers=persistent)
+    loader = refusing_loader(SystemExit("enough"), persistent, workers)
     for _ in range(2):
         events = events_of(iter(loader))
         assert events.count("SystemExit") == 1 and events[-1] == "end"

@@ -6,8 +6,7 @@
 //       program's stream or before the program let that stream wait. A copy, whose stream is not
 //       the program's, waits for that one too.
 //   L2  A note comes after its launch, also where an exception leaves the op, so the event in it,
-//   or one that is recorded on the default
-//       stream later, covers the launch.
+//       or one that is recorded on the default stream later, covers the launch.
 //   L3  The allocator is told of a use while the op still holds the memory.
 #include "csrc/run/device/launch_order.h"
 
