@@ -313,6 +313,16 @@ def test_threads_that_have_ended_have_their_names(path):
     assert "evaluator" in names
 
 
+def test_threads_that_have_ended_and_never_waited_have_their_names(path):
+    x, results = wrap(torch.rand(8, 8)), []
+    with lazyeng.profile(path):
+        thread = threading.Thread(target=lambda: results.append(x @ x), name="recorder \u00e9")
+        thread.start()
+        thread.join()
+    names = {e["args"]["name"] for e in events_of(path, ph="M", name="thread_name")}
+    assert "recorder \u00e9" in names
+
+
 def test_an_exception_passes_and_the_trace_is_written(path):
     with pytest.raises(KeyError), lazyeng.profile(path):
         (wrap(torch.rand(8, 8)) @ torch.rand(8, 8)).sum().item()

@@ -8,34 +8,60 @@
 #include <memory>
 #include <mutex>
 
+#include "csrc/run/python_ref.h"
 #include "csrc/run/traces/stream_trace.h"
+#include "csrc/stacks/saved_error.h"
 
 namespace lazyeng::run {
 namespace {
 
-std::string name_of_this_thread() {
+std::string system_name() {
   char name[16] = "";
   pthread_getname_np(pthread_self(), name, sizeof(name));
   return name;
+}
+
+/// The calling thread's `threading.Thread.name`; empty if it has none. Runs no Python code, which
+/// might record or be interrupted: py-spy too reads the module's own table. GIL.
+std::string name_in_python() {
+  const stacks::SavedError kept;
+  const PyRef threads = imported("threading", "_active");
+  const PyRef ident(PyLong_FromUnsignedLong(PyThread_get_thread_ident()));
+  if (!threads || !PyDict_Check(threads.get()) || !ident) return {};
+  PyObject* const thread = PyDict_GetItemWithError(threads.get(), ident.get());
+  const PyRef name(thread ? PyObject_GetAttrString(thread, "_name") : nullptr);
+  const char* const text =
+      name && PyUnicode_Check(name.get()) ? PyUnicode_AsUTF8(name.get()) : nullptr;
+  return text ? text : "";
 }
 
 /// Written by its thread, taken by whoever stops the trace; outlives its thread.
 class Log {
  public:
   void add(TraceEvent event) {
+    std::string found = look_for_name() ? name_in_python() : std::string();
     std::lock_guard lock(mutex_);
+    if (!found.empty()) name_ = std::move(found);
     events_.push_back(std::move(event));
   }
-  std::vector<TraceEvent> take() {
+  ThreadTrace take() {
     std::lock_guard lock(mutex_);
-    return std::move(events_);
+    return {thread_, name_, std::move(events_)};
   }
 
-  const int64_t thread = syscall(SYS_gettid);
-  const std::string name = name_of_this_thread();
-
  private:
-  std::mutex mutex_;
+  /// Once, at its first event with the GIL: when the trace ends the thread may have ended. The
+  /// engine's own threads have names.
+  bool look_for_name() {
+    if (has_looked_ || !holds_gil()) return false;
+    has_looked_ = true;
+    return !name_.starts_with("lazyeng-");
+  }
+
+  const int64_t thread_ = syscall(SYS_gettid);
+  bool has_looked_ = false;  // (of the thread alone)
+  std::mutex mutex_;         // guards:
+  std::string name_ = system_name();
   std::vector<TraceEvent> events_;
 };
 
@@ -89,8 +115,7 @@ std::vector<ThreadTrace> stop_trace() {
   std::lock_guard lock(logs_mutex);
   detail::tracing.store(false, std::memory_order_relaxed);
   std::vector<ThreadTrace> all;
-  for (const std::shared_ptr<Log>& log : logs())
-    all.push_back({log->thread, log->name, log->take()});
+  for (const std::shared_ptr<Log>& log : logs()) all.push_back(log->take());
   logs().clear();
   for (ThreadTrace& stream : take_stream_ranges()) all.push_back(std::move(stream));
   return all;

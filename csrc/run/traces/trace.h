@@ -36,7 +36,7 @@ struct TraceEvent {
 
 struct ThreadTrace {
   int64_t thread;    ///< the system's number of it
-  std::string name;  ///< the system's name of it
+  std::string name;  ///< Python's name of it, or the system's
   std::vector<TraceEvent> events;
 };
 
