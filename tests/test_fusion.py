@@ -51,6 +51,22 @@ def test_what_may_round_otherwise_is_fused_at_any_size():
     assert lazyeng.engine_stats()["groups"] == 1
 
 
+@pytest.mark.parametrize("shapes", [3, 12, 30])
+def test_lists_of_many_shapes_are_a_group_each(shapes, groups):
+    """As an optimizer's parameters: each op goes over all before the next op does."""
+    tensors = [torch.rand(size + 5) for size in range(shapes)]
+
+    def program(tensors):
+        for f in (torch.neg, torch.square, torch.abs, torch.neg):
+            tensors = [f(x) for x in tensors]
+        return tensors
+
+    with lazy("deferred"):
+        results = program(tensors)
+    assert all(torch.equal(a, b) for a, b in zip(results, program(tensors), strict=True))
+    assert groups() == shapes
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", sorted(EXACT))
 def test_exact_ops_give_the_bits_of_eager(name, dtype):

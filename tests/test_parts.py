@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 import lazyeng
 from lazyeng import _C, lazy, wrap
+from tests.support.threads import threads_of_torch
 
 from .programs.image_programs import images
 
@@ -16,8 +17,8 @@ RUNS = 24  # the first few of a plan come before its trial
 
 
 @pytest.fixture(autouse=True)
-def always():
-    _C.set_always_in_parts(True)
+def always(request):
+    _C.set_always_in_parts(getattr(request, "param", True))
     yield
     _C.set_always_in_parts(False)
 
@@ -101,6 +102,52 @@ def test_images_are_taken_apart():
         assert (
             after["in_parts"] > before["in_parts"] or after["on_one_core"] == before["on_one_core"]
         )
+
+
+def gradients_of(grad, x, w, padding=1, mask=(True, True, True)):
+    return torch.ops.aten.convolution_backward(
+        grad, x, w, [len(w)], [1, 1], [padding, padding], [1, 1], False, [0, 0], 1, mask
+    )
+
+
+def added_up(grad, x, w, threads):
+    """The gradients for weight and bias in shares of the images, each on one thread."""
+    shares = zip(grad.tensor_split(threads), x.tensor_split(threads), strict=True)
+    with threads_of_torch(1):
+        _, *sums = gradients_of(*next(shares), w, mask=(False, True, True))
+        for share in shares:
+            for total, part in zip(sums, gradients_of(*share, w)[1:], strict=True):
+                total += part
+    return sums
+
+
+CONVOLUTIONS = [  # images, channels in and out, size
+    (64, 16, 32, 8), (64, 1, 16, 8), (33, 8, 8, 12), (3, 16, 16, 16), (32, 3, 64, 9), (1, 8, 8, 9),
+]  # fmt: skip
+
+
+@pytest.mark.skipif(torch.get_num_threads() < 2, reason="one thread has no parts to give")
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("always", [False, True], indirect=True)
+@pytest.mark.parametrize("n, c, k, size", CONVOLUTIONS)
+def test_gradients_of_convolutions_are_taken_apart(n, c, k, size, always, channels_last):
+    """Also where one core has other bits than all of them, as it sums up in another order."""
+    torch.manual_seed(0)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    x = torch.randn(n, c, size, size).to(memory_format=layout)
+    w, grad = torch.randn(k, c, 3, 3), torch.randn(n, k, size, size).to(memory_format=layout)
+    threads = torch.get_num_threads()
+    expected = gradients_of(grad, x, w)
+    in_shares = n >= threads and all(map(torch.equal, added_up(grad, x, w, threads), expected[1:]))
+    before = lazyeng.engine_stats()["on_one_core"]
+    with lazy():
+        found = [gradients_of(grad, x, w) for _ in range(RUNS)]
+    for result in found:
+        for ours, theirs in zip(result, expected, strict=True):
+            assert torch.equal(bits(ours), bits(theirs))
+            assert ours.stride() == theirs.stride()
+    if in_shares:  # (it is tried for the 20th time, or the third)
+        assert lazyeng.engine_stats()["on_one_core"] > before
 
 
 def test_many_threads_that_wait():

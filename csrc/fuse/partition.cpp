@@ -2,6 +2,7 @@
 #include "csrc/fuse/partition.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "csrc/fuse/chosen_ops.h"
 
@@ -50,7 +51,9 @@ bool are_apart(const run::Node& node, int64_t length) {
 Partition::VarState& Partition::state(run::StorageVar& var) {
   if (var.partition_index >= states_.size() || states_[var.partition_index].var != &var) {
     var.partition_index = static_cast<uint32_t>(states_.size());
-    states_.push_back({&var, var.partition_index, {}});
+    VarState& made = states_.emplace_back();
+    made.var = &var;
+    made.parent = var.partition_index;
   }
   return states_[var.partition_index];
 }
@@ -105,8 +108,8 @@ void Partition::describe_all(const Batch& nodes) {
 }
 
 int Partition::slot_in(size_t open, run::StorageVar& var) {
-  const auto& in = state(var).in[open];
-  return in.serial != 0 && in.serial == open_[open].serial ? in.slot : -1;
+  const VarState& known = state(var);
+  return known.used_by >> open & 1 ? known.slots[open] : -1;
 }
 
 bool Partition::conflicts(size_t open, const run::Node& node) {
@@ -115,6 +118,19 @@ bool Partition::conflicts(size_t open, const run::Node& node) {
     if (slot >= 0 && (claim.write || open_[open].group->vars[slot].written)) return true;
   }
   return false;
+}
+
+/// Each open group that the node conflicts with. (A kernel of a custom op may read, unseen, what
+/// was recorded before it: that must not become a part of what waits for the kernel.)
+void Partition::close_those_in_conflict(const run::Node& node, size_t but) {
+  const bool custom = node.queue == engine::QueueId::python;
+  uint32_t asked = custom ? open_now_ : 0;
+  for (const engine::Access& claim : node.claims()) asked |= state(var_of(claim)).used_by;
+  if (but != kNowhere) asked &= ~(uint32_t{1} << but);
+  for (; asked != 0; asked &= asked - 1) {
+    const auto open = static_cast<size_t>(std::countr_zero(asked));
+    if (custom || conflicts(open, node)) close(open);
+  }
 }
 
 bool Partition::fits(size_t open, run::StorageVar& var, const Mapping& mapping, bool writes) {
@@ -160,6 +176,7 @@ bool Partition::may_grow_by(size_t open, const Candidate& candidate) {
 
 bool Partition::fits(size_t open, const Candidate& candidate) {
   const Group& group = *open_[open].group;
+  if (!group.row && group.numel != candidate.iteration.numel) return false;
   if (group.members.size() >= kMaxMembers || !may_grow_by(open, candidate)) return false;
   if ((group.checked || candidate.checked) && !may_run_twice(open, candidate)) return false;
   if ((group.in_shares && candidate.row) || (candidate.in_shares && group.row)) return false;
@@ -185,20 +202,17 @@ bool Partition::fits(size_t open, const Candidate& candidate) {
   return true;
 }
 
-bool Partition::belongs_to(size_t open, const Candidate& candidate) {
-  return candidate.iteration.numel < kManyElements ||
-         component_of(candidate) == open_[open].component;
-}
-
 /// The open group that the node joins; an empty one if none fits.
 size_t Partition::place_for(const Candidate& candidate) {
+  const bool large = candidate.iteration.numel >= kManyElements;
+  const uint32_t component = large ? component_of(candidate) : kNoComponent;
   size_t oldest = 0;
   for (size_t k = 0; k < kOpen; ++k) {
-    if (open_[k].serial && belongs_to(k, candidate) && fits(k, candidate)) return k;
+    if (is_open(k) && (!large || open_[k].component == component) && fits(k, candidate)) return k;
     if (open_[k].used < open_[oldest].used) oldest = k;
   }
-  for (size_t k = 0; k < kOpen; ++k)
-    if (!open_[k].serial) return k;
+  const auto free = static_cast<size_t>(std::countr_one(open_now_));
+  if (free < kOpen) return free;
   close(oldest);
   return oldest;
 }
@@ -213,7 +227,9 @@ uint16_t Partition::add_var(size_t open, run::StorageVar& var, const Mapping& ma
   const auto slot = static_cast<uint16_t>(to.uses.size());
   to.uses.push_back({mapping, mapping.parameter, kNone});
   to.group->vars.push_back({&var});
-  state(var).in[open] = {to.serial, slot};
+  VarState& known_now = state(var);
+  known_now.used_by |= uint32_t{1} << open;
+  known_now.slots[open] = slot;
   return slot;
 }
 
@@ -234,6 +250,7 @@ int16_t Partition::add_value(size_t open, run::Value& value, const Mapping& mapp
 void Partition::open_group(size_t open) {
   Open& to = open_[open];
   to.serial = ++last_serial_;
+  open_now_ |= uint32_t{1} << open;
   to.component = kNoComponent;
   to.group = make_ref<Group>();
   to.uses.clear();
@@ -263,23 +280,22 @@ bool Partition::fits_lists(const run::Node& node, int64_t length) {
 
 /// The slot of a pair or of a chain that the node joins or opens; kNowhere if it does neither.
 size_t Partition::special_place(const run::Node& node) {
-  const bool ends_pair =
-      open_[kPair].serial && are_pair(*open_[kPair].group->members[0].node, node);
+  const bool ends_pair = is_open(kPair) && are_pair(*open_[kPair].group->members[0].node, node);
   if (ends_pair) return kPair;
   if (begins_pair(node)) {
-    if (open_[kPair].serial) close(kPair);  // (there is one at a time)
+    if (is_open(kPair)) close(kPair);  // (there is one at a time)
     return kPair;
   }
   const int64_t length = lists_of(node);
   if (length == 0 || uses_of(node) > kMaxValues || !are_apart(node, length)) return kNowhere;
-  if (open_[kLists].serial && !fits_lists(node, length)) close(kLists);
+  if (is_open(kLists) && !fits_lists(node, length)) close(kLists);
   return kLists;
 }
 
 /// Into the group in that slot, which the first node opens.
 void Partition::add_by_hand(size_t open, Ref<engine::Op> op) {
   Open& to = open_[open];
-  if (!to.serial) open_group(open);
+  if (!is_open(open)) open_group(open);
   to.group->by_hand = true;
   Mapping whole;
   whole.parameter = true;  // (nothing else joins: how it is accessed does not matter)
@@ -312,7 +328,7 @@ void Partition::note_places(const run::Node& node, int64_t length) {
 
 void Partition::join(size_t open, const Candidate& candidate, Ref<engine::Op> op) {
   Open& to = open_[open];
-  if (!to.serial) {
+  if (!is_open(open)) {
     open_group(open);
     to.group->numel = candidate.iteration.numel;
   }
@@ -358,9 +374,9 @@ void Partition::join(size_t open, const Candidate& candidate, Ref<engine::Op> op
 }
 
 void Partition::close(size_t open) {
-  Open& from = open_[open];
-  from.serial = 0;
-  const Ref<Group> group = std::exchange(from.group, nullptr);
+  const Ref<Group> group = std::exchange(open_[open].group, nullptr);
+  open_now_ &= ~(uint32_t{1} << open);
+  for (const GroupVar& var : group->vars) state(*var.var).used_by &= ~(uint32_t{1} << open);
   if (group->members.size() == 1) return out_.push_back(std::move(group->members[0].node));
   group->queue = group->members[0].node->queue;
   if (!only_plans_) spared_ += group->claim();
@@ -373,10 +389,8 @@ Partition::Batch Partition::plan(const Batch& nodes) { return divide(nodes, true
 
 Partition::Batch Partition::divide(Batch nodes, bool only_plans) {
   only_plans_ = only_plans;
-  for (Open& left : open_) {  // by a run that has thrown
-    left.serial = 0;
-    left.group = nullptr;
-  }
+  for (Open& left : open_) left.group = nullptr;  // by a run that has thrown
+  open_now_ = 0;
   out_.clear();
   out_.reserve(nodes.size());
   spared_ = 0;
@@ -385,16 +399,11 @@ Partition::Batch Partition::divide(Batch nodes, bool only_plans) {
     Ref<engine::Op>& op = nodes[i];
     auto& node = static_cast<run::Node&>(*op);
     const Candidate& candidate = candidates_[i];
-    const bool ends_pair =
-        open_[kPair].serial && are_pair(*open_[kPair].group->members[0].node, node);
+    const bool ends_pair = is_open(kPair) && are_pair(*open_[kPair].group->members[0].node, node);
     size_t place = special_place(node);
     const bool special = place != kNowhere;
     if (!special && candidate.node) place = place_for(candidate);
-    // A kernel of a custom op may read, unseen, what was recorded before it: that must not become a
-    // part of what waits for the kernel.
-    const bool custom = node.queue == engine::QueueId::python;
-    for (size_t k = 0; k < kSlots; ++k)
-      if (k != place && open_[k].serial && (custom || conflicts(k, node))) close(k);
+    close_those_in_conflict(node, place);
     if (special)
       add_by_hand(place, std::move(op));
     else if (place != kNowhere)
@@ -404,12 +413,10 @@ Partition::Batch Partition::divide(Batch nodes, bool only_plans) {
     if (place == kLists) note_places(node, lists_of(node));
     if (ends_pair) close(kPair);
   }
-  for (;;) {  // the rest, oldest first: which comes first does not matter, but should not vary
-    size_t oldest = kNowhere;
-    for (size_t k = 0; k < kSlots; ++k)
-      if (open_[k].serial && (oldest == kNowhere || open_[k].serial < open_[oldest].serial))
-        oldest = k;
-    if (oldest == kNowhere) break;
+  while (open_now_ != 0) {  // oldest first: which comes first does not matter, but must not vary
+    auto oldest = static_cast<size_t>(std::countr_zero(open_now_));
+    for (size_t k = oldest; k < kSlots; ++k)
+      if (is_open(k) && open_[k].serial < open_[oldest].serial) oldest = k;
     close(oldest);
   }
   return std::move(out_);

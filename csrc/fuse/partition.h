@@ -1,14 +1,15 @@
 // csrc/fuse/partition.h: which nodes of a window run as groups.
 //
-// One pass over the nodes in the order of recording. A few groups are open at a time, each over one
-// iteration shape. A node joins the open group of its shape if everything it shares with it is
-// accessed in one way. The first node that reduces along dims gives its group rows; then nodes over
-// the results of such reductions join too, which do their work once for each row. Every other open
-// group that it conflicts with (one of the two writes what the other touches) is closed first, that
-// is, emitted. So at any moment no two open groups conflict, and moving the members of a group to
-// the place where it is emitted passes over nothing that they conflict with: the order of any two
-// conflicting nodes stays. The work for a node is in proportion to its arguments: what an open
-// group does with a var stands in a table that the var has its place in.
+// One pass over the nodes in the order of recording. Some groups are open at a time, each over one
+// iteration shape: as many as an optimizer that goes over lists has shapes of parameters. A node
+// joins the open group of its shape if everything it shares with it is accessed in one way. The
+// first node that reduces along dims gives its group rows; then nodes over the results of such
+// reductions join too, which do their work once for each row. Every other open group that it
+// conflicts with (one of the two writes what the other touches) is closed first, that is, emitted.
+// So at any moment no two open groups conflict, and moving the members of a group to the place
+// where it is emitted passes over nothing that they conflict with: the order of any two conflicting
+// nodes stays. The work for a node is in proportion to its arguments: which open groups use a var
+// stands in a table that the var has its place in, as a bit each.
 //
 // Nodes over many elements have to be of one component as well: a pass before that one unites the
 // vars that each of them goes over, so that what is independent (the parameters of an optimizer)
@@ -38,10 +39,11 @@ class Partition {
   Batch plan(const Batch& nodes);
 
  private:
-  static constexpr size_t kOpen = 4;
+  static constexpr size_t kOpen = 30;
   /// Two more (csrc/fuse/chosen_ops.h): for a node that begins a pair, until the other one comes,
   /// and for a chain over lists.
   static constexpr size_t kPair = kOpen, kLists = kOpen + 1, kSlots = kOpen + 2;
+  static_assert(kSlots <= 32);
   static constexpr uint32_t kNoComponent = ~uint32_t{0};
 
   /// What only the building of a group needs to know of a var.
@@ -54,7 +56,7 @@ class Partition {
 
   struct Open {
     Ref<Group> group;
-    uint32_t serial = 0;                  ///< 0: closed
+    uint32_t serial = 0;                  ///< the later one was opened later
     uint64_t used = 0;                    ///< when a node joined it last
     std::vector<VarUse> uses;             ///< of each of the group's vars
     std::vector<int16_t> previous_value;  ///< of each value: the one before it on the same var
@@ -64,20 +66,19 @@ class Partition {
 
   struct VarState {
     run::StorageVar* var;
-    uint32_t parent;  ///< index of a state, in the forest of components; its own: a root
-    struct {
-      uint32_t serial = 0;
-      uint16_t slot = 0;
-    } in[kSlots];
+    uint32_t parent;         ///< index of a state, in the forest of components; its own: a root
+    uint32_t used_by = 0;    ///< a bit for each open group
+    uint16_t slots[kSlots];  ///< its place among that group's vars
   };
 
   Batch divide(Batch nodes, bool only_plans);
+  bool is_open(size_t open) const { return (open_now_ >> open & 1) != 0; }
   VarState& state(run::StorageVar& var);
   int slot_in(size_t open, run::StorageVar& var);
   bool conflicts(size_t open, const run::Node& node);
+  void close_those_in_conflict(const run::Node& node, size_t but);
   bool is_done_by_row(size_t open, const Candidate& candidate);
   bool fits(size_t open, const Candidate& candidate);
-  bool belongs_to(size_t open, const Candidate& candidate);
   void describe_all(const Batch& nodes);
   void connect(const Candidate& candidate);
   uint32_t component_of(const Candidate& candidate);
@@ -97,6 +98,7 @@ class Partition {
   void close(size_t open);
 
   std::array<Open, kSlots> open_;
+  uint32_t open_now_ = 0;  // a bit for each
   std::vector<VarState> states_;
   std::vector<Candidate> candidates_;  // of each node of the window
   uint32_t last_serial_ = 0;

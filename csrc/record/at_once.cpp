@@ -212,6 +212,7 @@ void call_kernel(const Call& call, const CallPlan& plan, torch::jit::Stack& stac
   run::check_rows(call.info, stack);
   const int threads = run::ThreadSettings::of_this_thread().num_threads;
   if (plan.width && plan.width->is_one(call.info, stack, threads)) {
+    run::count_on_one_core();
     const run::OneCore one(threads);
     return call.info.handle.callBoxed(stack);
   }

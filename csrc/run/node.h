@@ -168,8 +168,10 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   const Value* on_device() const;
   void call_kernel(torch::jit::Stack& stack) const;
   void call_kernel_here(torch::jit::Stack& stack) const;
-  bool call_in_parts(torch::jit::Stack& stack) const;
-  void call_and_measure(torch::jit::Stack& stack, int cores) const;
+  bool call_narrowly(torch::jit::Stack& stack) const;
+  bool call_in_slices(torch::jit::Stack& stack, bool others_help) const;
+  template <class Call>
+  void call_and_measure(int cores, const Call& call) const;
   void share_resizability() const;
   void follow_resizes() const;
   void keep_overwritten_failures() const;

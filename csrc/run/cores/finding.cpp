@@ -7,9 +7,13 @@ namespace {
 std::atomic<uint32_t> generation{0};
 std::atomic<uint32_t> unread{0};
 
+constexpr int kBitsOfWay = 8;
+constexpr uint64_t kWay = Finding::kMostWays;
+
+/// (So many threads that their number has more than 24 bits have no memory for their stacks.)
 uint64_t key_of(int threads) {
   return uint64_t{generation.load(std::memory_order_relaxed)} << 32 |
-         static_cast<uint64_t>(static_cast<uint32_t>(threads)) << 1;
+         static_cast<uint64_t>(static_cast<uint32_t>(threads) << kBitsOfWay);
 }
 
 }  // namespace
@@ -21,19 +25,19 @@ void kernel_settings_changed(bool can_be_read) {
 
 uint32_t unread_settings() { return unread.load(std::memory_order_relaxed); }
 
-std::optional<bool> Finding::of(int threads) const {
+std::optional<int> Finding::of(int threads) const {
   const uint64_t found = found_.load(std::memory_order_relaxed);
-  if (found == 0 || found >> 1 != key_of(threads) >> 1) return std::nullopt;
-  return (found & 1) != 0;
+  if (found == 0 || (found & ~kWay) != key_of(threads)) return std::nullopt;
+  return static_cast<int>(found & kWay);
 }
 
 bool Finding::holds() const {
   const uint64_t found = found_.load(std::memory_order_relaxed);
-  return (found & 1) != 0 && found >> 32 == generation.load(std::memory_order_relaxed);
+  return (found & kWay) != 0 && found >> 32 == generation.load(std::memory_order_relaxed);
 }
 
-void Finding::note(int threads, bool same) {
-  found_.store(key_of(threads) | static_cast<uint64_t>(same), std::memory_order_relaxed);
+void Finding::note(int threads, int way) {
+  found_.store(key_of(threads) | static_cast<uint64_t>(way), std::memory_order_relaxed);
 }
 
 }  // namespace lazyeng::run

@@ -17,14 +17,17 @@ uint32_t unread_settings();
 /// What a trial has found, for so many threads and the settings of the process then. Any thread.
 class Finding {
  public:
-  /// Nothing: not tried.
-  std::optional<bool> of(int threads) const;
+  /// Nothing: not tried. 0: the bits are others. Else in which way they are the same.
+  std::optional<int> of(int threads) const;
   /// Tried, for whatever number of threads, and the same.
   bool holds() const;
-  void note(int threads, bool same);
+  /// @param way  up to kMostWays, of those that were tried.
+  void note(int threads, int way);
+
+  static constexpr int kMostWays = 255;
 
  private:
-  /// Settings, threads, one bit; 0: nothing.
+  /// Settings, threads, way; 0: nothing.
   std::atomic<uint64_t> found_{0};
 };
 

@@ -10,6 +10,7 @@
 #include "csrc/run/cores/spare_cores.h"
 #include "csrc/run/looked_up_rows.h"
 #include "csrc/run/node.h"
+#include "csrc/run/unseen.h"
 
 namespace lazyeng::run {
 
@@ -44,38 +45,56 @@ std::unique_lock<std::mutex> Node::wait_for_cores() const {
 
 void Node::call_kernel_here(torch::jit::Stack& stack) const {
   check_rows(info, stack);
-  if (width && width->is_one(info, stack, settings.num_threads)) {
-    if (call_in_parts(stack)) return;
-    const OneCore one(settings.num_threads);
-    return call_and_measure(stack, 1);
-  }
+  if (width && width->is_narrow(settings.num_threads) && call_narrowly(stack)) return;
   if (const std::unique_lock<std::mutex> cores = wait_for_cores())
-    call_and_measure(stack, settings.num_threads);
+    call_and_measure(settings.num_threads, [&] { info.handle.callBoxed(stack); });
   else
     info.handle.callBoxed(stack);
 }
 
-/// For what would have one core, if other threads have nothing to do.
-bool Node::call_in_parts(torch::jit::Stack& stack) const {
+/// On one core, or in slices that others may take a part of. False if the bits want all cores, so
+/// far as is known.
+bool Node::call_narrowly(torch::jit::Stack& stack) const {
   const int threads = settings.num_threads;
-  const double on_one_core = width->microseconds();
-  if (!parts_pay(on_one_core, threads)) return false;
-  c10::SmallVector<const Geometry*, 4> looks;
-  for (const ValueRef& output : outputs) looks.push_back(output ? &output->geometry() : nullptr);
-  const std::unique_ptr<Slices> slices = slices_of(info, stack, looks, threads);
-  if (!slices || !width->slices_have_the_bits(info, stack, looks, threads)) return false;
-  // (torch.profiler sees one call, of all parts.)
-  RECORD_FUNCTION(info.handle.schema().name().c_str(), c10::ArrayRef<const c10::IValue>());
-  run_in_parts(slices->count(), settings, [&](int part) { slices->run(part); });
-  stack = slices->results();
-  if (on_one_core >= kWorthAllCores)
-    spare_cores().ran_large(on_one_core, threads, SpareCores::Clock::now());
+  const bool whole = width->one_has_the_bits(info, stack, threads);
+  const bool others_help = parts_pay(width->microseconds(), threads);
+  if (!(others_help || !whole) || !call_in_slices(stack, others_help)) {
+    if (!whole) return false;
+    const OneCore one(threads);
+    call_and_measure(1, [&] { info.handle.callBoxed(stack); });
+  }
+  count_on_one_core();
   return true;
 }
 
-void Node::call_and_measure(torch::jit::Stack& stack, int cores) const {
+bool Node::call_in_slices(torch::jit::Stack& stack, bool others_help) const {
+  const int threads = settings.num_threads;
+  c10::SmallVector<const Geometry*, 4> looks;
+  for (const ValueRef& output : outputs) looks.push_back(output ? &output->geometry() : nullptr);
+  const std::unique_ptr<Slices> slices = width->slices(info, stack, looks, threads);
+  if (!slices) return false;
+  // (torch.profiler sees one call, of all parts.)
+  RECORD_FUNCTION(info.handle.schema().name().c_str(), c10::ArrayRef<const c10::IValue>());
+  const OneCore one(threads);
+  const Unseen unseen;
+  if (others_help) {
+    const double on_one_core = width->microseconds();
+    run_in_parts(slices->count(), settings, [&](int part) { slices->run(part); });
+    if (on_one_core >= kWorthAllCores)
+      spare_cores().ran_large(on_one_core, threads, SpareCores::Clock::now());
+  } else {
+    call_and_measure(1, [&] {
+      for (int part = 0; part < slices->count(); ++part) slices->run(part);
+    });
+  }
+  stack = slices->results();
+  return true;
+}
+
+template <class Call>
+void Node::call_and_measure(int cores, const Call& call) const {
   const auto begin = SpareCores::Clock::now();
-  info.handle.callBoxed(stack);
+  call();
   const auto end = SpareCores::Clock::now();
   const double took = std::chrono::duration<double, std::micro>(end - begin).count();
   const double on_one_core = width ? width->took(took, cores) : took * cores;

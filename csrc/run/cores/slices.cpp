@@ -2,15 +2,24 @@
 #include "csrc/run/cores/slices.h"
 
 namespace lazyeng::run {
+namespace {
+
+bool is_gradient(const OpInfo& info) { return info.short_name == "convolution_backward"; }
+
+}  // namespace
+
+int ways_to_slice(const OpInfo& info, int threads) {
+  return is_gradient(info) ? ways_to_slice_gradient(threads) : 1;
+}
 
 std::unique_ptr<Slices> slices_of(const OpInfo& info, const torch::jit::Stack& args, Looks results,
-                                  int threads) {
+                                  int threads, int way) {
   switch (info.work) {
     case Work::product:
       return product_slices(info, args, results, threads);
     case Work::convolution:
-      return info.short_name == "convolution_backward" ? gradient_slices(info, args)
-                                                       : image_slices(info, args, results, threads);
+      return is_gradient(info) ? gradient_slices(info, args, threads, way)
+                               : image_slices(info, args, results, threads);
     case Work::windows:
       return image_slices(info, args, results, threads);
     default:

@@ -4,8 +4,10 @@
 // Of a product rows of the result are made from rows of the left factor, columns from columns of
 // the right one, and each matrix of a batch by itself (product_slices.cpp). Convolutions and pools
 // make each image by itself (image_slices.cpp); the gradients of a convolution have nothing to do
-// with each other (gradient_slices.cpp). Whether that gives the same bits (a library may choose its
-// order of summation by the shape) is tried (width.h).
+// with each other, and those for weight and bias are sums over the images (gradient_slices.cpp).
+// Whether that gives the same bits (a library may choose its order of summation by the shape) is
+// tried (width.h). A call may be taken apart in several ways, of which the first that has the bits
+// is taken.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -39,15 +41,19 @@ class Slices {
   const int count_;
 };
 
-/// Of a call with these arguments, for so many threads. Null if it cannot be taken apart into parts
-/// of some size.
+/// How many ways there are.
+int ways_to_slice(const OpInfo& info, int threads);
+/// Of a call with these arguments, for so many threads, in one of the ways (from 0 on). Null if it
+/// cannot be taken apart so into parts of some size.
 std::unique_ptr<Slices> slices_of(const OpInfo& info, const torch::jit::Stack& args, Looks results,
-                                  int threads);
+                                  int threads, int way);
 
 std::unique_ptr<Slices> product_slices(const OpInfo& info, const torch::jit::Stack& args,
                                        Looks results, int threads);
 std::unique_ptr<Slices> image_slices(const OpInfo& info, const torch::jit::Stack& args,
                                      Looks results, int threads);
-std::unique_ptr<Slices> gradient_slices(const OpInfo& info, const torch::jit::Stack& args);
+int ways_to_slice_gradient(int threads);
+std::unique_ptr<Slices> gradient_slices(const OpInfo& info, const torch::jit::Stack& args,
+                                        int threads, int way);
 
 }  // namespace lazyeng::run

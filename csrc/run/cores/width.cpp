@@ -118,24 +118,23 @@ bool takes_all_cores(double microseconds) {
          spare_cores().program_waits() && !openmp_helpers().sleep() && !AsEngineThread::active();
 }
 
-bool Width::is_one(const OpInfo& info, const torch::jit::Stack& args, int threads) {
-  // (What it took may have been a wait for helpers, or for a core: no more than the table says.)
-  const double cost = std::min(microseconds_, microseconds());
-  if (threads == 1 || !has_own_threads() || takes_all_cores(cost)) return false;
-  if (in_vectors_ && numel_ % (kVectors * threads) != 0) return false;
-  if (!copies_) {
-    std::optional<bool> same = same_on_one_.of(threads);
-    if (!same) {
-      const int enough = cost < kWorthAllCores ? kUsesBeforeTrial : kUsesOfLargeBeforeTrial;
-      if (uses_.fetch_add(1, std::memory_order_relaxed) < enough || !trials_have_time())
-        return false;
-      same = one_core_gives_the_bits(info, args, threads);
-      same_on_one_.note(threads, *same);
-    }
-    if (!*same) return false;
+double Width::cost() const { return std::min(microseconds_, microseconds()); }
+
+bool Width::is_narrow(int threads) const {
+  if (threads == 1 || !has_own_threads() || takes_all_cores(cost())) return false;
+  return !in_vectors_ || numel_ % (kVectors * threads) == 0;
+}
+
+bool Width::one_has_the_bits(const OpInfo& info, const torch::jit::Stack& args, int threads) {
+  if (copies_) return true;
+  std::optional<int> same = same_on_one_.of(threads);
+  if (!same) {
+    const int enough = cost() < kWorthAllCores ? kUsesBeforeTrial : kUsesOfLargeBeforeTrial;
+    if (uses_.fetch_add(1, std::memory_order_relaxed) < enough || !trials_have_time()) return false;
+    same = one_core_gives_the_bits(info, args, threads);
+    same_on_one_.note(threads, *same);
   }
-  on_one_core.fetch_add(1, std::memory_order_relaxed);
-  return true;
+  return *same;
 }
 
 double Width::microseconds() const {
@@ -143,15 +142,17 @@ double Width::microseconds() const {
   return best == std::numeric_limits<float>::max() ? microseconds_ : best;
 }
 
-bool Width::slices_have_the_bits(const OpInfo& info, const torch::jit::Stack& args,
-                                 c10::ArrayRef<const Geometry*> results, int threads) {
-  std::optional<bool> same = same_in_slices_.of(threads);
-  if (!same) {
-    if (!trials_have_time()) return false;
-    same = slices_give_the_bits(info, args, results, threads);
-    same_in_slices_.note(threads, *same);
+std::unique_ptr<Slices> Width::slices(const OpInfo& info, const torch::jit::Stack& args,
+                                      Looks results, int threads) {
+  std::optional<int> way = same_in_slices_.of(threads);
+  if (!way) {
+    const std::optional<int> one_is_same = same_on_one_.of(threads);
+    if ((!copies_ && !one_is_same) || !trials_have_time()) return nullptr;
+    const int whole_has = copies_ || *one_is_same != 0 ? 1 : threads;
+    way = 1 + way_to_slice(info, args, results, threads, whole_has);
+    same_in_slices_.note(threads, *way);
   }
-  return *same;
+  return *way == 0 ? nullptr : slices_of(info, args, results, threads, *way - 1);
 }
 
 double Width::took(double microseconds, int cores) {
@@ -163,6 +164,7 @@ double Width::took(double microseconds, int cores) {
 }
 
 uint64_t ops_on_one_core() { return on_one_core.load(std::memory_order_relaxed); }
+void count_on_one_core() { on_one_core.fetch_add(1, std::memory_order_relaxed); }
 
 OneCore::OneCore(int threads) : threads_(threads) {
   set_own_threads(1);

@@ -9,7 +9,9 @@
 // partial sums may be others. For most shapes they are not, which no library promises. So it is
 // tried, once for each plan (width_trial.h): the kernel runs on made-up numbers, on one core and on
 // all. Only ops whose order of arithmetic is decided by shapes alone are asked (OpInfo::work). An
-// op whose bits differ keeps eager's width, as does one while trials have taken their time.
+// op whose bits differ keeps eager's width, as does one while trials have taken their time: unless
+// it can be taken apart so that the slices (slices.h), one after another, have the bits of all
+// cores. The gradient of a convolution can mostly.
 // Elementwise kernels do the last few elements of each thread's share in another way, which a
 // trial may miss: they are asked only where shares are whole vectors. Copies need no trial.
 #pragma once
@@ -21,6 +23,7 @@
 
 #include "csrc/engine/ref.h"
 #include "csrc/run/cores/finding.h"
+#include "csrc/run/cores/slices.h"
 #include "csrc/run/geometry.h"
 #include "csrc/run/op_info.h"
 
@@ -60,23 +63,31 @@ class Width final : public RefCounted {
         in_vectors_(info.work == Work::elements),
         numel_(numel) {}
 
-  /// Whether the kernel runs on one core now; else with `threads`, as in eager. `args` are the
-  /// arguments of this run. Tries it, once, when the plan has been used a few times.
-  bool is_one(const OpInfo& info, const torch::jit::Stack& args, int threads);
+  /// Whether one core would do now, if that has the bits; else `threads` have it, as in eager.
+  bool is_narrow(int threads) const;
+  /// Whether it has. `args` are the arguments of this run. Tries it, once, when the plan has been
+  /// used a few times.
+  bool one_has_the_bits(const OpInfo& info, const torch::jit::Stack& args, int threads);
+  bool is_one(const OpInfo& info, const torch::jit::Stack& args, int threads) {
+    return is_narrow(threads) && one_has_the_bits(info, args, threads);
+  }
   /// Whether the kernel is known to start no helpers where is_one() is asked: a thread that waits
   /// may run it.
   bool starts_no_helpers() const { return copies_ || same_on_one_.holds(); }
   /// What it takes on one core, so far as is known.
   double microseconds() const;
-  /// Whether slices (slices.h), one by one, have the bits of the whole, on one core. Tries it,
-  /// once.
-  bool slices_have_the_bits(const OpInfo& info, const torch::jit::Stack& args,
-                            c10::ArrayRef<const Geometry*> results, int threads);
+  /// The call taken apart, so that the slices, each on one core, have the bits of the whole; null
+  /// if it cannot be. Tries it, once it is known whether one core has them.
+  std::unique_ptr<Slices> slices(const OpInfo& info, const torch::jit::Stack& args, Looks results,
+                                 int threads);
   /// A run took so long on so many cores. Returns what it takes on one, from what
   /// it took at best lately (helpers that stand in line say nothing about the op).
   double took(double microseconds, int cores);
 
  private:
+  /// (What it took may have been a wait for helpers, or for a core: no more than the table says.)
+  double cost() const;
+
   const double microseconds_;  // on one core, by the table
   std::atomic<float> best_{std::numeric_limits<float>::max()};
   const bool copies_;
@@ -84,11 +95,12 @@ class Width final : public RefCounted {
   const int64_t numel_;
   std::atomic<int> uses_{0};
   Finding same_on_one_;     // one core gives the bits of all
-  Finding same_in_slices_;  // so many slices do
+  Finding same_in_slices_;  // slices do, taken apart in the way before this one
 };
 
 /// How many ops were run on one core that would have had all of them.
 uint64_t ops_on_one_core();
+void count_on_one_core();
 
 /// While it lives, kernels of the calling thread start no helpers.
 class OneCore {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <optional>
 
 #include "csrc/run/cores/slices.h"
 #include "csrc/run/cores/trial_time.h"
@@ -26,6 +27,8 @@ constexpr int64_t kEnoughElements = 192;
 constexpr int64_t kPlentyOfElements = 1 << 14;
 /// A trial has so many runs at least, as a difference may be at the edges only, and at most.
 constexpr uint32_t kFewestRuns = 3, kMostRuns = 24;
+/// After which it ends with enough elements. (What differs only in some runs is soon done.)
+constexpr std::chrono::milliseconds kLongTrial{20};
 /// Of memory for a trial: an op that is soon done has fewer, but may take them from far apart.
 constexpr int64_t kMostElements = 1 << 22;
 /// How many made-up numbers there are. A prime: no two rows of a tensor are alike.
@@ -139,7 +142,7 @@ std::vector<at::Tensor> results_of_trial(const OpInfo& info, torch::jit::Stack a
 
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor x = a.contiguous(), y = b.contiguous();
-  return x.sizes() == y.sizes() &&
+  return a.sizes() == b.sizes() && a.strides() == b.strides() &&
          std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
 }
 
@@ -149,11 +152,12 @@ int64_t smallest(const std::vector<at::Tensor>& tensors) {
   return numel;
 }
 
-/// Whether both kernels make the same of the same numbers.
+/// Whether both kernels make the same of the same numbers, on memory of the same layout.
 bool give_the_same_bits(const OpInfo& info, const torch::jit::Stack& args, const Kernel& kernel,
                         const Kernel& other) {
   const IgnoredWarnings quiet;
   const Unseen unseen;
+  const TrialTime::Clock::time_point begin = TrialTime::Clock::now();
   int64_t compared = 0;  // elements of the smallest result
   for (uint32_t run = 1; run <= kMostRuns; ++run) {
     const torch::jit::Stack numbers = made_up_arguments(args, 1111 * run);
@@ -162,7 +166,9 @@ bool give_the_same_bits(const OpInfo& info, const torch::jit::Stack& args, const
     if (all.empty() || !std::equal(all.begin(), all.end(), alone.begin(), alone.end(), same_bits))
       return false;
     compared += smallest(all);
-    if (run >= kFewestRuns && compared >= kPlentyOfElements) break;
+    if (run < kFewestRuns) continue;
+    if (compared >= kPlentyOfElements) break;
+    if (compared >= kEnoughElements && TrialTime::Clock::now() - begin > kLongTrial) break;
   }
   return compared >= kEnoughElements;  // (fewer are too few to tell)
 }
@@ -200,16 +206,24 @@ bool one_core_gives_the_bits(const OpInfo& info, const torch::jit::Stack& args, 
       });
 }
 
-bool slices_give_the_bits(const OpInfo& info, const torch::jit::Stack& args,
-                          c10::ArrayRef<const Geometry*> results, int threads) {
-  const OneCore one(threads);
-  return try_both(
-      info, args, [&](torch::jit::Stack& stack) { info.handle.callBoxed(stack); },
-      [&](torch::jit::Stack& stack) {
-        const std::unique_ptr<Slices> slices = slices_of(info, stack, results, threads);
-        for (int i = 0; i < slices->count(); ++i) slices->run(i);
-        stack = slices->results();
-      });
+int way_to_slice(const OpInfo& info, const torch::jit::Stack& args, Looks results, int threads,
+                 int whole_has) {
+  const auto whole = [&](torch::jit::Stack& stack) {
+    std::optional<OneCore> one;
+    if (whole_has == 1) one.emplace(threads);
+    info.handle.callBoxed(stack);
+  };
+  for (int way = 0; way < ways_to_slice(info, threads); ++way) {
+    if (!slices_of(info, args, results, threads, way)) continue;
+    const auto in_slices = [&](torch::jit::Stack& stack) {
+      const OneCore one(threads);
+      const std::unique_ptr<Slices> slices = slices_of(info, stack, results, threads, way);
+      for (int i = 0; i < slices->count(); ++i) slices->run(i);
+      stack = slices->results();
+    };
+    if (try_both(info, args, whole, in_slices)) return way;
+  }
+  return -1;
 }
 
 }  // namespace lazyeng::run

@@ -8,7 +8,7 @@
 
 #include <ATen/core/stack.h>
 
-#include "csrc/run/geometry.h"
+#include "csrc/run/cores/slices.h"
 #include "csrc/run/op_info.h"
 
 namespace lazyeng::run {
@@ -20,8 +20,9 @@ void set_trials_bounded(bool bounded);
 
 /// `args`: of a run. Their shapes, layouts and integers are taken.
 bool one_core_gives_the_bits(const OpInfo& info, const torch::jit::Stack& args, int threads);
-/// Slices of csrc/run/cores/slices.h, one by one, on one core.
-bool slices_give_the_bits(const OpInfo& info, const torch::jit::Stack& args,
-                          c10::ArrayRef<const Geometry*> results, int threads);
+/// The first way to take the call apart (csrc/run/cores/slices.h) in which the slices, one by one,
+/// on one core, have the bits that the whole has on `whole_has` cores; -1: none.
+int way_to_slice(const OpInfo& info, const torch::jit::Stack& args, Looks results, int threads,
+                 int whole_has);
 
 }  // namespace lazyeng::run
