@@ -10,6 +10,7 @@
 #include "csrc/fuse/tiles/picked_sum.h"
 #include "csrc/fuse/tiles/prefetch.h"
 #include "csrc/fuse/tiles/totals.h"
+#include "csrc/fuse/tiles/upper_halves.h"
 #include "csrc/run/cores/openmp_team.h"
 #include "csrc/run/cores/parts.h"
 
@@ -153,6 +154,7 @@ class Worker {
       links_.push_back({chain.chain->last(out), {place_[chain.out]}, {}, {}});
     }
     chain.chain->run({links_.data(), links_.size(), in, out, n, sum});
+    clear_upper_halves();
   }
 
   Link link_of(const Step& step) const {
