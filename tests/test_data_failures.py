@@ -365,19 +365,28 @@ def test_an_answer_that_ends_the_thread_that_reads_it(persistent, workers):
         assert workers > 1 or events[:3] == [0, 1, "SystemExit"]  # (it may overtake another's)
 
 
-def lost_with(pid):
+def lost_with(pid, collected):
     """What torch does to a tensor whose worker died before it was read."""
     os.kill(pid, signal.SIGKILL)
+    if collected:  # as whatever starts a process in another thread does, in passing
+        os.waitpid(pid, 0)
     raise FileNotFoundError(2, "No such file or directory")
 
 
 class DiesTooEarly:
+    collected = False
+
     def __reduce__(self):
-        return lost_with, (os.getpid(),)
+        return lost_with, (os.getpid(), self.collected)
 
 
-def test_batch_that_dies_with_its_worker():
-    loader = DataLoader(Unsendable(DiesTooEarly), batch_size=None, num_workers=1)
+class IsCollected(DiesTooEarly):
+    collected = True
+
+
+@pytest.mark.parametrize("dies", [DiesTooEarly, IsCollected])
+def test_batch_that_dies_with_its_worker(dies):
+    loader = DataLoader(Unsendable(dies), batch_size=None, num_workers=1)
     iterator = iter(loader)
     assert next(iterator) == 0
     with pytest.raises(RuntimeError, match="exited unexpectedly"):

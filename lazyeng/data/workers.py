@@ -153,7 +153,7 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
             raise self._death(dead)
 
     def _is_dead(self, index: int, worker: Any) -> bool:
-        return self._workers_status[index] and not worker.is_alive()
+        return self._workers_status[index] and _has_ended(worker)
 
     def _awaits_another(self, dead: Sequence[int]) -> bool:
         """Whether the next batch is owed by a worker that lives, and able to send it."""
@@ -183,7 +183,16 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
 
     def has_dead_workers(self) -> bool:
         """Whether it can no longer be used for another epoch."""
-        return not all(worker.is_alive() for worker in self._workers)
+        return any(_has_ended(worker) for worker in self._workers)
+
+
+def _has_ended(worker: Any) -> bool:
+    """Also if another thread, or whatever else reaps children, has collected its status.
+
+    `is_alive()` is true then, for a moment or for ever, and the sentinel is closed. (It stays open
+    while a process lives that the worker has forked: not everything here can be left to it.)
+    """
+    return not worker.is_alive() or bool(connection.wait([worker.sentinel], timeout=0))
 
 
 def _start_receiving(results: Any, workers: Sequence[Any], put: Callable[[Any], object]) -> None:
