@@ -59,11 +59,33 @@ def elements(draw):
     yield "bool", lambda: x > 0.5
 
 
+def spread(draw):
+    """Elementwise ops of tensors that do not lie in one row: broadcast, transposed, with gaps."""
+    layers, rows, row = (draw.choice((1, 2, 8, 33, 63, 64, 100, 128, 256, 300)) for _ in range(3))
+    x = torch.rand(layers, rows, row) + 0.1
+    plane, column, line = x[0] * 1.7, x[:, :, :1] * 1.3, x[0, 0] * 1.1
+    turned = torch.rand(row, layers, rows).permute(1, 2, 0) + 0.1
+    yield "add", lambda: torch.add(x, plane, alpha=0.3)
+    yield "mul", lambda: x * column
+    yield "pow", lambda: x**line
+    yield "atan2", lambda: torch.atan2(column, x)
+    yield "lerp", lambda: torch.lerp(x, plane, line)
+    yield "addcdiv", lambda: torch.addcdiv(column, x, plane, value=0.7)
+    yield "where", lambda: torch.where(plane > 0.6, x, line)
+    yield "transposed", lambda: turned * plane
+    yield "exp of a transposed one", lambda: turned.exp()
+    yield "tanh of an expanded one", lambda: plane.expand_as(x).tanh()
+    yield "tanh of one with gaps", lambda: x[:, : rows // 2 + 1, : row // 2 + 1].tanh()
+    yield "in place", lambda: x.clone()[:, :, : row // 2 + 1].mul_(column).sigmoid_()
+    yield "double", lambda: x.double() + plane
+    yield "bfloat16", lambda: torch.addcmul(x.bfloat16(), plane.bfloat16(), line.bfloat16())
+
+
 def bits(tensor):
     return tensor.reshape(-1).view(torch.uint8)
 
 
-@pytest.mark.parametrize("programs", [products, rows, images, elements])
+@pytest.mark.parametrize("programs", [products, rows, images, elements, spread])
 @pytest.mark.parametrize("seed", range(8))
 def test_bits_are_those_of_eager(programs, seed):
     torch.manual_seed(seed)
@@ -96,6 +118,9 @@ def test_small_ops_run_on_one_core(unfused):
     x, w = torch.randn(2, 4, 10, 10), torch.randn(8, 4, 3, 3)
     assert 0 <= on_one_core(lambda: F.conv2d(x, w)) <= RUNS - 3
     assert on_one_core(lambda: F.avg_pool2d(x, 2)) == RUNS - 3
+    y, plane = torch.randn(8, 63, 128), torch.randn(63, 128)
+    assert on_one_core(lambda: y + plane) == RUNS - 3
+    assert on_one_core(lambda: y.transpose(0, 2) * plane[:, :8]) == RUNS - 3
     few = torch.randn(1536)
     assert on_one_core(lambda: F.gelu(few)) == RUNS - 3  # that of oneDNN fans out at any size
 

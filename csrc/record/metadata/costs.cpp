@@ -65,6 +65,28 @@ bool starts_helpers(const Call& call, const std::vector<run::GeometryRef>& tenso
          call.info.fans_out;
 }
 
+/// What an elementwise call writes, or else returns first; null: nothing that has elements.
+const run::Geometry* result_of(const Call& call, const CallPlan& plan) {
+  for (size_t i = 0; i < call.looks.size(); ++i)
+    if (call.tensors[i].written) return call.looks[i].get();
+  return plan.outputs.empty() ? nullptr : plan.outputs[0].geometry.get();
+}
+
+/// Of an elementwise call.
+run::RowShares shares_of(const run::Geometry& result,
+                         const std::vector<run::GeometryRef>& tensors) {
+  return are_alike(tensors) ? run::RowShares(result.numel()) : run::RowShares(result);
+}
+
+Ref<run::Width> width_of(const Call& call, const CallPlan& plan,
+                         const std::vector<run::GeometryRef>& tensors, double microseconds) {
+  if (call.info.work != run::Work::elements)
+    return make_ref<run::Width>(call.info, microseconds, std::nullopt);
+  const run::Geometry* const result = result_of(call, plan);
+  if (!result) return nullptr;
+  return make_ref<run::Width>(call.info, microseconds, shares_of(*result, tensors));
+}
+
 }  // namespace
 
 void add_costs(const Call& call, CallPlan& plan) {
@@ -72,11 +94,9 @@ void add_costs(const Call& call, CallPlan& plan) {
   const std::vector<run::GeometryRef> tensors = tensors_of(call, plan);
   if (tensors.empty()) return;
   const double microseconds = run::microseconds_on_one_core(call.info, tensors, call.looks.size());
-  const bool apart = call.info.work == run::Work::elements && !are_alike(tensors);
-  if (microseconds < run::kAlwaysAllCores && !apart && !call.info.other_on_one_core &&
+  if (microseconds < run::kAlwaysAllCores && !call.info.other_on_one_core &&
       starts_helpers(call, tensors))
-    plan.width =
-        make_ref<run::Width>(call.info, microseconds, tensors[0] ? tensors[0]->numel() : 0);
+    plan.width = width_of(call, plan, tensors, microseconds);
   const bool fans_out = call.info.fans_out ||
                         (call.info.work == run::Work::product && microseconds >= kProductFansOut);
   plan.brief = are_small(tensors) && (plan.width || !fans_out);

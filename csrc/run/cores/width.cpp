@@ -17,8 +17,6 @@
 namespace lazyeng::run {
 namespace {
 
-/// A multiple of the elements that any vectorised kernel takes at a time.
-constexpr int64_t kVectors = 256;
 /// A program that runs an op only so often gains nothing by the trial; nor by that of a large one,
 /// which takes milliseconds.
 constexpr int kUsesBeforeTrial = 3;
@@ -122,7 +120,7 @@ double Width::cost() const { return std::min(microseconds_, microseconds()); }
 
 bool Width::is_narrow(int threads) const {
   if (threads == 1 || !has_own_threads() || takes_all_cores(cost())) return false;
-  return !in_vectors_ || numel_ % (kVectors * threads) == 0;
+  return !shares_ || shares_->begin_at_vectors(threads);
 }
 
 bool Width::one_has_the_bits(const OpInfo& info, const torch::jit::Stack& args, int threads) {

@@ -13,16 +13,19 @@
 // it can be taken apart so that the slices (slices.h), one after another, have the bits of all
 // cores. The gradient of a convolution can mostly.
 // Elementwise kernels do the last few elements of each thread's share in another way, which a
-// trial may miss: they are asked only where shares are whole vectors. Copies need no trial.
+// trial may miss: they are asked only where shares are whole vectors (row_shares.h). Copies need no
+// trial.
 #pragma once
 
 #include <ATen/core/stack.h>
 
 #include <atomic>
 #include <limits>
+#include <optional>
 
 #include "csrc/engine/ref.h"
 #include "csrc/run/cores/finding.h"
+#include "csrc/run/cores/row_shares.h"
 #include "csrc/run/cores/slices.h"
 #include "csrc/run/geometry.h"
 #include "csrc/run/op_info.h"
@@ -56,12 +59,11 @@ double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRe
 /// What was found for one plan. Any thread.
 class Width final : public RefCounted {
  public:
-  /// `numel`: of each tensor of an elementwise op.
-  Width(const OpInfo& info, double microseconds, int64_t numel)
+  /// `shares`: of an elementwise op.
+  Width(const OpInfo& info, double microseconds, std::optional<RowShares> shares)
       : microseconds_(microseconds),
         copies_(info.work == Work::copies || info.work == Work::lookups),
-        in_vectors_(info.work == Work::elements),
-        numel_(numel) {}
+        shares_(std::move(shares)) {}
 
   /// Whether one core would do now, if that has the bits; else `threads` have it, as in eager.
   bool is_narrow(int threads) const;
@@ -91,8 +93,7 @@ class Width final : public RefCounted {
   const double microseconds_;  // on one core, by the table
   std::atomic<float> best_{std::numeric_limits<float>::max()};
   const bool copies_;
-  const bool in_vectors_;
-  const int64_t numel_;
+  const std::optional<RowShares> shares_;
   std::atomic<int> uses_{0};
   Finding same_on_one_;     // one core gives the bits of all
   Finding same_in_slices_;  // slices do, taken apart in the way before this one
