@@ -145,9 +145,10 @@ def _is_in_bad_fork() -> bool:
     return False  # the engine works in a forked child
 
 
-def manual_seed_all(_seed: int) -> None:
-    """Called by torch.manual_seed before it seeds the default generator; waits for draws."""
+def manual_seed_all(seed: int) -> None:
+    """Called by torch.manual_seed, too, before it seeds the default generator itself."""
     _C.wait_for_generators()
+    torch.default_generator.manual_seed(int(seed))
 
 
 def manual_seed(seed: int) -> None:

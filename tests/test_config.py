@@ -341,6 +341,13 @@ def test_device_context():
 def test_device_module():
     module = torch.get_device_module("lazyeng")
     assert module.is_available() and module.device_count() >= 1 and module.current_device() == 0
+    for seed in (module.manual_seed, module.manual_seed_all, torch.manual_seed):
+        with lazyeng.lazy():
+            torch.rand(3)  # (drawn before the generator is seeded)
+            seed(1111)
+            drawn = torch.rand(2).tolist()
+        torch.manual_seed(1111)
+        assert drawn == torch.rand(2).tolist()
 
 
 def test_device_is_there_without_an_import():
