@@ -11,7 +11,10 @@ namespace lazyeng::fuse {
 inline void clear_upper_halves() {
 #if defined(__x86_64__)
   static const bool has_avx = __builtin_cpu_supports("avx");
-  if (has_avx) asm volatile("vzeroupper");
+  if (has_avx)
+    asm volatile("vzeroupper" ::
+                     : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8",
+                       "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");
 #endif
 }
 
