@@ -150,6 +150,63 @@ def test_gradients_of_convolutions_are_taken_apart(n, c, k, size, always, channe
         assert lazyeng.engine_stats()["on_one_core"] > before
 
 
+@pytest.mark.skipif(torch.get_num_threads() < 2, reason="one thread has no parts to give")
+def test_shares_that_are_negative_zeros_add_up_to_eagers_zero():
+    """What underflows in each share is -0.0 there; a library adds it to a zero."""
+    torch.manual_seed(0)
+    x, grad = torch.randn(8, 24, 16, 8) * 1e-23, torch.randn(8, 16, 4, 6) * 1e-23
+    w = torch.randn(16, 24, 5, 3)
+    a, b = torch.randn(1, 512) * 1e-23, torch.randn(512, 256) * 1e-23
+
+    def program():
+        gradients = torch.ops.aten.convolution_backward(
+            grad, x, w, [16], [3, 1], [2, 0], [2, 1], False, [0, 0], 1, (True, True, True)
+        )
+        return [*gradients, a @ b]
+
+    expected = program()
+    with lazy():
+        found = [program() for _ in range(RUNS)]
+    for results in found:
+        assert all(map(torch.equal, map(bits, results), map(bits, expected)))
+
+
+def halves(a, b):
+    middle = (a.shape[1] + 1) // 2
+    return a[:, :middle] @ b[:middle] + a[:, middle:] @ b[middle:]
+
+
+@pytest.mark.skipif(torch.get_num_threads() != 2, reason="the library has other shares then")
+@pytest.mark.parametrize("always", [False, True], indirect=True)
+@pytest.mark.parametrize("k, n", [(256, 256), (513, 100), (1000, 64)])
+def test_the_inner_dim_of_a_row_times_a_matrix_is_taken_apart(k, n, always):
+    torch.manual_seed(0)
+    a, b = torch.randn(1, k), torch.randn(k, n)
+    expected = a @ b
+    with threads_of_torch(1):
+        in_halves = torch.equal(halves(a, b), expected)
+    before = lazyeng.engine_stats()["on_one_core"]
+    with lazy():
+        found = [a @ b for _ in range(RUNS)]
+    assert all(torch.equal(bits(result), bits(expected)) for result in found)
+    if in_halves:  # (most libraries do so on two threads)
+        assert lazyeng.engine_stats()["on_one_core"] > before
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sums_of_narrow_dtypes_have_eagers_width(dtype):
+    """Rounded as they are, they seldom show in which order they were added up."""
+    torch.manual_seed(0)
+    a, b = torch.randn(64, 256).to(dtype), torch.randn(256, 64).to(dtype)
+    x, w = torch.randn(8, 8, 12, 12).to(dtype), torch.randn(8, 8, 3, 3).to(dtype)
+    before = lazyeng.engine_stats()["on_one_core"]
+    with lazy():
+        for _ in range(RUNS):
+            a @ b, F.conv2d(x, w), gradients_of(torch.ones_like(x), x, w), a.softmax(-1)
+        lazyeng.synchronize()
+    assert lazyeng.engine_stats()["on_one_core"] == before
+
+
 def test_many_threads_that_wait():
     a, b = torch.randn(256, 256), torch.randn(256, 256)
     expected = (a @ b).relu() + a

@@ -225,7 +225,7 @@ inline constexpr std::array<std::string_view, 26> kWindows = {
 
 /// Ops that do each row, or column, by itself, all in one way. (Sums do so if their results are
 /// many; else each thread has its part. width.h tells by trying.)
-inline constexpr std::array<std::string_view, 20> kRows = {
+inline constexpr std::array<std::string_view, 21> kRows = {
     "aten::sum",
     "aten::mean",
     "aten::amax",
@@ -245,6 +245,7 @@ inline constexpr std::array<std::string_view, 20> kRows = {
     "aten::native_group_norm",
     "aten::native_group_norm_backward",
     "aten::nll_loss_backward",
+    "aten::embedding_dense_backward",
     "aten::_fused_rms_norm"};
 
 /// Begins of the names of ops whose kernels start helpers however small their tensors are: those of

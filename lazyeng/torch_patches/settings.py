@@ -10,6 +10,7 @@ each op: csrc/run/caller/thread_settings.h.)
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +71,19 @@ def install() -> None:
         _install(name, getattr(torch._C, getter, None) if isinstance(getter, str) else getter)
     for name in _CHOOSE_KERNELS:
         _install(name, getattr(torch._C, name.replace("_set_", "_get_"), None), True)
+    _install_in_properties()
+
+
+def _install_in_properties() -> None:
+    """`torch.backends.mkldnn.enabled = False` calls what torch has found as it was imported."""
+    for name, module in [*sys.modules.items()]:
+        if not name.startswith("torch.backends."):
+            continue
+        for prop in vars(type(module)).values():
+            if isinstance(prop, torch.backends.ContextProp):
+                set_name = getattr(prop.setter, "__name__", "")
+                if getattr(getattr(torch._C, set_name, None), "__wrapped__", None) is prop.setter:
+                    prop.setter = getattr(torch._C, set_name)
 
 
 def _install(name: str, now: _Getter | None, chooses_kernels: bool = False) -> None:

@@ -201,8 +201,10 @@ uint64_t autocast_of_this_thread() {
 uint64_t settings_of_calls(const run::OpInfo& info) {
   const bool grad_mode = info.asks_grad_mode && c10::GradMode::is_enabled();
   const uint64_t autocast = info.calls_cast_ops || !info.torchs ? autocast_of_this_thread() : 0;
-  return autocast << 9 | static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 1 |
-         static_cast<uint64_t>(grad_mode);
+  // (A kernel of oneDNN's may keep another layout, or return what torch's own leaves out.)
+  const bool onednn = info.torchs && at::globalContext().userEnabledMkldnn();
+  return autocast << 10 | static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 2 |
+         static_cast<uint64_t>(onednn) << 1 | static_cast<uint64_t>(grad_mode);
 }
 
 }  // namespace

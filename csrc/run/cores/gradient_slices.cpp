@@ -7,12 +7,12 @@
 // up in the one way while the weight is in the other.
 #include <ATen/core/Tensor.h>
 
-#include <algorithm>
 #include <array>
 #include <optional>
 #include <vector>
 
 #include "csrc/run/cores/finding.h"
+#include "csrc/run/cores/shares.h"
 #include "csrc/run/cores/slices.h"
 
 namespace lazyeng::run {
@@ -71,19 +71,12 @@ class GradientSlices final : public Slices {
   std::vector<std::array<at::Tensor, 3>> made_;  // each written by one part
 };
 
-/// Of `all` images those of the share. (The first shares have one more, as in libraries.)
-at::Tensor some_images(const at::Tensor& all, int share, int shares) {
-  const int64_t least = all.size(0) / shares, larger = all.size(0) % shares;
-  return all.narrow(0, share * least + std::min<int64_t>(share, larger),
-                    least + (share < larger ? 1 : 0));
-}
-
 torch::jit::Stack GradientSlices::arguments_of(const Part& part) const {
   torch::jit::Stack stack = args_;
   stack.back() = c10::List<bool>({part.mask[0], part.mask[1], part.mask[2]});
   if (part.shares > 1)
     for (const size_t of_images : {kGradOutput, kInput})
-      stack[of_images] = some_images(args_[of_images].toTensor(), part.share, part.shares);
+      stack[of_images] = share_of(args_[of_images].toTensor(), 0, part.share, part.shares);
   if (part.of_one_channel) {
     const bool transposed = args_[args_.size() - kTransposedFromEnd].toBool();
     stack[kInput] = args_[kInput].toTensor().narrow(1, 0, 1);
@@ -100,17 +93,14 @@ void GradientSlices::run(int number) {
     if (part.mask[i]) made_[static_cast<size_t>(number)][i] = stack[i].toTensor();
 }
 
-/// Shares are added up in their order.
 torch::jit::Stack GradientSlices::results() const {
   std::array<at::Tensor, 3> sums;
-  for (const std::array<at::Tensor, 3>& made : made_)
-    for (size_t i = 0; i < sums.size(); ++i) {
-      if (!made[i].defined()) continue;
-      if (sums[i].defined())
-        sums[i].add_(made[i]);
-      else
-        sums[i] = made[i];
-    }
+  for (size_t i = 0; i < sums.size(); ++i) {
+    std::vector<at::Tensor> shares;
+    for (const std::array<at::Tensor, 3>& made : made_)
+      if (made[i].defined()) shares.push_back(made[i]);
+    if (!shares.empty()) sums[i] = sum_of_shares(shares);
+  }
   return torch::jit::Stack(sums.begin(), sums.end());
 }
 

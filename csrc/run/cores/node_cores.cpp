@@ -75,7 +75,6 @@ bool Node::call_in_slices(torch::jit::Stack& stack, bool others_help) const {
   if (!slices) return false;
   // (torch.profiler sees one call, of all parts.)
   RECORD_FUNCTION(info.handle.schema().name().c_str(), c10::ArrayRef<const c10::IValue>());
-  const OneCore one(threads);
   const Unseen unseen;
   if (others_help) {
     const double on_one_core = width->microseconds();
@@ -83,10 +82,12 @@ bool Node::call_in_slices(torch::jit::Stack& stack, bool others_help) const {
     if (on_one_core >= kWorthAllCores)
       spare_cores().ran_large(on_one_core, threads, SpareCores::Clock::now());
   } else {
+    const OneCore one(threads);
     call_and_measure(1, [&] {
       for (int part = 0; part < slices->count(); ++part) slices->run(part);
     });
   }
+  const OneCore one(threads);
   stack = slices->results();
   return true;
 }

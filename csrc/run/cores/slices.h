@@ -2,7 +2,8 @@
 // returns.
 //
 // Of a product rows of the result are made from rows of the left factor, columns from columns of
-// the right one, and each matrix of a batch by itself (product_slices.cpp). Convolutions and pools
+// the right one, and each matrix of a batch by itself (product_slices.cpp); or it is the sum of
+// products over shares of the inner dim (inner_slices.cpp). Convolutions and pools
 // make each image by itself (image_slices.cpp); the gradients of a convolution have nothing to do
 // with each other, and those for weight and bias are sums over the images (gradient_slices.cpp).
 // Whether that gives the same bits (a library may choose its order of summation by the shape) is
@@ -50,6 +51,9 @@ std::unique_ptr<Slices> slices_of(const OpInfo& info, const torch::jit::Stack& a
 
 std::unique_ptr<Slices> product_slices(const OpInfo& info, const torch::jit::Stack& args,
                                        Looks results, int threads);
+bool has_inner_slices(const OpInfo& info);
+std::unique_ptr<Slices> inner_slices(const OpInfo& info, const torch::jit::Stack& args,
+                                     int threads);
 std::unique_ptr<Slices> image_slices(const OpInfo& info, const torch::jit::Stack& args,
                                      Looks results, int threads);
 int ways_to_slice_gradient(int threads);
