@@ -85,6 +85,9 @@ def lie_alike(*lists: list[torch.Tensor]) -> bool:
 def plain(tensor: torch.Tensor, /) -> torch.Tensor:
     """A plain tensor over the same memory, detached. Waits; raises what failed; TypeError if it is not lazy."""
 
+def share_version(of: torch.Tensor, to: torch.Tensor, /) -> None:
+    """Gives `to`, of the same memory, the version counter of `of`. Nothing if one has none."""
+
 def plain_view(tensor: torch.Tensor, /) -> torch.Tensor:
     """As `plain`, but a view in autograd's eyes: of the same history and version, also when written."""
 

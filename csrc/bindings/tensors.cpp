@@ -100,6 +100,18 @@ PyObject* plain(PyObject*, PyObject* object) {
   });
 }
 
+PyObject* share_version(PyObject*, PyObject* const* args, Py_ssize_t) {
+  return guarded([&]() -> PyObject* {
+    const at::Tensor &from = THPVariable_Unpack(args[0]), &to = THPVariable_Unpack(args[1]);
+    if (from.is_inference() || to.is_inference()) Py_RETURN_NONE;
+    to.unsafeGetTensorImpl()->set_version_counter(from.unsafeGetTensorImpl()->version_counter());
+    // (Those whose counter was another one, or that have no var yet, are noted when they come.)
+    if (const record::LazyImpl* lazy = record::lazy_impl(from))
+      lazy->value()->var().note_plain_tensor(to);
+    Py_RETURN_NONE;
+  });
+}
+
 PyObject* plain_view(PyObject*, PyObject* object) {
   return guarded([&] {
     const run::ValueRef value = value_of(object);  // (`.data =` of another thread may replace it)
@@ -418,6 +430,8 @@ PyMethodDef tensor_methods[] = {
     {"lie_alike", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(lie_alike)),
      METH_FASTCALL, nullptr},
     {"plain", plain, METH_O, nullptr},
+    {"share_version", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(share_version)),
+     METH_FASTCALL, nullptr},
     {"plain_view", plain_view, METH_O, nullptr},
     {"values", values, METH_O, nullptr},
     {"wait", wait, METH_O, nullptr},

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._C import _autograd as autograd
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from lazyeng import _C
@@ -29,8 +31,10 @@ class _Twin(NamedTuple):
 class Crossing:
     """The arguments of one call past the border, and what has to come back over it.
 
-    A plain tensor stands for each lazy one, over the same memory. What the function does to the
-    arguments it does to those, and to copies of the lists and dicts that they are in.
+    A plain tensor stands for each lazy one, over the same memory and with the same version counter:
+    what is written to either after the call was saved for a backward pass by both. What the
+    function does to the arguments it does to those, and to copies of the lists and dicts that they
+    are in.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> None:
@@ -52,7 +56,7 @@ class Crossing:
         return self._back(results)
 
     def _pass_family(self, base: torch.Tensor, views: list[torch.Tensor]) -> None:
-        (plain,) = to_plain([base])
+        (plain,) = to_twins([base])
         if plain is not base:  # (a plain base sees by itself what is written to it)
             self._twins.append(_Twin(base, plain, _version_of(plain), plain.grad_fn))
         self._note(base, plain)
@@ -92,14 +96,12 @@ class Crossing:
 
     def _tell_writes(self) -> None:
         for twin in self._twins:
-            writes = _version_of(twin.plain) - twin.version
-            if not writes:
-                continue
-            version = twin.lazy._version + writes
+            written = _version_of(twin.plain) != twin.version
             # (Not what was written under no_grad, which a parameter may be.)
-            if twin.plain.grad_fn is not twin.grad_fn and torch.is_grad_enabled():
+            if written and twin.plain.grad_fn is not twin.grad_fn and torch.is_grad_enabled():
+                # (It moves the version, which the write has moved.)
+                autograd._unsafe_set_version_counter((twin.lazy,), (twin.lazy._version - 1,))
                 _TakeHistory.apply(twin.lazy, twin.plain)
-            autograd._unsafe_set_version_counter((twin.lazy,), (version,))
 
     def _fill_containers(self) -> None:
         for given, passed, before in self._containers:
@@ -128,10 +130,17 @@ class Crossing:
         return pytree.tree_unflatten([next(left) if v is None else v for v in views], structure)
 
     def _view_of_given(self, result: Any) -> torch.Tensor | None:
-        if type(result) is not torch.Tensor or not _is_place_in_base(result):
+        """A view of a lazy argument; of a plain one the view itself, so that autograd sees what it
+        is written to."""
+        if type(result) is not torch.Tensor or not result._is_view():
             return None
-        lazy: Any = self._given.get(id(result._base))
-        return lazy.as_strided(*_place_of(result)) if is_lazy(lazy) else None
+        base: Any = self._given.get(id(result._base))
+        if base is not None and not is_lazy(base):
+            return result
+        if base is None or not _is_place_in_base(result):
+            return None
+        view: torch.Tensor = base.as_strided(*_place_of(result))
+        return view
 
 
 def _families(
@@ -154,8 +163,9 @@ def _families(
 def _is_place_in_base(tensor: torch.Tensor) -> bool:
     """Whether as_strided of its base makes it."""
     base = tensor._base if tensor._is_view() else None
-    strided = tensor.layout == torch.strided and not (tensor.is_conj() or tensor.is_neg())
-    if base is None or tensor.dtype != base.dtype or not strided:
+    if base is None or tensor.dtype != base.dtype or tensor.layout != torch.strided:
+        return False
+    if any(t.is_conj() or t.is_neg() for t in (tensor, base)):
         return False
     # (An autograd.Function's view has a gradient of its own.)
     return autograd._get_creation_meta(tensor) == autograd.CreationMeta.DEFAULT
@@ -178,8 +188,26 @@ def to_plain(leaves: Sequence[Any]) -> list[Any]:
     return _replaced(leaves, is_lazy, _C.plain, _ToPlain)
 
 
+def to_twins(leaves: Sequence[Any]) -> list[Any]:
+    """Plain ones that have the versions of the lazy ones."""
+    return _with_versions_of(leaves, to_plain(leaves))
+
+
 def _to_lazy(leaves: Sequence[Any]) -> list[Any]:
-    return _replaced(leaves, lambda leaf: type(leaf) is torch.Tensor, wrap, _ToLazy)
+    lazy = _replaced(leaves, _becomes_lazy, wrap, _ToLazy)
+    return _with_versions_of(leaves, lazy)
+
+
+def _becomes_lazy(leaf: Any) -> bool:
+    """A plain tensor, but not one of torch.func, which stands for another one."""
+    return type(leaf) is torch.Tensor and not is_functorch_wrapped_tensor(leaf)
+
+
+def _with_versions_of(before: Sequence[Any], after: list[Any]) -> list[Any]:
+    for old, new in zip(before, after, strict=True):
+        if new is not old:
+            _C.share_version(old, new)
+    return after
 
 
 def _replaced(
@@ -194,7 +222,7 @@ def _replaced(
     for i, leaf in enumerate(leaves):
         if not chosen(leaf):
             continue
-        if leaf.requires_grad and torch.is_grad_enabled():
+        if (leaf.requires_grad and torch.is_grad_enabled()) or _has_tangent(leaf):
             followed.append(i)
         else:
             replaced[i] = convert(leaf)
@@ -203,6 +231,10 @@ def _replaced(
         for i, new in zip(followed, crossed, strict=True):
             replaced[i] = new
     return replaced
+
+
+def _has_tangent(leaf: Any) -> bool:
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(leaf).tangent is not None
 
 
 class _ToPlain(torch.autograd.Function):
@@ -215,13 +247,17 @@ class _ToPlain(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         return tuple(_to_lazy(grads))  # (with their history, for gradients of gradients)
 
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return tuple(to_plain(tangents))
+
 
 class _TakeHistory(torch.autograd.Function):
     """Of a lazy tensor whose plain one was written: the memory is one, the history is not."""
 
     @staticmethod
     def forward(ctx: Any, lazy: Any, _twin: Any) -> Any:
-        ctx.mark_dirty(lazy)
+        ctx.dirty_tensors = (lazy,)  # (mark_dirty() would count a recorded write)
         return lazy
 
     @staticmethod
@@ -240,6 +276,10 @@ class _ToLazy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         return tuple(to_plain(grads))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return tuple(_to_lazy(tangents))
 
 
 def plain(value: Any) -> Any:

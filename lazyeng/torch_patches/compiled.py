@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from lazyeng import _C
-from lazyeng.torch_patches._crossing import Crossing, plain, to_plain
+from lazyeng.errors import LazyError
+from lazyeng.torch_patches._crossing import Crossing, plain, to_twins
 from lazyeng.torch_patches._patching import inside_block, is_lazy, when_imported
 
 # What needs no look inside.
@@ -34,6 +36,7 @@ def install() -> None:
 def _change_dynamo(dynamo: Any) -> None:
     # It need not try to trace lazyeng's own frames, such as that around backward().
     dynamo.trace_rules.add("lazyeng")
+    failed = dynamo.exc.InternalTorchDynamoError
     context = dynamo.eval_frame.OptimizeContext
     original = context.__call__
 
@@ -41,7 +44,7 @@ def _change_dynamo(dynamo: Any) -> None:
     def compiled(self: Any, fn: Any) -> Any:
         result = original(self, fn)
         # (A module comes back here with its forward function, a class with its methods.)
-        return _with_border(result) if inspect.isfunction(result) else result
+        return _with_border(result, failed) if inspect.isfunction(result) else result
 
     context.__call__ = compiled
     find_backend = dynamo.eval_frame.get_compiler_fn
@@ -63,34 +66,75 @@ def _with_graph_border(backend: Callable[..., Any]) -> Callable[..., Any]:
 
         # (With the attributes of `graph`, dynamo would go by them to what it is a wrapper of.)
         def run(*inputs: Any) -> Any:
+            if _of_a_block.called:
+                _raise_what_failed(inputs)
             if not any(is_lazy(x) for x in inputs):
                 return graph(*inputs)
             _C.wait_for_all()
-            return graph(*to_plain(inputs))
+            return graph(*to_twins(inputs))
 
         return run
 
     return compile_graph
 
 
-def _with_border(compiled: Callable[..., Any]) -> Callable[..., Any]:
+def _with_border(
+    compiled: Callable[..., Any], failed_in_compiler: type[Exception]
+) -> Callable[..., Any]:
     @functools.wraps(compiled)
     def border(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return cross(args, kwargs)
+        except failed_in_compiler as error:
+            # (A parameter, or what else dynamo finds by itself, has failed.)
+            failed = error.__cause__ or error.__context__
+            if not isinstance(failed, LazyError):
+                raise
+        raise failed
+
+    def cross(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not kwargs and all(type(arg) in _PLAIN for arg in args) and not inside_block():
             return compiled(*args)
         leaves = pytree.tree_leaves((args, kwargs))
         if not inside_block() and not any(is_lazy(leaf) for leaf in leaves):
             return compiled(*args, **kwargs)
         _C.wait_for_all()
-        return _C.call_outside(_call, (compiled, args, kwargs, leaves), {})
+        _raise_what_failed(leaves)
+        in_block = inside_block()
+        return _C.call_outside(_call, (compiled, args, kwargs, leaves, in_block), {})
 
     return border
 
 
 def _call(
-    compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
-) -> Any:
-    return Crossing(args, kwargs, leaves).call(compiled)
+    compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any],
+    in_block: bool,
+) -> Any:  # fmt: skip
+    before = _of_a_block.called
+    _of_a_block.called = in_block
+    try:
+        return Crossing(args, kwargs, leaves).call(compiled)
+    finally:
+        _of_a_block.called = before
+
+
+class _OfABlock(threading.local):
+    """Whether the compiled function that the thread is in was called in a block."""
+
+    called = False
+
+
+_of_a_block = _OfABlock()
+
+
+def _raise_what_failed(tensors: Iterable[Any]) -> None:
+    """Of plain tensors that a block writes: a lazy one raises as it is replaced."""
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and not is_lazy(tensor):
+            _C.call_eagerly(_look, tensor, (), {}, True)
+
+
+def _look(_tensor: torch.Tensor) -> None: ...
 
 
 def _change_inductor(output_code: Any) -> None:

@@ -1,0 +1,194 @@
+"""What autograd, torch.func and failures know of what crosses the border of a compiled function."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+import lazyeng
+from lazyeng import lazy, wrap
+
+Tensor = torch.Tensor
+BACKENDS = ["eager", "aot_eager"]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def in_block(_name: str) -> contextlib.AbstractContextManager[object]:
+    return lazy() if _name == "block" else contextlib.nullcontext()
+
+
+@pytest.fixture(params=["wrapped", "block"])
+def way(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def given(way: str, tensor: Tensor) -> Tensor:
+    return wrap(tensor) if way == "wrapped" else tensor
+
+
+# ---- what is written after a graph has saved it
+
+
+def argument_written(compiled: Callable[..., Callable[..., Tensor]], leaf: Tensor) -> None:
+    h = leaf * 1
+    y = compiled(lambda x: (x * x).sum())(h)
+    h.add_(10)
+    y.backward()
+
+
+def result_written(compiled: Callable[..., Callable[..., Tensor]], leaf: Tensor) -> None:
+    y = compiled(lambda x: x.exp())(leaf * 1)
+    y.add_(1)
+    y.sum().backward()
+
+
+def closure_written(compiled: Callable[..., Callable[..., Tensor]], leaf: Tensor) -> None:
+    factor = leaf.detach() * 1
+    y = compiled(lambda x: (x * factor).sum())(leaf * 1)
+    factor.add_(10)
+    y.backward()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("program", [argument_written, result_written, closure_written])
+def test_a_saved_tensor_that_was_written_is_refused(program, backend, way):
+    def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return torch.compile(function, backend=backend)
+
+    plain = torch.tensor([1.0, 2.0]).requires_grad_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        program(compiled, plain)
+    with (
+        pytest.raises(RuntimeError, match="modified by an inplace operation"), in_block(way),
+    ):  # fmt: skip
+        program(compiled, given(way, torch.tensor([1.0, 2.0])).requires_grad_())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_versions_move_as_in_torch(backend, way):
+    def program(make: Callable[[Tensor], Tensor]) -> tuple[int, int, list[float]]:
+        leaf = make(torch.ones(2)).requires_grad_()
+        h = leaf * 1
+        y = torch.compile(lambda x: x.mul_(3) + 1, backend=backend)(h)
+        before = h._version
+        h.add_(1)
+        (y.sum() + (h * h).sum()).backward()
+        return before, h._version, leaf.grad.tolist()
+
+    expected = program(lambda x: x)
+    torch._dynamo.reset()
+    with in_block(way):
+        assert program(lambda x: given(way, x)) == expected
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_view_of_a_plain_argument_that_is_written(backend):
+    def program() -> list[float]:
+        v = torch.compile(lambda x: x[1:], backend=backend)(x)
+        v.mul_(3)
+        return torch.autograd.grad((x * x).sum(), leaf)[0].tolist()
+
+    leaf = torch.arange(3.0).requires_grad_()
+    x = leaf * 2
+    expected = program()
+    torch._dynamo.reset()
+    x = leaf * 2
+    with lazy():
+        assert program() == expected
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_views_of_conjugated_arguments(backend, way):
+    def program(make: Callable[[Tensor], Tensor]) -> list[object]:
+        conj = torch.compile(lambda x: x.conj(), backend=backend)
+        parts = torch.compile(lambda x: (x.imag * 1, x[0]), backend=backend)
+        x = make(torch.tensor([1 + 1j]))
+        return [conj(x).tolist(), conj(x.conj()).tolist(), [p.tolist() for p in parts(x.conj())]]
+
+    expected = program(lambda x: x)
+    torch._dynamo.reset()
+    with in_block(way):
+        assert program(lambda x: given(way, x)) == expected
+
+
+# ---- torch.func, and forward mode
+
+
+def tangent(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(f(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+        assert found is not None
+        return found * 1
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = {
+    "grad": lambda f, x: torch.func.grad(f)(x),
+    "vjp": lambda f, x: torch.func.vjp(f, x)[1](torch.ones(()))[0],
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+    "hessian": lambda f, x: torch.func.hessian(f)(x),
+    "vmap of grad": lambda f, x: torch.func.vmap(torch.func.grad(f))(torch.stack([x, x])),
+    "tangent": tangent,
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_of_compiled_functions(name, way):
+    def program(x: Tensor) -> list[float]:
+        return TRANSFORMS[name](torch.compile(lambda x: x.sin().sum(), backend="eager"), x).tolist()
+
+    expected = program(torch.arange(3.0))
+    torch._dynamo.reset()
+    with in_block(way):
+        assert program(given(way, torch.arange(3.0))) == expected
+
+
+# ---- what has failed
+
+
+def failing(module: torch.nn.Linear, mode: str, read: Callable[[], Tensor]) -> None:
+    """The block, which could not write the parameter, raises as well."""
+    with (
+        pytest.raises(torch.linalg.LinAlgError) as raised, lazy(mode), torch.no_grad(),
+    ):  # fmt: skip
+        module.weight.copy_(torch.linalg.cholesky(-torch.eye(2)))
+        try:
+            read()
+        except torch.linalg.LinAlgError:
+            raise
+        except Exception as error:
+            raise AssertionError from error
+        raise AssertionError("it has read the old values")
+    assert isinstance(raised.value, lazyeng.LazyError)
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+@pytest.mark.parametrize("compiled_before", [False, True])
+def test_what_a_block_failed_to_write(compiled_before, mode):
+    module = torch.nn.Linear(2, 2, bias=False)
+    twice = torch.compile(lambda x: x * 2, backend="eager")
+    compiled = torch.compile(module, backend="eager")
+    x = torch.ones(1, 2)
+    if compiled_before:
+        twice(module.weight), compiled(x)
+    failing(module, mode, lambda: twice(module.weight))
+    failing(module, mode, lambda: compiled(x))
+
+
+def test_a_failed_tensor_that_the_compiler_finds():
+    """The compiler wraps what it meets in an error of its own."""
+    bad = torch.linalg.cholesky(wrap(-torch.eye(2)))
+    compiled = torch.compile(lambda x: x + bad, backend="eager")
+    for _ in range(2):  # (while it compiles, and later)
+        with pytest.raises(torch.linalg.LinAlgError):
+            compiled(torch.ones(2, 2))
