@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import lazyeng
 from lazyeng import lazy, wrap
@@ -192,3 +194,21 @@ def test_a_failed_tensor_that_the_compiler_finds():
     for _ in range(2):  # (while it compiles, and later)
         with pytest.raises(torch.linalg.LinAlgError):
             compiled(torch.ones(2, 2))
+
+
+# ---- fake tensors on the device
+
+
+def test_moves_to_the_device_in_a_traced_function():
+    """The inside of a fake tensor has the device's keys, and is not lazy."""
+
+    def program(x: Tensor) -> Tensor:
+        return x.to("lazyeng") * 2
+
+    x = torch.ones(2)
+    assert torch.compile(program, backend="aot_eager")(x).tolist() == [2.0, 2.0]
+    assert make_fx(program, tracing_mode="fake")(x)(x).tolist() == [2.0, 2.0]
+    with FakeTensorMode():
+        fake = torch.ones(2, device="lazyeng")
+        assert fake.detach().device.type == "lazyeng"
+        assert torch.nn.Parameter(fake).requires_grad

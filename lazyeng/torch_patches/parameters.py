@@ -114,6 +114,16 @@ def _new_like(original: Callable[..., Any]) -> Callable[..., Any]:
     return new
 
 
+def _unrecorded(data: torch.Tensor) -> contextlib.AbstractContextManager[object]:
+    """For what has the keys of the device "lazyeng" and is not lazy: the inside of a tensor of
+    FakeTensorMode, whose `detach` our kernel would hand to itself."""
+    if not torch._C._dispatch_keys(data).has(torch._C.DispatchKey.PrivateUse1):
+        return contextlib.nullcontext()
+    return torch._C._ExcludeDispatchKeyGuard(
+        torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
+    )
+
+
 def _make_subclass_like(original: Callable[..., Any]) -> Callable[..., Any]:
     """torch.Tensor._make_subclass, which constructors of such classes call; never in a block."""
 
@@ -129,7 +139,8 @@ def _make_subclass_like(original: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 cls = plain_class(cls)
         if not lazy:
-            return _C.call_outside(original, (cls, data, require_grad), kwargs)
+            with _unrecorded(data):
+                return _C.call_outside(original, (cls, data, require_grad), kwargs)
         if issubclass(cls, KEPT):
             return as_parameter(data, cls, require_grad)
         return _C.call_outside(original, (cls, _C.plain(data), require_grad), kwargs)
