@@ -37,6 +37,8 @@ def rows(draw):
     x = torch.randn(sizes(draw, 900), sizes(draw, 900))
     labels = torch.randint(x.shape[1], (x.shape[0],))
     y = torch.randn(draw.choice((66, 100, 1000)), draw.choice((9, 17, 33, 100)))
+    place = torch.randint(50, (len(y),))
+    yield "embedding's gradient", lambda: aten.embedding_dense_backward(y, place, 50, -1, False)
     yield "softmax's gradient", lambda: aten._softmax_backward_data(y, y.softmax(1), 1, y.dtype)
     yield "softmax", lambda: x.softmax(-1)
     yield "log_softmax", lambda: x.log_softmax(0)
@@ -118,6 +120,8 @@ def test_small_ops_run_on_one_core(unfused):
     x, w = torch.randn(2, 4, 10, 10), torch.randn(8, 4, 3, 3)
     assert 0 <= on_one_core(lambda: F.conv2d(x, w)) <= RUNS - 3
     assert on_one_core(lambda: F.avg_pool2d(x, 2)) == RUNS - 3
+    grad, place = torch.randn(512, 64), torch.randint(100, (512,))
+    assert on_one_core(lambda: aten.embedding_dense_backward(grad, place, 100, -1, False)) > 0
     y, plane = torch.randn(8, 63, 128), torch.randn(63, 128)
     assert on_one_core(lambda: y + plane) == RUNS - 3
     assert on_one_core(lambda: y.transpose(0, 2) * plane[:, :8]) == RUNS - 3

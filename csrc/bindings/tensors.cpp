@@ -105,7 +105,7 @@ PyObject* share_version(PyObject*, PyObject* const* args, Py_ssize_t) {
     const at::Tensor &from = THPVariable_Unpack(args[0]), &to = THPVariable_Unpack(args[1]);
     if (from.is_inference() || to.is_inference()) Py_RETURN_NONE;
     to.unsafeGetTensorImpl()->set_version_counter(from.unsafeGetTensorImpl()->version_counter());
-    // (Those whose counter was another one, or that have no var yet, are noted when they come.)
+    // (Writes through the plain one are not the engine's: pending reads have to be told of them.)
     if (const record::LazyImpl* lazy = record::lazy_impl(from))
       lazy->value()->var().note_plain_tensor(to);
     Py_RETURN_NONE;
