@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch import nn
+from torch._dynamo import compiled_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -212,3 +214,73 @@ def test_moves_to_the_device_in_a_traced_function():
         fake = torch.ones(2, device="lazyeng")
         assert fake.detach().device.type == "lazyeng"
         assert torch.nn.Parameter(fake).requires_grad
+
+
+# ---- gradients that the compiler adds up, and optimizers
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.LayerNorm(7), nn.Linear(7, 1))
+
+
+def train(net: nn.Module, backward: Callable[[Tensor], None], step: Callable[[], None]) -> None:
+    x = torch.linspace(-1, 1, 20).view(4, 5)
+    for accumulates in (False, True, False):
+        if not accumulates:
+            for p in net.parameters():
+                p.grad = None
+        backward(net(x).square().sum())
+        step()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_autograd_adds_to_the_gradients_of_leaves(backend, way):
+    def backward(loss: Tensor) -> None:
+        with compiled_autograd._enable(lambda graph: torch.compile(graph, backend=backend)):
+            loss.backward()
+
+    expected, net = network(), network()
+    train(expected, lambda loss: loss.backward(), lambda: None)
+    net = wrap(net) if way == "wrapped" else net
+    with in_block(way):
+        train(net, backward, lambda: None)
+    for p, q in zip(net.parameters(), expected.parameters(), strict=True):
+        assert p.grad is not None
+        assert isinstance(p.grad, lazyeng.LazyTensor) or way == "block"
+        torch.testing.assert_close(lazyeng.unwrap(p.grad), q.grad)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_that_a_compiled_function_reads_and_sets(backend, way):
+    def decay(x: Tensor) -> Tensor | None:
+        before = x.grad
+        x.grad = x.detach() * 2 if before is None else before + x
+        return before
+
+    expected = torch.tensor([1.0, 2.0], requires_grad=True)
+    leaf = given(way, torch.tensor([1.0, 2.0])).requires_grad_()
+    for _ in range(3):
+        before = leaf.grad
+        with torch.no_grad(), in_block(way):
+            decay(expected)
+            returned = torch.compile(decay, backend=backend)(leaf)
+        assert returned is before or way == "block"
+        assert leaf.grad is not None and expected.grad is not None
+        assert leaf.grad.tolist() == expected.grad.tolist()
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
+def test_a_compiled_step_of_an_optimizer(name, way):
+    def trained(net: nn.Module) -> nn.Module:
+        optimizer = getattr(torch.optim, name)(net.parameters(), lr=0.1)
+        step = torch.compile(lambda: optimizer.step(), backend="eager")
+        train(net, lambda loss: loss.backward(), step)
+        return net
+
+    expected = trained(network())
+    torch._dynamo.reset()
+    with in_block(way):
+        net = trained(wrap(network()) if way == "wrapped" else network())
+    for p, q in zip(net.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(lazyeng.unwrap(p), q, rtol=0, atol=0)

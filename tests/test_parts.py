@@ -18,8 +18,9 @@ RUNS = 24  # the first few of a plan come before its trial
 
 @pytest.fixture(autouse=True)
 def always(request):
-    _C.set_always_in_parts(getattr(request, "param", True))
-    yield
+    parts = getattr(request, "param", True)
+    _C.set_always_in_parts(parts)
+    yield parts
     _C.set_always_in_parts(False)
 
 
@@ -146,7 +147,8 @@ def test_gradients_of_convolutions_are_taken_apart(n, c, k, size, always, channe
         for ours, theirs in zip(result, expected, strict=True):
             assert torch.equal(bits(ours), bits(theirs))
             assert ours.stride() == theirs.stride()
-    if in_shares:  # (it is tried for the 20th time, or the third)
+    # (It is tried for the 20th time, or the third. While the program waits, all cores may do it.)
+    if in_shares and always:
         assert lazyeng.engine_stats()["on_one_core"] > before
 
 

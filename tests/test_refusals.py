@@ -10,6 +10,7 @@ import torch
 
 import lazyeng
 from tests.support.outcomes import Raised, outcome
+from tests.support.processes import printed_by
 
 N = 1_250  # 20,000 elements and more are more than a kernel is tried with
 # (Whether a kernel refuses is known by dtypes and ranks: no other test has tensors of such ranks.)
@@ -50,6 +51,48 @@ def test_at_the_call(name, rank):
             with lazyeng.lazy("deferred"):
                 assert error_of(lambda y=y: function(y)) == expected, length
             assert torch.equal(lazyeng.unwrap(y), x)
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+def test_mixed_dtypes(mode):
+    """Integers, too, are refused beside floats, but for an index; though the first call of a kind
+    is of large tensors, with which no kernel is tried, and after which small ones are like it."""
+    code = f"""if True:
+        import torch, lazyeng
+        import torch.nn.functional as F
+        from tests.support.outcomes import Raised, outcome
+
+        calls = [
+            torch.mm, torch.bmm, torch.mv, torch.cdist, torch.outer, torch.gather,
+            F.linear, F.binary_cross_entropy, F.mse_loss, F.cross_entropy, F.conv1d, F.layer_norm,
+            lambda a, b: a @ b, lambda a, b: torch.einsum("ij,jk", a, b),
+            lambda a, b: torch.addmm(b, a, a), lambda a, b: torch.addmm(a, a, b),
+            lambda a, b: a.clone().index_add_(0, torch.arange(len(a)), b),
+            lambda a, b: a.index_select(0, b.flatten()[:2]), lambda a, b: a.scatter(0, b, 1.0),
+            lambda a, b: F.embedding(b, a), lambda a, b: F.layer_norm(a, a.shape[-1:], b[..., 0]),
+            lambda a, b: F.batch_norm(a, b[0], b[0].abs()), lambda a, b: F.prelu(a, b[0, 0]),
+            lambda a, b: torch.lerp(a, b, 0.5), lambda a, b: torch.cat([a, b]),
+        ]
+        dtypes = [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8]
+        refused = 0
+        for call in calls:
+            for one in dtypes:
+                for other in dtypes:
+                    for n in (160, 3):
+                        for rank in (2, 3):
+                            a, b = (torch.zeros([n] * 2 if rank == 2 else [2, n, n], dtype=d)
+                                    for d in (one, other))
+                            expected = outcome(lambda: call(a, b))
+                            with lazyeng.lazy("{mode}"):
+                                got = outcome(lambda: call(a, b))
+                            if isinstance(expected, Raised):
+                                assert got == expected, (one, other, n, got, expected)
+                                refused += 1
+                            else:
+                                assert torch.equal(lazyeng.unwrap(got), expected)
+        print(refused)
+    """
+    assert int(printed_by(code)) > 500
 
 
 def test_the_default_dtype_is_that_of_the_call():

@@ -176,22 +176,49 @@ def test_columns_of_something_huge_are_not_made_up(unfused):
     assert on_one_core(lambda: row.lgamma()) == RUNS - 3
 
 
-def test_the_programs_numbers_do_not_mislead():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.complex128])
+def test_the_programs_numbers_do_not_mislead(dtype):
     """Zeros look the same in every order of summation."""
-    code = """if True:
+    code = f"""if True:
         import random, torch
         import lazyeng
         from lazyeng import lazy
         draw = random.Random(0)
         shapes = [[draw.choice((1, 3, 8, 17, 64, 100, 257)) for _ in range(3)] for _ in range(60)]
+        shapes += [[m, k, 64] for m in (1, 3, 17) for k in (707, 1007, 1100)]
         for m, k, n in shapes:
-            a, b = torch.zeros(m, k), torch.zeros(k, n)
-            x, y = torch.randn(m, k), torch.randn(k, n)
+            a, b = torch.zeros(m, k, dtype={dtype}), torch.zeros(k, n, dtype={dtype})
+            x, y = torch.randn(m, k, dtype={dtype}), torch.randn(k, n, dtype={dtype})
             with lazy("async"):
                 for _ in range(6):
                     a @ b
                 z = x @ y
             assert torch.equal(lazyeng.unwrap(z), x @ y), (m, k, n)
+    """
+    printed_by(code)
+
+
+def test_the_numbers_of_an_earlier_call_do_not_mislead():
+    """Whether one core gives the bits of a product is not asked of another that hides them."""
+    code = """if True:
+        import torch
+        from lazyeng import lazy, unwrap
+        for m, k, n in ((64, 50, 64), (1, 1101, 64), (64, 100, 100), (17, 257, 64), (100, 64, 257)):
+            a, b, c = torch.randn(m, k), torch.randn(k, n), torch.randn(m, n)
+            calls = [
+                lambda x, y: torch.addmm(c, a, b, beta=x, alpha=y),
+                lambda x, y: torch.baddbmm(c[None], a[None], b[None], beta=x, alpha=y),
+                lambda x, y: c.clone().addmm_(a, b, beta=x, alpha=y),
+            ]
+            for call in calls:
+                for first in ((1, 0), (0.5, 1.0), (1e9, 1), (1, 1)):
+                    for then in ((1, 1), (0.3, -0.7), (0, 1), (1, 0.1)):
+                        expected = call(*then)
+                        with lazy("async"):
+                            for _ in range(6):
+                                call(*first)
+                            got = call(*then)
+                        assert torch.equal(unwrap(got), expected), (m, k, n, first, then)
     """
     printed_by(code)
 

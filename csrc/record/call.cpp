@@ -183,6 +183,12 @@ bool recordable(const at::Tensor& tensor) {
          !impl->is_nested();
 }
 
+bool is_scaled(const Call& call) {
+  return std::any_of(call.args.begin(), call.args.end(), [](const c10::IValue& arg) {
+    return arg.isScalar() && !arg.toScalar().equal(1);
+  });
+}
+
 bool share_memory(const Call& call, size_t i, size_t j) {
   const run::ValueRef &a = call.tensors[i].value, &b = call.tensors[j].value;
   if (!a || !b || a->var_ref() != b->var_ref()) return false;

@@ -71,6 +71,9 @@ void read_tensor(Call& call, const at::Tensor& tensor, const run::ArgInfo& info)
 /// Takes the arguments off the stack.
 Call read_call(const run::OpInfo& info, torch::jit::Stack* stack);
 
+/// Of a product: alpha or beta are not 1.
+bool is_scaled(const Call& call);
+
 /// Two tensors of the call lie in one storage, and not apart from each other there.
 bool share_memory(const Call& call, size_t i, size_t j);
 

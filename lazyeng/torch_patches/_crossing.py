@@ -24,8 +24,9 @@ _CONTAINERS = (list, dict, collections.OrderedDict, collections.defaultdict, col
 class _Twin(NamedTuple):
     lazy: torch.Tensor
     plain: torch.Tensor
-    version: int  # of the plain one, and its grad_fn, before the call
+    version: int  # of the plain one, and its grad_fn and grad, before the call
     grad_fn: Any
+    grad: torch.Tensor | None
 
 
 class Crossing:
@@ -52,16 +53,30 @@ class Crossing:
             results = compiled(*self._args, **self._kwargs)
         finally:
             self._tell_writes()
+            self._tell_grads()
             self._fill_containers()
         return self._back(results)
 
     def _pass_family(self, base: torch.Tensor, views: list[torch.Tensor]) -> None:
-        (plain,) = to_twins([base])
+        plain = self._passed[id(base)] if id(base) in self._passed else to_twins([base])[0]
         if plain is not base:  # (a plain base sees by itself what is written to it)
-            self._twins.append(_Twin(base, plain, _version_of(plain), plain.grad_fn))
+            if base.is_leaf and plain.is_leaf:  # (where autograd is off)
+                self._pass_leaf(base, plain)
+            self._twins.append(
+                _Twin(base, plain, _version_of(plain), plain.grad_fn, _grad_of(plain))
+            )
         self._note(base, plain)
         for view in views:
             self._note(view, plain.as_strided(*_place_of(view)))
+
+    def _pass_leaf(self, lazy: torch.Tensor, plain: torch.Tensor) -> None:
+        """With its gradient: compiled autograd has the leaves as arguments, and adds to those."""
+        plain.requires_grad_(lazy.requires_grad)
+        if lazy.grad is None:
+            return
+        if id(lazy.grad) not in self._passed:
+            self._note(lazy.grad, *to_twins([lazy.grad]))
+        plain.grad = self._passed[id(lazy.grad)]
 
     def _note(self, given: Any, passed: Any) -> None:
         self._given[id(passed)] = given
@@ -102,6 +117,12 @@ class Crossing:
                 # (It moves the version, which the write has moved.)
                 autograd._unsafe_set_version_counter((twin.lazy,), (twin.lazy._version - 1,))
                 _TakeHistory.apply(twin.lazy, twin.plain)
+
+    def _tell_grads(self) -> None:
+        for twin in self._twins:
+            grad = _grad_of(twin.plain)
+            if grad is not twin.grad:
+                twin.lazy.grad = self._back(grad)
 
     def _fill_containers(self) -> None:
         for given, passed, before in self._containers:
@@ -178,6 +199,10 @@ def _place_of(view: torch.Tensor) -> tuple[Sequence[int], Sequence[int], int]:
 def _contents(container: Any) -> list[Any]:
     """For a comparison of objects: of a dict also the keys."""
     return [*container, *container.values()] if isinstance(container, dict) else [*container]
+
+
+def _grad_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    return tensor.grad if tensor.is_leaf else None
 
 
 def _version_of(tensor: torch.Tensor) -> int:

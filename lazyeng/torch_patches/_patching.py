@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -66,7 +67,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != self.name:
             return None
-        spec = self._spec_of_others(path, target)
+        spec = self._spec_of_those_after(path, target)
         if spec is None or spec.loader is None:
             return spec
         loader: Any = spec.loader
@@ -80,11 +81,12 @@ class _Finder(importlib.abc.MetaPathFinder):
         loader.exec_module = then_change
         return spec
 
-    def _spec_of_others(
+    def _spec_of_those_after(
         self, path: Sequence[str] | None, target: ModuleType | None
     ) -> importlib.machinery.ModuleSpec | None:
-        for finder in list(sys.meta_path):
-            find = None if finder is self else getattr(finder, "find_spec", None)
+        from_us_on = itertools.dropwhile(lambda finder: finder is not self, list(sys.meta_path))
+        for finder in itertools.islice(from_us_on, 1, None):
+            find = getattr(finder, "find_spec", None)
             spec = find(self.name, path, target) if find else None
             if spec is not None:
                 return spec

@@ -27,7 +27,7 @@ from torch.utils._foreach_utils import _foreach_supported_types as _other_types
 
 from lazyeng import _C
 from lazyeng.tensor import LazyTensor
-from lazyeng.torch_patches._patching import inside_block
+from lazyeng.torch_patches._patching import inside_block, when_imported
 
 _SAME_BITS = ("adam", "adamw", "adamax", "rprop")  # modules of torch.optim
 
@@ -57,7 +57,16 @@ def install() -> None:
 
 def _replace(module: Any, name: str, ours: Callable[[_Function], _Function]) -> None:
     if hasattr(module, name):
-        setattr(module, name, functools.wraps(getattr(module, name))(ours(getattr(module, name))))
+        torchs = getattr(module, name)
+        replaced = functools.wraps(torchs)(ours(torchs))
+        setattr(module, name, replaced)
+        when_imported("torch._dynamo", lambda dynamo: _trace(dynamo, torchs, replaced))
+
+
+def _trace(dynamo: Any, torchs: _Function, replaced: _Function) -> None:
+    """What is compiled has torch's own choice, which our frame, as it is not traced, would not
+    know to be asked for."""
+    dynamo.decorators.substitute_in_graph(replaced, skip_signature_check=True)(torchs)
 
 
 class _Choice(threading.local):
@@ -71,7 +80,7 @@ def _choice(torchs: _Function) -> _Function:
     def choose(
         params: list[torch.Tensor], differentiable: bool, use_fused: bool = False
     ) -> tuple[bool, bool]:
-        if torch.compiler.is_compiling() or differentiable or use_fused or not _pays(params):
+        if differentiable or use_fused or not _pays(params):
             return torchs(params, differentiable, use_fused)
         _chosen.ours = True
         return False, True
@@ -88,7 +97,7 @@ def _over(torchs: _Function, one_by_one: _Function) -> _Function:
         ours, _chosen.ours = _chosen.ours, False
         if ours and any(isinstance(option, torch.Tensor) for option in options.values()):
             return one_by_one(*lists, **options)
-        if len(params) <= _ONE or torch.compiler.is_compiling() or not _pays(params):
+        if len(params) <= _ONE or not _pays(params):
             return torchs(*lists, **options)
         for portion in _portions(params):
             parts = [x[portion] if isinstance(x, list) else x for x in lists]

@@ -88,9 +88,10 @@ Ref<run::Width> width_of(const Call& call, const CallPlan& plan,
 }
 
 /// Sums of narrow dtypes are rounded so far that a trial seldom shows in which order they were
-/// made.
+/// made; so are scaled products, added to what is large beside them.
 bool hides_its_order(const Call& call, const std::vector<run::GeometryRef>& tensors) {
   const run::Work work = call.info.work;
+  if (work == run::Work::product && is_scaled(call)) return true;
   if (work != run::Work::product && work != run::Work::convolution && work != run::Work::rows)
     return false;
   return std::any_of(tensors.begin(), tensors.end(), [](const run::GeometryRef& tensor) {

@@ -267,9 +267,9 @@ bool meta_takes_more(const run::OpInfo& info, For whom) {
 
 /// Whether a kernel refuses what its meta function took.
 bool refused_by_kernel(const Call& call, For whom) {
-  if (numbers_fit(call)) return meta_takes_more(call.info, whom) && kernel_may_refuse(call);
   // (fill_ of one element is done by another kernel: no trial tells.)
-  return call.info.writes || kernel_may_refuse(call);
+  if (!numbers_fit(call)) return call.info.writes || kernel_may_refuse(call);
+  return meta_takes_more(call.info, whom) ? kernel_may_refuse(call) : kernel_refuses_dtypes(call);
 }
 
 }  // namespace

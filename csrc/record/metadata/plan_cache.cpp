@@ -241,6 +241,7 @@ bool make_key(const Call& call, PlanKey& key) {
       key.push_back(call.tensors[i].value->var().nbytes());
   }
   if (!add_others(call, key)) return false;
+  if (info.work == run::Work::product) key.push_back(static_cast<uint64_t>(is_scaled(call)));
   if (info.writes) add_sharing(call, key);
   return true;
 }

@@ -21,6 +21,12 @@ KindTable<bool>& refusals() {
   return *instance;
 }
 
+/// True: the kernel refuses these dtypes, and would take the usual ones.
+KindTable<bool>& refused_dtypes() {
+  static auto* const instance = new KindTable<bool>;
+  return *instance;
+}
+
 /// Same dtype for all floating tensors, and one of those that every kernel is compiled for.
 bool ordinary_dtypes(const Call& call) {
   std::optional<c10::ScalarType> seen;
@@ -31,6 +37,13 @@ bool ordinary_dtypes(const Call& call) {
     seen = look->dtype();
   }
   return seen.has_value();
+}
+
+bool has_unusual_dtypes(const Call& call) {
+  const std::vector<c10::ScalarType> usual = usual_dtypes(call);
+  for (size_t i = 0; i < usual.size(); ++i)
+    if (call.looks[i] && call.looks[i]->dtype() != usual[i]) return true;
+  return false;
 }
 
 /// What one element shows as well as many: a number does not fit, or is no range to draw from.
@@ -58,11 +71,18 @@ Trial try_kernel(const Call& call, StandIns::For whom, int integers) {
   }
 }
 
+/// Is it for their dtypes that it refuses those of one element?
+bool refuses_dtypes(const Call& call) {
+  return has_unusual_dtypes(call) &&
+         try_kernel(call, StandIns::For::usual_dtypes, 0) == Trial::works &&
+         try_kernel(call, StandIns::For::one_element, 0) != Trial::works;
+}
+
 bool ask_kernel(const Call& call) {
   const Trial trial = try_kernel(call, StandIns::For::one_element, 0);
   if (trial != Trial::fails) return trial == Trial::refused;
   // One element may simply be too few for the op.
-  if (!kernel_can_be_tried(call)) return !ordinary_dtypes(call);
+  if (!kernel_can_be_tried(call)) return !ordinary_dtypes(call) || refuses_dtypes(call);
   return try_kernel(call, StandIns::For::kernel, 0) != Trial::works &&
          try_kernel(call, StandIns::For::kernel, 1) != Trial::works;
 }
@@ -91,6 +111,17 @@ bool kernel_may_refuse(const Call& call) {
   if (const std::optional<bool> known = refusals().find(kind)) return *known;
   const bool refuses = call.info.trusts_contents ? !ordinary_dtypes(call) : ask_kernel(call);
   refusals().note(kind, refuses);
+  return refuses;
+}
+
+bool kernel_refuses_dtypes(const Call& call) {
+  PlanKey kind;
+  if (!may_be_probed(call) || call.info.trusts_contents || !has_unusual_dtypes(call) ||
+      !make_kind_key(call, kind))
+    return false;
+  if (const std::optional<bool> known = refused_dtypes().find(kind)) return *known;
+  const bool refuses = refuses_dtypes(call);
+  refused_dtypes().note(kind, refuses);
   return refuses;
 }
 

@@ -17,6 +17,11 @@ namespace lazyeng::record {
 /// True if only a run can tell whether the kernel takes these arguments.
 bool kernel_may_refuse(const Call& call);
 
+/// True if the kernel refuses the dtypes of the arguments, and would take usual_dtypes(): cdist of
+/// float and double, an index of floats. Few meta functions look. False where a trial could do
+/// harm, or does not tell.
+bool kernel_refuses_dtypes(const Call& call);
+
 /// True for calls with out= of a kind of which none has run yet: meta functions written in Python
 /// take results of other dtypes than the kernel does.
 bool out_may_be_refused(const Call& call);

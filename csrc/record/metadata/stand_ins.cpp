@@ -22,7 +22,9 @@ constexpr int64_t kMaxElementsOnce = 1 << 18;
 constexpr uint64_t kMaxBytesOnce = 1 << 20;
 constexpr uint64_t kMaxSaneBytes = 1 << 28;
 
-bool is_real(For whom) { return whom == For::kernel || whom == For::one_element; }
+bool is_real(For whom) {
+  return whom == For::kernel || whom == For::one_element || whom == For::usual_dtypes;
+}
 
 c10::Storage filled(const std::vector<const run::GeometryData*>& over, uint64_t nbytes,
                     int integers) {
@@ -80,7 +82,9 @@ bool StandIns::has_stand_in(size_t i) const {
 at::Tensor StandIns::make(size_t i) {
   const run::GeometryData& g = call_.looks[i]->data();
   if (!has_stand_in(i)) return call_.tensors[i].raw;
-  if (whom_ == For::one_element) return make_one_element(*call_.looks[i]);
+  const run::Geometry& look = *call_.looks[i];
+  if (whom_ == For::one_element) return make_one_element(look, look.dtype());
+  if (whom_ == For::usual_dtypes) return make_one_element(look, usual_dtypes(call_)[i]);
   storages_[i] = storage_for(i);
   if (!is_real(whom_)) return without_memory(whom_, storages_[i], g);
   run::GeometryData placed = g;
@@ -88,11 +92,11 @@ at::Tensor StandIns::make(size_t i) {
   return run::tensor_over(storages_[i], *run::intern(placed));
 }
 
-at::Tensor StandIns::make_one_element(const run::Geometry& look) const {
+at::Tensor StandIns::make_one_element(const run::Geometry& look, c10::ScalarType dtype) const {
   const std::vector<int64_t> sizes(look.sizes().size(), 1);
-  const auto options = at::TensorOptions().dtype(look.dtype());
-  return c10::isIntegralType(look.dtype(), true) ? at::full(sizes, integers_, options)
-                                                 : at::ones(sizes, options);
+  const auto options = at::TensorOptions().dtype(dtype);
+  return c10::isIntegralType(dtype, true) ? at::full(sizes, integers_, options)
+                                          : at::ones(sizes, options);
 }
 
 c10::Storage StandIns::storage_for(size_t i) {
@@ -183,6 +187,45 @@ bool StandIns::kept_storages() const {
   for (size_t i = 0; i < tensors_.size(); ++i)
     if (storages_[i] && !tensors_[i].storage().is_alias_of(storages_[i])) return false;
   return true;
+}
+
+namespace {
+
+/// Which tensors of the call are an index.
+std::vector<bool> indices_of(const Call& call) {
+  std::vector<bool> indices;
+  const std::vector<c10::Argument>& arguments = call.info.handle.schema().arguments();
+  for (size_t i = 0; i < call.args.size(); ++i) {
+    const std::string& name = arguments[i].name();
+    const run::ArgKind kind = call.info.args[i].kind;
+    if (kind == run::ArgKind::tensor)
+      indices.push_back(name == "index" || name == "indices");
+    else if (call.args[i].isInt() && run::is_list(kind))
+      indices.resize(indices.size() + call.args[i].toInt());
+  }
+  return indices;
+}
+
+}  // namespace
+
+std::vector<c10::ScalarType> usual_dtypes(const Call& call) {
+  const std::vector<bool> indices = indices_of(call);
+  std::optional<c10::ScalarType> first, inexact;
+  for (size_t i = 0; i < call.looks.size(); ++i) {
+    const run::GeometryRef& look = call.looks[i];
+    if (!look || look->data().wrapped_number || indices[i]) continue;
+    first = first.value_or(look->dtype());
+    if (!inexact && !c10::isIntegralType(look->dtype(), true)) inexact = look->dtype();
+  }
+  std::vector<c10::ScalarType> dtypes;
+  for (size_t i = 0; i < call.looks.size(); ++i) {
+    const run::GeometryRef& look = call.looks[i];
+    if (look && look->data().wrapped_number)
+      dtypes.push_back(look->dtype());
+    else
+      dtypes.push_back(indices[i] ? c10::kLong : inexact.value_or(first.value_or(c10::kFloat)));
+  }
+  return dtypes;
 }
 
 bool only_makes_views(const run::OpInfo& info) {

@@ -5,6 +5,8 @@
 // overlaps are complained about.
 #pragma once
 
+#include <optional>
+
 #include "csrc/record/call.h"
 
 namespace lazyeng::record {
@@ -17,6 +19,7 @@ class StandIns {
     meta,             ///< tensors of torch's meta device
     kernel,           ///< real tensors
     one_element,      ///< real tensors of the recorded rank, every dim of one element
+    usual_dtypes,     ///< the same, of usual_dtypes()
   };
 
   /// Real tensors hold ones, or `integers` if their dtype is integral (0: indices, 1: divisors).
@@ -34,7 +37,7 @@ class StandIns {
  private:
   bool has_stand_in(size_t i) const;
   at::Tensor make(size_t i);
-  at::Tensor make_one_element(const run::Geometry& look) const;
+  at::Tensor make_one_element(const run::Geometry& look, c10::ScalarType dtype) const;
   c10::Storage storage_for(size_t i);
   void place_in_small_storages();
   int64_t elements_before(c10::ArrayRef<size_t> sharing) const;
@@ -57,6 +60,11 @@ enum class TrialSize : uint8_t {
 /// The stand-ins for a kernel would be small enough, and the kernel is known to look at nothing
 /// that they lack.
 bool kernel_can_be_tried(const Call& call, TrialSize size = TrialSize::brief);
+
+/// For each tensor a dtype that its kernel takes if it wants one for all: that of the first tensor
+/// that is floating or complex, or else of the first; and int64 for an index. A number keeps its
+/// own.
+std::vector<c10::ScalarType> usual_dtypes(const Call& call);
 
 /// The op returns views of what it gets, writes nothing and looks at no memory.
 bool only_makes_views(const run::OpInfo& info);

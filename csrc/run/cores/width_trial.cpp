@@ -42,7 +42,7 @@ TrialTime& trial_time() {
 }
 
 /// Between 1 and 2, no two alike, with all the digits of their dtype: sums of others may have no
-/// roundings that could differ.
+/// roundings that could differ. (Parts of complex numbers are these, too.)
 at::Tensor random_numbers(c10::ScalarType dtype) {
   at::Tensor numbers = at::empty({kNumbers}, at::kDouble);
   double* const data = numbers.mutable_data_ptr<double>();
@@ -73,8 +73,9 @@ const at::Tensor& numbers_of(c10::ScalarType dtype) {
   }
 }
 
-bool is_real(const at::Tensor& tensor) {
-  return at::isFloatingType(tensor.scalar_type()) && !at::isFloat8Type(tensor.scalar_type());
+bool gets_numbers(const at::Tensor& tensor) {
+  const c10::ScalarType dtype = tensor.scalar_type();
+  return (at::isFloatingType(dtype) && !at::isFloat8Type(dtype)) || at::isComplexType(dtype);
 }
 
 /// Memory for a tensor of these looks.
@@ -87,18 +88,21 @@ at::Tensor memory_for(const at::Tensor& like) {
 }
 
 at::Tensor with_looks_of(const at::Tensor& like, const at::Tensor& memory) {
-  return memory.as_strided(like.sizes(), like.strides(), 0);
+  const at::Tensor tensor = memory.as_strided(like.sizes(), like.strides(), 0);
+  tensor._set_conj(like.is_conj());
+  tensor._set_neg(like.is_neg());
+  return tensor;
 }
 
 /// Other numbers for another `start`.
 at::Tensor made_up(const at::Tensor& like, int64_t start) {
   const at::Tensor memory = memory_for(like);
-  const size_t size = memory.element_size();
-  const auto* const from =
-      static_cast<const char*>(numbers_of(like.scalar_type()).const_data_ptr());
+  const at::Tensor& numbers = numbers_of(c10::toRealValueType(like.scalar_type()));
+  const size_t size = numbers.element_size();
+  const auto* const from = static_cast<const char*>(numbers.const_data_ptr());
   auto* to = static_cast<char*>(memory.mutable_data_ptr());
   int64_t at = start % kNumbers;
-  for (int64_t left = memory.numel(); left > 0; at = 0) {
+  for (int64_t left = static_cast<int64_t>(memory.nbytes() / size); left > 0; at = 0) {
     const int64_t count = std::min(kNumbers - at, left);
     std::memcpy(to, from + static_cast<size_t>(at) * size, static_cast<size_t>(count) * size);
     to += static_cast<size_t>(count) * size;
@@ -117,7 +121,7 @@ at::Tensor copy_of(const at::Tensor& made) {
 /// Arguments of made-up numbers. Integers stay as they are: they may be places in another argument.
 torch::jit::Stack made_up_arguments(torch::jit::Stack args, uint32_t seed) {
   for (size_t i = 0; i < args.size(); ++i)
-    if (args[i].isTensor() && args[i].toTensor().defined() && is_real(args[i].toTensor()))
+    if (args[i].isTensor() && args[i].toTensor().defined() && gets_numbers(args[i].toTensor()))
       args[i] = made_up(args[i].toTensor(), static_cast<int64_t>(seed + i) * 10007);
   return args;
 }
@@ -131,7 +135,7 @@ std::vector<at::Tensor> results_of_trial(const OpInfo& info, torch::jit::Stack a
   for (size_t i = 0; i < args.size(); ++i) {
     if (!info.args[i].write || !args[i].isTensor() || !args[i].toTensor().defined()) continue;
     const at::Tensor& made = args[i].toTensor();
-    results.push_back(is_real(made) ? copy_of(made) : made.clone());
+    results.push_back(gets_numbers(made) ? copy_of(made) : made.clone());
     args[i] = results.back();
   }
   kernel(args);
