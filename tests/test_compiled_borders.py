@@ -270,7 +270,7 @@ def test_gradients_that_a_compiled_function_reads_and_sets(backend, way):
         assert leaf.grad.tolist() == expected.grad.tolist()
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "Adamax", "SGD"])
 def test_a_compiled_step_of_an_optimizer(name, way):
     def trained(net: nn.Module) -> nn.Module:
         optimizer = getattr(torch.optim, name)(net.parameters(), lr=0.1)
@@ -284,3 +284,68 @@ def test_a_compiled_step_of_an_optimizer(name, way):
         net = trained(wrap(network()) if way == "wrapped" else network())
     for p, q in zip(net.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(lazyeng.unwrap(p), q, rtol=0, atol=0)
+
+
+class ManyMethods(nn.Module):
+    """Of its parameter: some that lazy tensors have of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = self.weight
+        y = x @ w.abs().t() + w.sum() * w.data.mean() + w.shape[0] + w.T.pow(2).mean(0)
+        return (
+            y + w.detach().norm() + w[0, 1] + w.view(-1)[3] + w.clamp(min=0).mul(w).sum(1)
+        ).relu()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_methods_of_wrapped_parameters_break_no_graph(backend):
+    x = torch.linspace(-1, 1, 8).view(2, 4)
+    plain, wrapped = ManyMethods(), wrap(ManyMethods())
+    plain(x).sum().backward()
+    result = torch.compile(wrapped, backend=backend, fullgraph=True)(x)
+    result.sum().backward()
+    torch.testing.assert_close(lazyeng.unwrap(result), plain(x))
+    torch.testing.assert_close(lazyeng.unwrap(wrapped.weight.grad), plain.weight.grad)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_network_with_statistics_is_one_graph(backend, way):
+    def network() -> nn.Module:
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)]
+        return nn.Sequential(*layers)
+
+    x = torch.linspace(-1, 1, 384).view(2, 3, 8, 8)
+    plain = network()
+    plain(x).square().sum().backward()
+    with in_block(way):  # (also: made in a block)
+        net = network()
+    compiled = torch.compile(
+        wrap(net) if way == "wrapped" else net, backend=backend, fullgraph=True
+    )
+    compiled(x).square().sum().backward()
+    for ours, theirs in zip(net.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(lazyeng.unwrap(ours.grad), theirs.grad)
+    for ours, theirs in zip(net.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(lazyeng.unwrap(ours), theirs)
+
+
+def test_marks_for_the_compiler_cross(way):
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(lambda x: x.relu() + 1, backend=backend)
+    with in_block(way):
+        for n in (4, 5, 6):
+            whole = given(way, torch.ones(2, n))
+            for x in (whole, whole[0], whole[1:]):
+                torch._dynamo.mark_dynamic(x, x.dim() - 1)
+                assert compiled(x).tolist() == (torch.ones(x.shape) + 1).tolist()
+    assert len(graphs) == 3  # of two rows, none, and one; of no n alone

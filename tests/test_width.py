@@ -162,11 +162,14 @@ def test_large_ops_leave_a_core_to_a_program_that_needs_it(records):
         assert torch.equal(lazyeng.unwrap(c), expected)
         print(lazyeng.engine_stats()["on_one_core"])
     """
-    found = int(printed_by(code) or 0)
-    if records and found:  # 0: the library's bits differ here, or there is one thread
-        assert found >= 100, found
-    else:
-        assert found <= 20, found
+    seen = []
+    while len(seen) < 5:  # (what other programs leave of the cores decides, too)
+        found = int(printed_by(code) or 0)
+        seen.append(found)
+        # 0: the library's bits differ here, or there is one thread
+        if found >= 100 or found == 0 if records else found <= 20:
+            return
+    raise AssertionError(seen)
 
 
 def test_columns_of_something_huge_are_not_made_up(unfused):

@@ -60,6 +60,7 @@ class Crossing:
     def _pass_family(self, base: torch.Tensor, views: list[torch.Tensor]) -> None:
         plain = self._passed[id(base)] if id(base) in self._passed else to_twins([base])[0]
         if plain is not base:  # (a plain base sees by itself what is written to it)
+            _pass_marks(base, plain)
             if base.is_leaf and plain.is_leaf:  # (where autograd is off)
                 self._pass_leaf(base, plain)
             self._twins.append(
@@ -67,7 +68,9 @@ class Crossing:
             )
         self._note(base, plain)
         for view in views:
-            self._note(view, plain.as_strided(*_place_of(view)))
+            passed = plain.as_strided(*_place_of(view))
+            _pass_marks(view, passed)
+            self._note(view, passed)
 
     def _pass_leaf(self, lazy: torch.Tensor, plain: torch.Tensor) -> None:
         """With its gradient: compiled autograd has the leaves as arguments, and adds to those."""
@@ -162,6 +165,13 @@ class Crossing:
             return None
         view: torch.Tensor = base.as_strided(*_place_of(result))
         return view
+
+
+def _pass_marks(lazy: torch.Tensor, plain: torch.Tensor) -> None:
+    """What torch._dynamo.mark_dynamic and its like leave at a tensor for the compiler."""
+    for name, value in vars(lazy).items():
+        if name.startswith("_dynamo_") or name == "_specialize_on":
+            setattr(plain, name, value)
 
 
 def _families(

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from lazyeng import _C
 from lazyeng.errors import LazyError
+from lazyeng.tensor import LazyTensor
 from lazyeng.torch_patches._crossing import Crossing, plain, to_twins
 from lazyeng.torch_patches._patching import inside_block, is_lazy, when_imported
 
@@ -29,6 +30,7 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, bool, int, float, str, typ
 def install() -> None:
     """Has torch's compiler changed when it is imported, which takes seconds. Once per process."""
     when_imported("torch._dynamo", _change_dynamo)
+    when_imported("torch._dynamo.variables.torch_function", _change_attributes)
     when_imported("torch._inductor.output_code", _change_inductor)
     when_imported("torch._functorch._aot_autograd.runtime_wrappers", _change_tangents)
 
@@ -54,6 +56,20 @@ def _change_dynamo(dynamo: Any) -> None:
         return _with_graph_border(find_backend(name))
 
     dynamo.eval_frame.get_compiler_fn = get_compiler_fn
+
+
+def _change_attributes(variables: Any) -> None:
+    """Methods of lazy tensors are torch's, so far as a graph is concerned, which has plain ones."""
+    original = getattr(variables, "_is_attr_overridden", None)
+    if original is None:  # (another torch: then methods break graphs)
+        return
+
+    @functools.wraps(original)
+    def is_overridden(tx: Any, var: Any, name: str) -> bool:
+        overridden: bool = original(tx, var, name)
+        return overridden and not issubclass(var.python_type(), LazyTensor)
+
+    variables._is_attr_overridden = is_overridden
 
 
 def _with_graph_border(backend: Callable[..., Any]) -> Callable[..., Any]:
