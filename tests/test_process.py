@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.support.processes import PRELUDE, check, finished, run, start
+from tests.support.processes import PRELUDE, check, finished, printed_by, run, start
 
 IN_CHILD = """
 pid = os.fork()
@@ -77,6 +77,30 @@ def test_fork_with_a_team_of_openmp():
         f"exec({work!r}); print('parent', m[0, 0].item())",
         "child 1.0 parent 1.0 status 0",
     )
+
+
+def test_helpers_of_openmp_are_gone_at_a_fork():
+    """As they end they free what MKL keeps for them, under a lock that a child would wait for."""
+    printed = printed_by("""
+        import os
+        def look():
+            names = [open(f"/proc/self/task/{i}/comm").read() for i in os.listdir("/proc/self/task")]
+            left.append([name for name in names if name.startswith("lazyeng")])
+        left = []
+        os.register_at_fork(before=look)  # (the first that registers is the last that is called)
+        import torch
+        from lazyeng import wrap
+        torch.set_num_threads(2)
+        for _ in range(60):
+            m = wrap(torch.ones(300, 300))
+            for _ in range(3): m = m @ m / 300
+            m.wait()
+            pid = os.fork()
+            if pid == 0: os._exit(0)
+            os.waitpid(pid, 0)
+        print(len(left), sum(map(len, left)))
+    """)
+    assert printed.split() == ["60", "0"]
 
 
 def test_eager_code_gets_its_cores_back():

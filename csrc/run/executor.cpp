@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "csrc/run/arguments.h"
+#include "csrc/run/cores/openmp_team.h"
 #include "csrc/run/failures/kernel_warnings.h"
 #include "csrc/run/memory/cpu_allocator.h"
 #include "csrc/run/plain/plain_storage.h"
@@ -232,6 +233,7 @@ RealDispatch::~RealDispatch() {
 }
 
 void init_engine_thread() {
+  end_team_with_this_thread();
   allocate_from_pool(true);
   c10::WarningUtils::set_warning_handler(&kernel_warning_handler());
   c10::impl::_force_tls_local_dispatch_key_set(

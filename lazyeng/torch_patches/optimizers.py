@@ -15,6 +15,7 @@ parameter, which is then one group and goes over the parameter's memory once.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import threading
@@ -66,7 +67,8 @@ def _replace(module: Any, name: str, ours: Callable[[_Function], _Function]) -> 
 def _trace(dynamo: Any, torchs: _Function, replaced: _Function) -> None:
     """What is compiled has torch's own choice, which our frame, as it is not traced, would not
     know to be asked for."""
-    dynamo.decorators.substitute_in_graph(replaced, skip_signature_check=True)(torchs)
+    with contextlib.suppress(ValueError):  # it was told already: the module is loaded again
+        dynamo.decorators.substitute_in_graph(replaced, skip_signature_check=True)(torchs)
 
 
 class _Choice(threading.local):

@@ -99,9 +99,22 @@ void add_times_of_this_thread(void* sums) {
   last = now;
 }
 
+/// Once this returns, the helpers are gone: libgomp joins them.
 void end_team() { open_mp().pause(OpenMp::kSoft, open_mp().this_device()); }
 
+struct EndsTeam {
+  ~EndsTeam() {
+    if (open_mp().complete()) end_team();
+  }
+};
+
 }  // namespace
+
+void end_team_with_this_thread() {
+  // (Its destructor comes before those of libraries, which are made with pthread_key_create.)
+  static thread_local EndsTeam at_end;
+  static_cast<void>(&at_end);
+}
 
 void in_team(void (*region)(void*), void* data) {
   if (open_mp().complete())
@@ -195,6 +208,7 @@ void OpenMpHelpers::note_record() {
 
 void OpenMpHelpers::work() {
   pthread_setname_np(pthread_self(), "lazyeng-openmp");
+  end_team_with_this_thread();
   std::unique_lock lock(mutex_);
   while (runs_) {
     spare_cores().look(Clock::now());
@@ -211,7 +225,7 @@ void OpenMpHelpers::work() {
       recording_ = recorded_.exchange(false, std::memory_order_relaxed);
     }
   }
-  has_team_.store(false, std::memory_order_relaxed);  // it ends with the thread
+  has_team_.store(false, std::memory_order_relaxed);
 }
 
 }  // namespace lazyeng::run

@@ -97,6 +97,11 @@ class OpenMpHelpers {
 
 OpenMpHelpers& openmp_helpers();
 
+/// Has the calling thread's team end before the thread does. Otherwise its helpers end some time
+/// after it, and free what libraries keep for them: a fork in that moment leaves the child a lock
+/// of MKL's memory that nobody holds, and it waits for it in its first product.
+void end_team_with_this_thread();
+
 /// Calls work() on each thread of the calling thread's team at once, as many as torch has intra-op
 /// threads; on the calling thread alone where there is no OpenMP. It must not throw. (Not
 /// at::parallel_for: compiled without -fopenmp that is a plain loop, and with it the extension
