@@ -33,8 +33,19 @@ RUNTIME = {
         side(torch.tensor([-1, 1]))),
 }  # fmt: skip
 
+
+def sgd_without_momentum(side) -> None:
+    """Given a buffer all the same, after a step of the same lists that has a momentum."""
+    for momentum in (0.9, 0.0):
+        parameters, gradients, buffers = ([side(torch.ones(300))] for _ in range(3))
+        torch._fused_sgd_(parameters, gradients, buffers, weight_decay=0.0, momentum=momentum,
+                          lr=0.1, dampening=0.0, nesterov=False, maximize=False,
+                          is_first_step=False)  # fmt: skip
+
+
 # Programs whose arguments are wrong: raised at the call, also where torch's meta kernel is laxer.
 ARGUMENTS = {
+    "a buffer without momentum": sgd_without_momentum,
     "mm shapes": lambda s: s(torch.ones(2, 3)) @ s(torch.ones(2, 3)),
     "mm dtypes": lambda s: torch.mm(s(torch.ones(2, 2)), s(torch.ones(2, 2).double())),
     "matmul dtypes": lambda s: s(torch.ones(2, 2)) @ s(torch.ones(2, 2).double()),
