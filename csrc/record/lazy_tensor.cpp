@@ -11,6 +11,7 @@
 
 #include "csrc/record/process/gate.h"
 #include "csrc/record/recorder.h"
+#include "csrc/record/special/reducers.h"
 #include "csrc/run/plain/plain_storage.h"
 #include "csrc/run/python_ref.h"
 
@@ -90,6 +91,7 @@ void LazyImpl::set_value(run::ValueRef value) {
 const c10::Storage& LazyImpl::storage() const {
   const Gate::Inside inside;  // C++ that asks may have let go of the GIL
   current_recorder()->wait_and_check(*value_);
+  complete_buckets();
   c10::Storage now = run::plain_storages().user_face(value_->var());
   current_recorder()->note_handed_out(value_->var());
   const std::lock_guard lock(asked_mutex_);

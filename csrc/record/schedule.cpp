@@ -6,6 +6,7 @@
 #include "csrc/record/process/fork.h"
 #include "csrc/record/process/gate.h"
 #include "csrc/record/recorder.h"
+#include "csrc/record/special/reducers.h"
 #include "csrc/record/sync_debug.h"
 #include "csrc/record/window/read_habit.h"
 #include "csrc/run/caller/as_engine_thread.h"
@@ -127,11 +128,11 @@ void Recorder::run_in_order(run::Node& node, Before before) {
 
 /// What eager code around us may look at without coming through our kernels is complete when the
 /// call returns: outside lazy() plain tensors and generators; inside it plain tensors just filled
-/// with random numbers (the result of torch.randn).
+/// with random numbers (the result of torch.randn), and buckets of gradients (reducers.h).
 void Recorder::complete_eager_effects(const Call& call, const run::Node& node) {
   const bool inside = thread_mode().inside();
   WaitScope waits(kWritesOutside);
-  if (call.writes_plain && (!inside || call.info.random)) {
+  if (call.writes_plain && (!inside || call.info.random || writes_bucket(call))) {
     for (const run::TensorArg& arg : node.tensors)
       if (arg.written && arg.value) wait_and_check(*arg.value);
     return waits.report();

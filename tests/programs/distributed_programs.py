@@ -21,10 +21,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional_collectives
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 import lazyeng
@@ -409,6 +411,56 @@ def check_failures() -> None:
     assert again.tolist() == [6.0] * 3
 
 
+def check_models_made_outside_of_blocks() -> None:
+    """Their buckets of gradients are plain tensors, at whose memory the reducer looks."""
+    ways: dict[str, dict[str, Any]] = {
+        "usual": {}, "parts": {"bucket_cap_mb": 1e-4}, "views": {"gradient_as_bucket_view": True},
+        "static": {"static_graph": True}, "compressed": {}, "compiled": {},
+    }  # fmt: skip
+
+    def train(way: str, mode: Any) -> Any:
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        data_parallel = DistributedDataParallel(layers, **ways[way])
+        if way == "compressed":
+            data_parallel.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        model = (
+            torch.compile(data_parallel, backend="eager") if way == "compiled" else data_parallel
+        )
+        optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+        data = torch.Generator().manual_seed(dist.get_rank())
+        with lazyeng.lazy(mode) if mode else contextlib.nullcontext():
+            for step in range(4):
+                model(torch.randn(5, 6, generator=data)).square().mean().backward()
+                if step % 2:  # (gradients that depend on no collective come in between)
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return [p.tolist() for p in layers.parameters()]
+
+    for way in ways:
+        expected = train(way, None)
+        for mode in ("async", "deferred", "sync"):
+            assert train(way, mode) == expected, (way, mode)
+
+
+class Reducing(TorchDispatchMode):
+    """Runs a collective of its own, of a plain tensor, before each op."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        dist.all_reduce(torch.ones(1))
+        return func(*args, **(kwargs or {}))
+
+
+def check_collectives_below_a_mode() -> None:
+    """They do not overtake what was recorded, which in the other process may have begun."""
+    x = lazyeng.wrap(torch.arange(3.0))
+    for _ in range(20):
+        sums = [functional_collectives.all_reduce(x * i, "sum", dist.group.WORLD) for i in range(3)]
+        with Reducing():
+            assert (torch.ones(2) + 1).tolist() == [2.0, 2.0]
+        assert [y.tolist() for y in sums] == [[0.0, 2.0 * i, 4.0 * i] for i in range(3)]
+
+
 def train_and_compare(rank: int, meeting: str) -> None:
     join(rank, meeting)
     for name, program in PROGRAMS.items():
@@ -422,7 +474,8 @@ def look_at_calls(rank: int, meeting: str) -> None:
     join(rank, meeting)
     for check_one in (
         check_that_collectives_are_recorded, check_that_calls_return_at_once, check_works,
-        check_plain_tensors, check_refusals, check_failures,
+        check_plain_tensors, check_refusals, check_failures, check_models_made_outside_of_blocks,
+        check_collectives_below_a_mode,
     ):  # fmt: skip
         print(check_one.__name__, flush=True)
         check_one()

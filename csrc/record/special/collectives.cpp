@@ -6,9 +6,9 @@
 //
 // Called at the call, once everything recorded is complete, and with tensors over the real memory:
 // in mode sync; what a backend may refuse (collective_shapes.h); barriers, and what else waits for
-// other processes; collectives that write plain tensors outside of blocks. From then on the rules
-// are eager's: nobody touches that memory before the Work ends. So are those that have no lazy
-// tensor, which must not overtake what is recorded.
+// other processes; collectives that write plain tensors outside of blocks, or buckets of gradients
+// (reducers.h). From then on the rules are eager's: nobody touches that memory before the Work
+// ends. So are those that have no lazy tensor, which must not overtake what is recorded.
 #include "csrc/record/special/collectives.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -23,6 +23,8 @@
 #include "csrc/record/recorded_work.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/special/collective_shapes.h"
+#include "csrc/record/special/reducers.h"
+#include "csrc/run/caller/caller_modes.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/failures/ignored_warnings.h"
 #include "csrc/run/plain/plain_storage.h"
@@ -99,7 +101,8 @@ std::optional<Call> recordable_call(const run::OpInfo& info, const torch::jit::S
     return std::nullopt;
   torch::jit::Stack stack = arguments;
   Call call = read_call(info, &stack);
-  if (call.must_run || (call.writes_plain && !thread_mode().inside())) return std::nullopt;
+  if (call.must_run || (call.writes_plain && (!thread_mode().inside() || reduces_bucket(call))))
+    return std::nullopt;
   return call;
 }
 
@@ -140,35 +143,68 @@ bool is_known(const c10::IValue& value) {
   return std::any_of(items.begin(), items.end(), is_known);
 }
 
+/// c10d's own kernels for plain tensors of one backend, which ours stand before.
+template <c10::DispatchKey backend>
+std::unordered_map<c10::OperatorName, c10::SafeKernelFunction>& kernels_of_c10d() {
+  static auto* const kernels = new std::unordered_map<c10::OperatorName, c10::SafeKernelFunction>;
+  return *kernels;
+}
+
 /// Plain tensors outside of blocks. The backend begins this one at once: in the other processes
 /// what was recorded before may have begun first. And it writes memory without a trace, so that a
 /// pending read could not tell.
+template <c10::DispatchKey backend>
 void call_in_order(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                    torch::jit::Stack* stack) {
-  if (!keys.has_backend(c10::BackendComponent::PrivateUse1Bit) && !run::RealDispatch::active()) {
+  if (!run::RealDispatch::active() && !run::InCustomKernel::active()) {
     const auto begin = stack->end() - static_cast<ptrdiff_t>(op.schema().arguments().size());
     if (order_of_collectives()->awaited()) current_recorder()->wait_for(*order_of_collectives());
     if (std::any_of(begin, stack->end(), is_known)) current_recorder()->wait_for_all();
   }
-  op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+  kernels_of_c10d<backend>().at(op.operator_name()).callBoxed(op, keys, stack);
 }
 
-using Libraries = std::vector<torch::Library>;
+/// In front of the backend itself, as keys above it are left out below a `__torch_dispatch__` and
+/// in inference mode.
+template <c10::DispatchKey backend>
+void stand_before(const c10::OperatorHandle& op, torch::Library& library) {
+  if (!op.hasKernelForDispatchKey(backend)) return;
+  kernels_of_c10d<backend>().emplace(op.operator_name(),
+                                     op.getComputedKernelForDispatchKey(backend));
+  library.impl(without_namespace(op.operator_name()).c_str(),
+               torch::CppFunction::makeFromBoxedFunction<&call_in_order<backend>>());
+}
 
-/// Ops that c10d has kernels for our key for, for backends that are registered under its name: ours
-/// replace them; the dispatcher warns of that.
-void take_over(Libraries& libraries, torch::Library& in_order, std::string_view name_space) {
+struct Libraries {
+  torch::Library at(c10::DispatchKey key) const {
+    return torch::Library(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
+  }
+
+  explicit Libraries(const char* of) : name_space(of) {
+    ours.push_back(at(c10::DispatchKey::PrivateUse1));
+    for (const OtherLayout& layout : kOtherLayouts) ours.push_back(at(layout.ours));
+  }
+
+  const char* name_space;
+  std::vector<torch::Library> ours;
+  torch::Library cpu = at(c10::DispatchKey::CPU), cuda = at(c10::DispatchKey::CUDA);
+};
+
+/// Ops that c10d has kernels for, for our key as for those backends: ours replace them; the
+/// dispatcher warns of that. (The functional ones call those of c10d.)
+void take_over(Libraries& libraries) {
   const run::IgnoredWarnings silent;
+  const std::string prefix = std::string(libraries.name_space) + "::";
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    if (!is_of(name, name_space)) continue;
+    if (!is_of(name, prefix)) continue;
     const auto op = c10::Dispatcher::singleton().findOp(name);
     if (!op || !op->hasSchema()) continue;
-    for (torch::Library& library : libraries)
+    for (torch::Library& library : libraries.ours)
       if (std::optional<torch::CppFunction> kernel = collective_kernel(*op))
         library.impl(without_namespace(name).c_str(), std::move(*kernel));
-    if (info_of(*op).collective == run::Collectivity::none && !is_of(name, "c10d::")) continue;
-    in_order.impl(without_namespace(name).c_str(),
-                  torch::CppFunction::makeFromBoxedFunction<&call_in_order>());
+    if (prefix != "c10d::") continue;
+    stand_before<c10::DispatchKey::CPU>(*op, libraries.cpu);
+    stand_before<c10::DispatchKey::CUDA>(*op, libraries.cuda);
   }
 }
 
@@ -194,16 +230,8 @@ const run::StorageVarRef& order_of_collectives() {
 void set_collectives_at_the_call(bool on) { at_the_call = on; }
 
 void register_collectives() {
-  for (const char* name_space : {"c10d", "_c10d_functional"}) {
-    const auto library = [&](c10::DispatchKey key) {
-      return torch::Library(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
-    };
-    auto* const ours = new Libraries;  // for good
-    ours->push_back(library(c10::DispatchKey::PrivateUse1));
-    for (const OtherLayout& layout : kOtherLayouts) ours->push_back(library(layout.ours));
-    auto* const in_order = new torch::Library(library(c10::DispatchKey::ADInplaceOrView));
-    take_over(*ours, *in_order, std::string(name_space) + "::");
-  }
+  for (const char* name_space : {"c10d", "_c10d_functional"})
+    take_over(*new Libraries(name_space));  // for good
 }
 
 }  // namespace lazyeng::record
