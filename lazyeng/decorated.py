@@ -82,18 +82,21 @@ def _async_generator(function: Function, block: Block, whole: Block) -> Function
     async def generator(*args: Any, **kwargs: Any) -> Any:
         running = function(*args, **kwargs)
         step, value = running.asend, None
-        with whole():
-            while True:
-                item = _without_hooks(step, value)
-                try:
-                    with _hidden_frames():
-                        made = await _awaited_steps(item.send, None, item.throw, block)
-                except StopAsyncIteration:
-                    return
-                try:
-                    step, value = running.asend, (yield made)
-                except BaseException as error:  # for the function, which may go on
-                    step, value = running.athrow, error
+        try:
+            with whole():
+                while True:
+                    item, value = _without_hooks(step, value), None
+                    try:
+                        with _hidden_frames():
+                            made = [await _awaited_steps(item.send, None, item.throw, block)]
+                    except StopAsyncIteration:
+                        return
+                    try:
+                        step, value = running.asend, (yield made.pop())
+                    except BaseException as error:  # for the function, which may go on
+                        step, value = running.athrow, error
+        finally:
+            value = item = None  # an exception, whose traceback holds this frame
 
     return generator
 
@@ -112,24 +115,33 @@ def _steps(send: Function, value: Any, throw: Function, block: Block) -> Generat
     """Steps of a generator or coroutine to its end, each in a block; outside while suspended."""
     advance = _in_block(_advance, block)
     step = send
-    while True:
-        made, end = advance(step, value)
-        if isinstance(end, StopIteration):
-            return end.value
-        if end is not None:
-            raise end
-        try:
-            step, value = send, (yield made)
-        except BaseException as error:  # for the function, which may go on
-            step, value = throw, error
+    try:
+        while True:
+            call = [value, step]
+            step = value = None
+            made, end = advance(call)
+            if isinstance(end, StopIteration):
+                return end.value
+            if end is not None:
+                raise end
+            handed_over, made = [made], None  # (who is suspended does not keep what it has yielded)
+            try:
+                step, value = send, (yield handed_over.pop())
+            except BaseException as error:  # for the function, which may go on
+                step, value = throw, error
+    finally:
+        # (They have exceptions, whose tracebacks have this frame.)
+        del value, send, throw, step
+        end = None
 
 
 _awaited_steps: Callable[..., Awaitable[Any]] = types.coroutine(_steps)
 
 
-def _advance(step: Function, value: Any) -> tuple[Any, BaseException | None]:
-    """What a step yields, or its end: no exception, on which a failure would only be a note."""
+def _advance(call: list[Any]) -> tuple[Any, BaseException | None]:
+    """What a step yields, or its end: no exception, on which a failure would only be a note. The
+    list is emptied: no frame of ours is to hold an exception whose traceback it is part of."""
     try:
-        return step(value), None
+        return call.pop()(call.pop()), None
     except (StopIteration, StopAsyncIteration) as end:
         return None, end

@@ -68,6 +68,19 @@ ARGUMENTS = {
     "expand": lambda s: s(torch.ones(2)).expand(3),
     "index dtype": lambda s: s(torch.ones(3))[s(torch.ones(1))],
     "gather dtype": lambda s: s(torch.ones(3)).gather(0, s(torch.ones(1))),
+    "addmm of a summand that does not fit": lambda s: torch.addmm(
+        s(torch.ones(3)), s(torch.ones(3, 5)), s(torch.ones(5, 4))),
+    "linear with such a bias": lambda s: F.linear(
+        s(torch.ones(3, 5)), s(torch.ones(4, 5)), s(torch.ones(2, 4))),
+    "hardswish_ of integers": lambda s: F.hardswish(
+        s(torch.ones(160, 160, dtype=torch.int64)), inplace=True),
+    "mask of bytes": lambda s: s(torch.ones(160, 160)).masked_fill_(
+        s(torch.ones(160, 160, dtype=torch.uint8)), 0.0),
+    "classes of int32": lambda s: F.multi_margin_loss(
+        s(torch.ones(160, 160)), s(torch.ones(160, dtype=torch.int32))),
+    "sort of complex numbers": lambda s: s(torch.ones(160, 160, dtype=torch.complex64)).sort(),
+    "values of another dtype put": lambda s: s(torch.ones(160, 160)).index_put(
+        (s(torch.zeros(160, dtype=torch.int64)),), s(torch.ones(160, 160).double())),
     "where dtype": lambda s: torch.where(s(torch.ones(2)), 1.0, 2.0),
     "neg of bool": lambda s: -s(torch.tensor([True])),
     "sub of bools": lambda s: s(torch.tensor([True])) - s(torch.tensor([True])),

@@ -91,3 +91,31 @@ def test_fake_tensors(tmp_path):
     with FakeTensorMode():
         loaded = torch.load(tmp_path / "x.pt", map_location="lazyeng")
     assert isinstance(loaded, FakeTensor) and loaded.shape == (2, 3)
+
+
+class Shares(torch.nn.Module):
+    """A buffer that is a part of another's memory, which it writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(2)
+        self.register_buffer("whole", torch.arange(6.0) * 2)
+        self.register_buffer("part", self.whole[:3])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.whole.add_(1)
+        return self.norm(x) + self.part.sum()
+
+
+def exported_and_loaded() -> Any:
+    archive = io.BytesIO()
+    torch.export.save(torch.export.export(Shares().eval(), (torch.ones(1, 2),)), archive)
+    archive.seek(0)
+    loaded = torch.export.load(archive)
+    return loaded.module()(torch.ones(1, 2)).tolist(), list(loaded.state_dict)
+
+
+def test_weights_of_exported_programs_share_their_memory(mode):
+    expected = exported_and_loaded()
+    with lazyeng.lazy(mode):
+        assert exported_and_loaded() == expected

@@ -1,11 +1,14 @@
 """lazy(): its forms, and when what it records runs."""
 
 import asyncio
+import contextlib
 import copy
+import gc
 import inspect
 import pickle
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -178,6 +181,58 @@ def test_decorated_coroutines_record_in_their_steps_alone(mode):
     assert inspect.iscoroutinefunction(coroutine) and inspect.isasyncgenfunction(generator)
     asyncio.run(program())
     assert seen == [True] * 3 + [(True, None)] * 2 + [True, (True, "sent"), True, True]
+
+
+def lives_after_its_generator(decorate):
+    """Whether what a generator holds, has yielded, or was given lives on without its collection."""
+    alive = []
+
+    @decorate
+    def numbers(x):
+        while True:
+            with contextlib.suppress(ValueError):
+                yield x * 2
+
+    @decorate
+    async def waited(x):
+        while True:
+            yield x * 2
+
+    async def take_one():
+        running = waited(x := torch.ones(3))
+        refs = [weakref.ref(x)]
+        del x
+        async for y in running:
+            refs.append(weakref.ref(y))
+            break
+        del y
+        alive.append(refs[1]() is not None)  # (while the generator is suspended)
+        await running.aclose()
+        del running
+        alive.append(refs[0]() is not None)
+
+    running = numbers(x := torch.ones(3))
+    held = weakref.ref(x)
+    del x
+    yielded = weakref.ref(next(running))
+    alive.append(yielded() is not None)
+    handled = weakref.ref(given := type("Given", (ValueError,), {})())
+    running.throw(given)
+    del given
+    alive.append(handled() is not None)
+    del running
+    alive.append(held() is not None)
+    asyncio.run(take_one())
+    return alive
+
+
+def test_decorated_generators_keep_nothing_alive(mode):
+    """In no cycle that only the garbage collector would find: it counts objects, not bytes."""
+    gc.disable()
+    try:
+        assert lives_after_its_generator(lazy(mode)) == [False] * 5
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -150,3 +150,26 @@ for grow in ways:
 def test_a_plain_tensor_that_grows_waits_for_those_who_read_it():
     done = fresh.run(GROWS_WHILE_READ, timeout=120)  # (it was a segmentation fault)
     assert done.returncode == 0, done.stderr
+
+
+LOSSES = {
+    "mse_loss": torch._C._nn.mse_loss,
+    "smooth_l1_loss": torch._C._nn.smooth_l1_loss,
+    "huber_loss": torch._C._nn.huber_loss,
+    "soft_margin_loss": torch._C._nn.soft_margin_loss,
+    "binary_cross_entropy": lambda x, y, reduction, out: torch._C._nn.binary_cross_entropy(
+        x, y, None, reduction, out=out),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_kernels_that_resize_their_result_for_a_while(loss, mode):
+    """To the shape of the losses, and back to that of their sum: the storage stays another one."""
+    x, y, out = torch.rand(300), torch.rand(300), torch.full((), -7.0)
+    alias = out[None]
+    expected = LOSSES[loss](x, y, 2, out=torch.full((), -7.0))
+    with lazy(mode):
+        result = LOSSES[loss](x, y, 2, out=out)
+        twice = out * 2
+    assert torch.equal(out, expected) and torch.equal(alias, expected[None])
+    assert torch.equal(result, expected) and torch.equal(unwrap(twice), expected * 2)

@@ -73,8 +73,8 @@ class Reader {
       arg.raw = tensor.clone();
       look = run::geometry_of(arg.raw);
     } else {
-      arg.value =
-          thread_mode().inside() ? run::plain_values().value_of(tensor) : run::new_value_of(tensor);
+      arg.value = thread_mode().inside() ? run::plain_values().value_of(tensor)
+                                         : run::value_of_argument(tensor);
       look = arg.value->geometry_ref();
       arg.raw = tensor;
       call_.writes_plain |= written;

@@ -64,6 +64,17 @@ bool shares_plain_written(const run::Node& node, const run::TensorArg& arg) {
   });
 }
 
+/// Bytes that the program may let go of before the op has read them (x += torch.rand(n)): once for
+/// each var. What is written is waited for at the end of the block.
+uint64_t bytes_left(const run::TensorArg& arg) {
+  if (!arg.value || arg.written) return 0;
+  run::StorageVar& var = arg.value->var();
+  if (!var.may_be_left.load(std::memory_order_relaxed) ||
+      var.counted.exchange(true, std::memory_order_relaxed))
+    return 0;
+  return var.nbytes();
+}
+
 /// copy_(self, src), and _to_copy(self, device=...), whose device may be that of self.
 run::HostCopy host_copy_of(const Call& call) {
   if (!call.info.crosses_devices || !call.looks[0]) return {};
@@ -126,6 +137,7 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   // its metadata is not known, with what else it gets of that tensor's memory.
   for (run::TensorArg& arg : node->tensors) {
     arg.plain = arg.value && arg.raw.defined();
+    node->cost_bytes += bytes_left(arg);
     if (arg.value && !(discover && (arg.written || shares_plain_written(*node, arg))))
       arg.raw = at::Tensor();
   }

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "csrc/record/carried.h"
+#include "csrc/run/memory/cpu_allocator.h"
 
 namespace lazyeng::record {
 namespace {
@@ -39,6 +40,7 @@ void be_in_innermost() {
     current.block = open_blocks.back().number;
   }
   include_lazy_key(current.inside());
+  run::allocate_in_block(current.inside());
   if (current.inside())
     carry(kCarried, std::make_shared<Carried<ThreadMode>>(current));
   else

@@ -118,7 +118,7 @@ void Node::share_resizability() const {
 
 void Node::follow_resizes() const {
   for (const TensorArg& arg : tensors)
-    if (discover && arg.written && arg.value)
+    if ((discover || info.takes_out) && arg.written && arg.value)
       plain_storages().follow_resize(arg.value->var(), arg.raw.defined());
   for (const Rewrite& rewrite : rewrites)
     plain_storages().follow_resize(rewrite.after->var(), false);

@@ -184,6 +184,7 @@ void OpInfo::read_arguments() {
     writes |= info.write;
     trusts_contents |= !info.write && contains(kRowNumbers, argument.name());
     takes_generator |= info.kind == ArgKind::generator;
+    takes_out |= argument.is_out();
     args.push_back(info);
   }
   dtype_arg = handle.schema().argumentIndexWithName("dtype").value_or(-1);

@@ -91,6 +91,7 @@ struct OpInfo {
   int dropout_arg = -1;  ///< its share of dropped elements, named dropout_p: 0 draws none
   Collectivity collective = Collectivity::none;
   bool takes_generator = false;
+  bool takes_out = false;        ///< has an `out=`, which kernels of losses resize for a while
   bool data_dependent = false;   ///< shapes or results depend on values
   bool indexes = false;          ///< data dependent only if an index is a mask
   bool shows_values = false;     ///< its kernel has waited for the device whenever it returns

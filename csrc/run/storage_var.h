@@ -95,6 +95,9 @@ class StorageVar final : public engine::Var, public engine::Pooled<StorageVar> {
   /// A plain tensor over it was an argument in a lazy() block: what is written there, perhaps
   /// through a view, the program wants to find in that tensor.
   std::atomic<bool> used_as_plain{false};
+  /// Of a large plain tensor that was an argument, and that the program may let go of before the op
+  /// has read it. Counted: its bytes are among the costs of such an op.
+  std::atomic<bool> may_be_left{false}, counted{false};
   void note_version(std::shared_ptr<TrackedVersion> tracked);
   /// Changes made to the plain tensors other than through recorded writes, up to a constant. If a
   /// read counts more when it runs than when it was recorded, eager code has interfered.

@@ -2,6 +2,7 @@
 // return.
 #include "csrc/record/metadata/meta_answers.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/DefaultDtype.h>
@@ -265,6 +266,20 @@ bool meta_takes_more(const run::OpInfo& info, For whom) {
          (whom == For::meta && info.aten && (info.pointwise || (info.random && info.writes)));
 }
 
+/// Which tensor of the call is added to a product; none: -1.
+int summand_of(const run::OpInfo& info) {
+  if (info.base == "aten::addmm" || info.base == "aten::_addmm_activation") return 0;
+  return info.base == "aten::linear" ? 2 : -1;
+}
+
+/// The meta functions of products do not look whether what is added fits.
+bool summand_fits(const Call& call, const CallPlan& plan) {
+  const int summand = summand_of(call.info);
+  if (summand < 0 || !call.looks[summand] || plan.outputs.empty() || !plan.outputs[0].geometry)
+    return true;
+  return at::is_expandable_to(call.looks[summand]->sizes(), plan.outputs[0].geometry->sizes());
+}
+
 /// Whether a kernel refuses what its meta function took.
 bool refused_by_kernel(const Call& call, For whom) {
   // (fill_ of one element is done by another kernel: no trial tells.)
@@ -281,7 +296,7 @@ CallPlanRef ask_meta(const Call& call, For whom, MetaAnswer& answer) {
   if (answer != MetaAnswer::given) return nullptr;
   CallPlanRef plan = plan_from(call, whom, stand_ins, stack);
   const bool records = plan && !plan->only_metadata && !plan->must_run;
-  return records && refused_by_kernel(call, whom) ? nullptr : plan;
+  return records && (!summand_fits(call, *plan) || refused_by_kernel(call, whom)) ? nullptr : plan;
 }
 
 CallPlanRef ask_kernel(const Call& call) {

@@ -39,11 +39,10 @@ bool ordinary_dtypes(const Call& call) {
   return seen.has_value();
 }
 
-bool has_unusual_dtypes(const Call& call) {
-  const std::vector<c10::ScalarType> usual = usual_dtypes(call);
-  for (size_t i = 0; i < usual.size(); ++i)
-    if (call.looks[i] && call.looks[i]->dtype() != usual[i]) return true;
-  return false;
+bool has_only(const Call& call, const std::vector<c10::ScalarType>& dtypes) {
+  for (size_t i = 0; i < dtypes.size(); ++i)
+    if (call.looks[i] && call.looks[i]->dtype() != dtypes[i]) return false;
+  return true;
 }
 
 /// What one element shows as well as many: a number does not fit, or is no range to draw from.
@@ -71,11 +70,18 @@ Trial try_kernel(const Call& call, StandIns::For whom, int integers) {
   }
 }
 
+/// (0 for indices, 1 for divisors.)
+bool takes_one_element(const Call& call, StandIns::For whom) {
+  return try_kernel(call, whom, 0) == Trial::works || try_kernel(call, whom, 1) == Trial::works;
+}
+
 /// Is it for their dtypes that it refuses those of one element?
 bool refuses_dtypes(const Call& call) {
-  return has_unusual_dtypes(call) &&
-         try_kernel(call, StandIns::For::usual_dtypes, 0) == Trial::works &&
-         try_kernel(call, StandIns::For::one_element, 0) != Trial::works;
+  const bool usual = has_only(call, usual_dtypes(call)),
+             floats = has_only(call, float_dtypes(call));
+  return !(usual && floats) && !takes_one_element(call, StandIns::For::one_element) &&
+         ((!usual && takes_one_element(call, StandIns::For::usual_dtypes)) ||
+          (!floats && takes_one_element(call, StandIns::For::floats)));
 }
 
 bool ask_kernel(const Call& call) {
@@ -116,8 +122,8 @@ bool kernel_may_refuse(const Call& call) {
 
 bool kernel_refuses_dtypes(const Call& call) {
   PlanKey kind;
-  if (!may_be_probed(call) || call.info.trusts_contents || !has_unusual_dtypes(call) ||
-      !make_kind_key(call, kind))
+  if (!may_be_probed(call) || call.info.trusts_contents ||
+      (ordinary_dtypes(call) && has_only(call, usual_dtypes(call))) || !make_kind_key(call, kind))
     return false;
   if (const std::optional<bool> known = refused_dtypes().find(kind)) return *known;
   const bool refuses = refuses_dtypes(call);

@@ -22,9 +22,7 @@ constexpr int64_t kMaxElementsOnce = 1 << 18;
 constexpr uint64_t kMaxBytesOnce = 1 << 20;
 constexpr uint64_t kMaxSaneBytes = 1 << 28;
 
-bool is_real(For whom) {
-  return whom == For::kernel || whom == For::one_element || whom == For::usual_dtypes;
-}
+bool is_real(For whom) { return whom != For::structured_meta && whom != For::meta; }
 
 c10::Storage filled(const std::vector<const run::GeometryData*>& over, uint64_t nbytes,
                     int integers) {
@@ -85,6 +83,7 @@ at::Tensor StandIns::make(size_t i) {
   const run::Geometry& look = *call_.looks[i];
   if (whom_ == For::one_element) return make_one_element(look, look.dtype());
   if (whom_ == For::usual_dtypes) return make_one_element(look, usual_dtypes(call_)[i]);
+  if (whom_ == For::floats) return make_one_element(look, float_dtypes(call_)[i]);
   storages_[i] = storage_for(i);
   if (!is_real(whom_)) return without_memory(whom_, storages_[i], g);
   run::GeometryData placed = g;
@@ -191,41 +190,63 @@ bool StandIns::kept_storages() const {
 
 namespace {
 
-/// Which tensors of the call are an index.
-std::vector<bool> indices_of(const Call& call) {
-  std::vector<bool> indices;
-  const std::vector<c10::Argument>& arguments = call.info.handle.schema().arguments();
-  for (size_t i = 0; i < call.args.size(); ++i) {
-    const std::string& name = arguments[i].name();
-    const run::ArgKind kind = call.info.args[i].kind;
-    if (kind == run::ArgKind::tensor)
-      indices.push_back(name == "index" || name == "indices");
-    else if (call.args[i].isInt() && run::is_list(kind))
-      indices.resize(indices.size() + call.args[i].toInt());
-  }
-  return indices;
+/// What the name of a tensor's argument says of its dtype.
+enum class Role : uint8_t { data, index, mask, target };
+
+Role role_of(const std::string& name) {
+  if (name == "index" || name == "indices") return Role::index;
+  if (name == "mask") return Role::mask;
+  return name == "target" ? Role::target : Role::data;
 }
 
-}  // namespace
-
-std::vector<c10::ScalarType> usual_dtypes(const Call& call) {
-  const std::vector<bool> indices = indices_of(call);
-  std::optional<c10::ScalarType> first, inexact;
-  for (size_t i = 0; i < call.looks.size(); ++i) {
-    const run::GeometryRef& look = call.looks[i];
-    if (!look || look->data().wrapped_number || indices[i]) continue;
-    first = first.value_or(look->dtype());
-    if (!inexact && !c10::isIntegralType(look->dtype(), true)) inexact = look->dtype();
+/// For each tensor of the call.
+std::vector<Role> roles_of(const Call& call) {
+  std::vector<Role> roles;
+  const std::vector<c10::Argument>& arguments = call.info.handle.schema().arguments();
+  for (size_t i = 0; i < call.args.size(); ++i) {
+    const run::ArgKind kind = call.info.args[i].kind;
+    if (kind == run::ArgKind::tensor)
+      roles.push_back(role_of(arguments[i].name()));
+    else if (call.args[i].isInt() && run::is_list(kind))
+      roles.resize(roles.size() + call.args[i].toInt(), role_of(arguments[i].name()));
   }
+  roles.resize(call.looks.size());
+  return roles;
+}
+
+/// `data` for all but indices and masks; int64 for targets if these are classes.
+std::vector<c10::ScalarType> dtypes_by_role(const Call& call, c10::ScalarType data, bool classes) {
+  const std::vector<Role> roles = roles_of(call);
   std::vector<c10::ScalarType> dtypes;
   for (size_t i = 0; i < call.looks.size(); ++i) {
     const run::GeometryRef& look = call.looks[i];
     if (look && look->data().wrapped_number)
       dtypes.push_back(look->dtype());
+    else if (roles[i] == Role::index || (roles[i] == Role::target && classes))
+      dtypes.push_back(c10::kLong);
     else
-      dtypes.push_back(indices[i] ? c10::kLong : inexact.value_or(first.value_or(c10::kFloat)));
+      dtypes.push_back(roles[i] == Role::mask ? c10::kBool : data);
   }
   return dtypes;
+}
+
+}  // namespace
+
+std::vector<c10::ScalarType> usual_dtypes(const Call& call) {
+  const std::vector<Role> roles = roles_of(call);
+  std::optional<c10::ScalarType> first, inexact;
+  for (size_t i = 0; i < call.looks.size(); ++i) {
+    const run::GeometryRef& look = call.looks[i];
+    const bool data = roles[i] == Role::data || roles[i] == Role::target;
+    if (!look || look->data().wrapped_number || !data) continue;
+    first = first.value_or(look->dtype());
+    if (!inexact && !c10::isIntegralType(look->dtype(), true)) inexact = look->dtype();
+  }
+  return dtypes_by_role(call, inexact.value_or(first.value_or(c10::kFloat)), /*classes=*/false);
+}
+
+std::vector<c10::ScalarType> float_dtypes(const Call& call) {
+  return dtypes_by_role(call, c10::kFloat, /*classes=*/true);
 }
 
 bool only_makes_views(const run::OpInfo& info) {

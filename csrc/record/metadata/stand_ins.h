@@ -20,6 +20,7 @@ class StandIns {
     kernel,           ///< real tensors
     one_element,      ///< real tensors of the recorded rank, every dim of one element
     usual_dtypes,     ///< the same, of usual_dtypes()
+    floats,           ///< the same, of float_dtypes()
   };
 
   /// Real tensors hold ones, or `integers` if their dtype is integral (0: indices, 1: divisors).
@@ -62,9 +63,11 @@ enum class TrialSize : uint8_t {
 bool kernel_can_be_tried(const Call& call, TrialSize size = TrialSize::brief);
 
 /// For each tensor a dtype that its kernel takes if it wants one for all: that of the first tensor
-/// that is floating or complex, or else of the first; and int64 for an index. A number keeps its
-/// own.
+/// that is floating or complex, or else of the first; and int64 for an index, bool for a mask. A
+/// number keeps its own.
 std::vector<c10::ScalarType> usual_dtypes(const Call& call);
+/// The same with float32, and int64 also for a target.
+std::vector<c10::ScalarType> float_dtypes(const Call& call);
 
 /// The op returns views of what it gets, writes nothing and looks at no memory.
 bool only_makes_views(const run::OpInfo& info);

@@ -12,7 +12,7 @@
 namespace lazyeng::record {
 namespace {
 
-bool in_backward_pass() { return torch::autograd::get_current_graph_task_id() != -1; }
+bool in_graph_task() { return torch::autograd::get_current_graph_task_id() != -1; }
 
 bool only_cpp_knows(const at::Tensor& tensor) {
   return !lazy_impl(tensor) && tensor.has_storage() &&
@@ -27,19 +27,18 @@ bool is_a_part(const at::Tensor& tensor) {
 }  // namespace
 
 bool writes_bucket(const Call& call) {
-  return call.writes_plain && in_backward_pass() &&
+  return call.writes_plain && in_graph_task() &&
          std::ranges::any_of(call.written, [](const at::Tensor& tensor) {
            return only_cpp_knows(tensor) && is_a_part(tensor);
          });
 }
 
 bool reduces_bucket(const Call& call) {
-  return call.writes_plain && in_backward_pass() &&
-         std::ranges::any_of(call.written, only_cpp_knows);
+  return call.writes_plain && in_graph_task() && std::ranges::any_of(call.written, only_cpp_knows);
 }
 
 void complete_buckets() {
-  if (in_backward_pass() && thread_mode().inside()) current_recorder()->wait_for_plain_writes();
+  if (in_graph_task() && thread_mode().inside()) current_recorder()->wait_for_plain_writes();
 }
 
 }  // namespace lazyeng::record

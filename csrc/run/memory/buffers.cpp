@@ -26,6 +26,12 @@ constexpr uint64_t kClassesPerDoubling = 8;
 constexpr size_t kLargerClasses = 2;
 constexpr size_t kClasses = 64 * kClassesPerDoubling;
 
+/// Bytes that are kept in any case.
+constexpr uint64_t kFew = uint64_t{32} << 20;
+/// With each buffer that comes back a peak loses this power of two of what it is above the present:
+/// a step of a training loop has some thousand.
+constexpr int kForgets = 13;
+
 size_t class_of(uint64_t nbytes) {
   const uint64_t step = std::bit_floor(nbytes) / kClassesPerDoubling;
   const uint64_t steps = (nbytes + step - 1) / step;  // kClassesPerDoubling to twice as many
@@ -48,7 +54,7 @@ class Pool {
   }
 
   /// A kept buffer of the class, or one a little larger; null if there is none.
-  void* lend(size_t index) {
+  void* lend(size_t index, Whose whose) {
     std::lock_guard lock(mutex_);
     for (size_t i = index; i <= index + kLargerClasses && i < kClasses; ++i) {
       if (kept_[i].empty()) continue;
@@ -56,18 +62,19 @@ class Pool {
       kept_[i].pop_back();
       kept_bytes_ -= size_of(i);
       void* const memory = record.key();
+      record.mapped().whose = whose;
       lent_.insert(std::move(record));
-      count_used(size_of(i));
+      count_used(size_of(i), whose);
       return memory;
     }
     return nullptr;
   }
 
-  void* lend_fresh(size_t index, at::DataPtr memory) {
+  void* lend_fresh(size_t index, at::DataPtr memory, Whose whose) {
     void* const address = memory.get();
     std::lock_guard lock(mutex_);
-    lent_.emplace(address, Buffer{index, std::move(memory)});
-    count_used(size_of(index));
+    lent_.emplace(address, Buffer{index, std::move(memory), whose});
+    count_used(size_of(index), whose);
     return address;
   }
 
@@ -77,9 +84,12 @@ class Pool {
     std::lock_guard lock(mutex_);
     Record record = lent_.extract(memory);
     if (!record) return false;
-    used_ -= size_of(record.mapped().index);
+    const uint64_t size = size_of(record.mapped().index);
+    lent_bytes_ -= size;
+    if (record.mapped().whose == Whose::engine) used_ -= size;
+    recent_peak_ -= (recent_peak_ - lent_bytes_) >> kForgets;
     try {
-      if (size_of(record.mapped().index) <= limit_) keep(record, dropped);
+      if (size <= most_kept()) keep(record, dropped);
     } catch (const std::bad_alloc&) {
       // (This is a deleter: what cannot be noted is freed.)
     }
@@ -90,7 +100,7 @@ class Pool {
   void empty() {
     std::vector<Record> dropped;
     std::lock_guard lock(mutex_);
-    while (kept_bytes_ != 0) dropped.push_back(drop_largest());
+    while (kept_bytes_ != 0) dropped.push_back(drop_oldest());
   }
 
   void hold() { mutex_.lock(); }
@@ -105,32 +115,46 @@ class Pool {
   struct Buffer {
     size_t index;
     at::DataPtr memory;
+    Whose whose;
+    uint64_t kept_as = 0;  ///< a number that grows
   };
   /// Those on loan, by address. A record is handed on between here and kept_, never made anew.
   using Lent = std::unordered_map<void*, Buffer>;
   using Record = Lent::node_type;
 
-  void count_used(uint64_t size) {
+  void count_used(uint64_t size, Whose whose) {
+    lent_bytes_ += size;
+    recent_peak_ = std::max(recent_peak_, lent_bytes_);
+    if (whose != Whose::engine) return;
     used_ += size;
     peak_ = std::max(peak_, used_);
   }
 
+  /// A program whose tensors grow (a cache of keys and values) asks for other sizes all the time,
+  /// and would leave one buffer of each behind.
+  uint64_t most_kept() const { return std::min(limit_, 2 * recent_peak_ + kFew); }
+
   void keep(Record& record, std::vector<Record>& dropped) {
     const size_t index = record.mapped().index;
     const uint64_t size = size_of(index);
-    // The largest go first: they make the most room, and are the least likely to be asked for.
-    while (kept_bytes_ + size > limit_) dropped.push_back(drop_largest());
+    while (kept_bytes_ != 0 && kept_bytes_ + size > most_kept()) dropped.push_back(drop_oldest());
+    record.mapped().kept_as = ++ever_kept_;
     kept_[index].push_back(std::move(record));
     kept_bytes_ += size;
-    largest_ = std::max(largest_, index);
   }
 
-  /// Something must be kept.
-  Record drop_largest() {
-    while (kept_[largest_].empty()) --largest_;
-    Record record = std::move(kept_[largest_].back());
-    kept_[largest_].pop_back();
-    kept_bytes_ -= size_of(largest_);
+  /// What has not been asked for for longest. Something must be kept.
+  Record drop_oldest() {
+    size_t oldest = 0;
+    uint64_t least = UINT64_MAX;
+    for (size_t i = 0; i < kClasses; ++i)
+      if (!kept_[i].empty() && kept_[i].front().mapped().kept_as < least) {
+        oldest = i;
+        least = kept_[i].front().mapped().kept_as;
+      }
+    Record record = std::move(kept_[oldest].front());
+    kept_[oldest].erase(kept_[oldest].begin());
+    kept_bytes_ -= size_of(oldest);
     return record;
   }
 
@@ -138,8 +162,10 @@ class Pool {
   uint64_t limit_;
   Lent lent_;
   std::array<std::vector<Record>, kClasses> kept_;
-  size_t largest_ = 0;  ///< no larger class has a buffer
-  uint64_t kept_bytes_ = 0, used_ = 0, peak_ = 0;
+  uint64_t ever_kept_ = 0, kept_bytes_ = 0;
+  uint64_t used_ = 0, peak_ = 0;  ///< by the engine
+  uint64_t lent_bytes_ = 0;
+  uint64_t recent_peak_ = 0;  ///< of what was lent
 };
 
 /// Whether small memory comes from lists. Not if the pool's bound is too low for it to keep
@@ -186,10 +212,16 @@ void install_buffer_pool(uint64_t limit) {
 at::DataPtr allocate_buffer(uint64_t nbytes) {
   if (nbytes - 1 < kLargestSmallBuffer && keeps_small.load(std::memory_order_relaxed))  // (not 0)
     return allocate_small_buffer(nbytes);
-  if (!pool || nbytes < kMinPooled) return c10::GetDefaultCPUAllocator()->allocate(nbytes);
+  return is_large(nbytes) ? allocate_large_buffer(nbytes, Whose::engine)
+                          : c10::GetDefaultCPUAllocator()->allocate(nbytes);
+}
+
+bool is_large(uint64_t nbytes) { return pool && nbytes >= kMinPooled; }
+
+at::DataPtr allocate_large_buffer(uint64_t nbytes, Whose whose) {
   const size_t index = class_of(nbytes);
-  void* memory = pool->lend(index);
-  if (!memory) memory = pool->lend_fresh(index, fresh(size_of(index)));
+  void* memory = pool->lend(index, whose);
+  if (!memory) memory = pool->lend_fresh(index, fresh(size_of(index)), whose);
   return {memory, memory, &take_back, c10::Device(c10::kCPU)};
 }
 

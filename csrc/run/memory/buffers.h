@@ -10,7 +10,13 @@
 // engine thread comes from here too (run/memory/cpu_allocator.h). What is kept is bounded; when the
 // system has no memory left, all of it is given back and the allocation is tried once more.
 //
-// Any thread may free a buffer, so the pool's lock is a leaf (record/process/fork.cpp).
+// What a program allocates inside a block comes from here too, if it is large (torch.rand makes
+// plain tensors): engine threads free it when they have read it. In malloc's heap small memory,
+// which engine threads ask for all the time, would take a part of each such hole, so that the next
+// tensor of that size fits in none: the process grew by one tensor a step.
+//
+// Kept is at most twice of what was in use at a time lately, and 32 MiB. Any thread may free a
+// buffer, so the pool's lock is a leaf (record/process/fork.cpp).
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -26,6 +32,11 @@ void install_buffer_pool(uint64_t limit);
 /// Memory for a result, from the pool if it is large and one of about its size is kept, or if it is
 /// small. The context is the memory itself. Throws as torch's CPU allocator does.
 at::DataPtr allocate_buffer(uint64_t nbytes);
+/// Who has asked: statistics are those of the engine.
+enum class Whose : uint8_t { engine, program };
+/// The same, of memory that is_large.
+bool is_large(uint64_t nbytes);
+at::DataPtr allocate_large_buffer(uint64_t nbytes, Whose whose);
 /// Takes memory back that allocate_buffer has lent. False: it is not the pool's.
 bool take_back_buffer(void* memory);
 /// Whether memory with this deleter is lent by allocate_buffer, if it is not torch's.
@@ -39,8 +50,8 @@ void let_go_of_buffers();
 
 struct BufferStats {
   uint64_t kept;  ///< bytes kept for reuse
-  uint64_t used;  ///< bytes in use
-  uint64_t peak;  ///< most bytes ever in use at a time
+  uint64_t used;  ///< bytes in use by the engine
+  uint64_t peak;  ///< most bytes of these ever in use at a time
 };
 BufferStats buffer_stats();
 

@@ -12,6 +12,7 @@ namespace lazyeng::run {
 namespace {
 
 thread_local constinit bool from_pool = false;
+thread_local constinit bool in_block = false;
 
 /// Memory that another allocator of this process may have made (oneDNN keeps some from before).
 void give_back(void* memory) {
@@ -31,7 +32,9 @@ at::DataPtr allocate_outside(size_t nbytes) {
 
 struct CpuAllocator final : c10::Allocator {
   at::DataPtr allocate(size_t nbytes) override {
-    return from_pool ? allocate_buffer(nbytes) : allocate_outside(nbytes);
+    if (from_pool) return allocate_buffer(nbytes);
+    return in_block && is_large(nbytes) ? allocate_large_buffer(nbytes, Whose::program)
+                                        : allocate_outside(nbytes);
   }
   at::DeleterFnPtr raw_deleter() const override { return &give_back; }
   void copy_data(void* dest, const void* src, size_t count) const override {
@@ -52,5 +55,7 @@ bool is_usual_cpu_allocator(const c10::Allocator* allocator) {
 }
 
 bool allocate_from_pool(bool yes) { return std::exchange(from_pool, yes); }
+
+void allocate_in_block(bool inside) { in_block = inside; }
 
 }  // namespace lazyeng::run

@@ -16,6 +16,9 @@ namespace {
 /// A larger tensor is worth more than what it costs to look up.
 constexpr size_t kMostBytes = 1 << 18;
 
+/// Smaller ones are bounded by the number of ops.
+constexpr uint64_t kLeastCounted = uint64_t{32} << 10;
+
 /// But not again and again.
 constexpr unsigned kOften = 4;
 
@@ -132,7 +135,7 @@ void PlainValues::look_at_large(const at::Tensor& asked_for) {
 ValueRef PlainValues::value_of(const at::Tensor& plain, bool viewed) {
   look_at_large(plain);
   if (ValueRef known = find(plain)) return known;
-  ValueRef value = new_value_of(plain);
+  ValueRef value = value_of_argument(plain);
   value->var().used_as_plain.store(true, std::memory_order_relaxed);
   if (value->var().failure()) return value;
   if (may_be_kept(plain, kMostBytes))
@@ -168,6 +171,14 @@ PlainValues& plain_values() {
 
 ValueRef new_value_of(const at::Tensor& plain) {
   return make_ref<Value>(plain_storages().var_of(plain), geometry_of(plain));
+}
+
+// (Parameters are kept in any case.)
+ValueRef value_of_argument(const at::Tensor& plain) {
+  ValueRef value = new_value_of(plain);
+  if (value->var().nbytes() >= kLeastCounted && plain.is_cpu() && !plain.requires_grad())
+    value->var().may_be_left.store(true, std::memory_order_relaxed);
+  return value;
 }
 
 }  // namespace lazyeng::run

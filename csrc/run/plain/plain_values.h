@@ -67,4 +67,7 @@ PlainValues& plain_values();
 /// A value of the plain tensor that nobody else has.
 ValueRef new_value_of(const at::Tensor& plain);
 
+/// The same, of an argument that is read: its bytes are among what recording may run ahead by.
+ValueRef value_of_argument(const at::Tensor& plain);
+
 }  // namespace lazyeng::run
