@@ -452,12 +452,16 @@ class Reducing(TorchDispatchMode):
 
 
 def check_collectives_below_a_mode() -> None:
-    """They do not overtake what was recorded, which in the other process may have begun."""
+    """They do not overtake what was recorded, which in the other process may have begun. Nor do
+    those in inference mode."""
     x = lazyeng.wrap(torch.arange(3.0))
     for _ in range(20):
         sums = [functional_collectives.all_reduce(x * i, "sum", dist.group.WORLD) for i in range(3)]
         with Reducing():
             assert (torch.ones(2) + 1).tolist() == [2.0, 2.0]
+        with torch.inference_mode():
+            dist.all_reduce(ones := torch.ones(2))
+        assert ones.tolist() == [2.0, 2.0]
         assert [y.tolist() for y in sums] == [[0.0, 2.0 * i, 4.0 * i] for i in range(3)]
 
 
