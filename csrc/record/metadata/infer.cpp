@@ -8,10 +8,12 @@
 #include "csrc/fuse/bits/trials.h"
 #include "csrc/record/metadata/costs.h"
 #include "csrc/record/metadata/doubts.h"
+#include "csrc/record/metadata/draws_like.h"
 #include "csrc/record/metadata/meta_answers.h"
 #include "csrc/record/metadata/meta_trust.h"
 #include "csrc/record/metadata/one_element.h"
 #include "csrc/record/metadata/probe.h"
+#include "csrc/record/metadata/smaller.h"
 #include "csrc/run/caller/caller_modes.h"
 #include "csrc/run/executor.h"
 
@@ -157,12 +159,27 @@ bool dim_may_be_refused(const Call& call) {
   return dim < -rank || dim >= rank;
 }
 
+/// (What is written in place looks as before: the kernel's word counts on what it refuses only.)
+bool smaller_tells(const Call& call) {
+  return makes_tensors(call.info) ? smaller_is_believed(call) : smaller_may_be_asked(call);
+}
+
+CallPlanRef infer_any(const Call& call);
+
+CallPlanRef plan_of_draw_like(const Call& call) {
+  const CallPlanRef like = infer_any(as_empty_like(call));
+  if (!like || like->must_run || like->outputs.size() != 1 || like->outputs[0].kind != Kind::fresh)
+    return nullptr;
+  return plan_of_fresh(call, like->outputs[0].geometry);
+}
+
 CallPlanRef infer_any(const Call& call) {
   if (has_layout_of_kernel(call)) return nullptr;
   if (call.info.returns_plain || call.info.distrust_plans) return nullptr;
   const run::Doubts doubts = run::doubts_of(doubted_kind(call));
   if (doubts.layouts) return nullptr;
   if (writes_overlapping(call) || may_conjugate_given(call)) return plan_that_must_run();
+  if (draws_like(call.info)) return plan_of_draw_like(call);
   if (casts_in_kernel(call)) return kernel_can_be_tried(call) ? ask_kernel(call) : nullptr;
   MetaAnswer answer = MetaAnswer::none;
   if (structured_meta_is_right(call) && !doubts.structured) {
@@ -171,6 +188,8 @@ CallPlanRef infer_any(const Call& call) {
   }
   if (const auto results = told_by_one_element(call)) return plan_of_fresh(call, *results);
   if (kernel_can_be_tried(call)) return ask_kernel(call);
+  if (smaller_tells(call))
+    if (CallPlanRef plan = ask_kernel_on_smaller(call)) return plan;
   // (Of a custom op its author's fake kernel is all there is to ask.)
   if (call.info.torchs && makes_tensors(call.info) &&
       (call.info.lacks_meta || call.info.wrong_meta || !meta_is_believed(call)))
@@ -212,9 +231,8 @@ bool left_written_as_they_were(const Call& call, const run::Node::Discovery& fou
   });
 }
 
-bool agrees(For whom, const Call& call, const run::Node::Discovery& found, bool exactly) {
-  MetaAnswer answer = MetaAnswer::none;
-  const CallPlanRef said = ask_meta(call, whom, answer);
+bool agrees(const CallPlanRef& said, const Call& call, const run::Node::Discovery& found,
+            bool exactly) {
   if (!said || said->must_run) return false;
   const std::vector<at::Tensor> inputs = real_arguments_of(call);
   auto made = make_ref<CallPlan>();
@@ -223,6 +241,11 @@ bool agrees(For whom, const Call& call, const run::Node::Discovery& found, bool 
          std::equal(said->outputs.begin(), said->outputs.end(), made->outputs.begin(),
                     made->outputs.end(),
                     [&](const OutputPlan& a, const OutputPlan& b) { return same(a, b, exactly); });
+}
+
+bool agrees(For whom, const Call& call, const run::Node::Discovery& found, bool exactly) {
+  MetaAnswer answer = MetaAnswer::none;
+  return agrees(ask_meta(call, whom, answer), call, found, exactly);
 }
 
 /// The op may be one of those whose results have as many elements as its arguments' values say
@@ -253,8 +276,11 @@ CallPlanRef learn(const Call& call, const run::Node::Discovery& found) {
 }
 
 void compare_with_meta(const Call& call, const run::Node::Discovery& found) {
-  if (call.info.torchs && makes_tensors(call.info) && !call.info.wrong_meta &&
-      !kernel_can_be_tried(call))
+  if (!call.info.torchs || !makes_tensors(call.info) || kernel_can_be_tried(call)) return;
+  const CallPlanRef told = smaller_may_be_asked(call) ? ask_kernel_on_smaller(call) : nullptr;
+  if (told)
+    note_smaller(call, agrees(told, call, found, /*exactly=*/true));
+  else if (!call.info.wrong_meta)
     note_run(call, [&](bool exactly) { return agrees(For::meta, call, found, exactly); });
 }
 

@@ -1,4 +1,4 @@
-// csrc/record/metadata/meta_trust.cpp: what runs have shown of meta functions.
+// csrc/record/metadata/meta_trust.cpp: what runs have shown of meta functions and smaller tensors.
 #include "csrc/record/metadata/meta_trust.h"
 
 #include <algorithm>
@@ -114,6 +114,49 @@ void note_run(const Call& call, const std::function<bool(bool exactly)>& agrees)
       finding.verdict = MetaFinding::right;
   }
   findings().note(kind, finding);
+}
+
+namespace {
+
+/// What runs have shown of the answers for smaller tensors.
+struct SmallerFinding {
+  uint8_t agreed = 0;
+  bool wrong = false;
+};
+constexpr uint8_t kRunsThatAgree = 2;
+
+KindTable<SmallerFinding>& smaller_findings() {
+  static auto* const instance = new KindTable<SmallerFinding>;
+  return *instance;
+}
+
+SmallerFinding smaller_finding(const Call& call) {
+  PlanKey kind;
+  if (!make_kind_key(call, kind)) return {.wrong = true};
+  return smaller_findings().find(kind).value_or(SmallerFinding());
+}
+
+/// In mode deferred nothing may run at the call.
+bool believed_unheard(const Call& call) {
+  return thread_mode().mode == Mode::deferred || call.info.made_of_ops;
+}
+
+}  // namespace
+
+bool smaller_may_be_asked(const Call& call) { return !smaller_finding(call).wrong; }
+
+bool smaller_is_believed(const Call& call) {
+  const SmallerFinding found = smaller_finding(call);
+  return !found.wrong && (found.agreed >= kRunsThatAgree || believed_unheard(call));
+}
+
+void note_smaller(const Call& call, bool agrees) {
+  PlanKey kind;
+  if (!make_kind_key(call, kind)) return;
+  SmallerFinding finding = smaller_findings().find(kind).value_or(SmallerFinding());
+  if (!agrees) finding.wrong = true;
+  if (finding.agreed < kRunsThatAgree) ++finding.agreed;
+  smaller_findings().note(kind, finding);
 }
 
 }  // namespace lazyeng::record

@@ -1,0 +1,15 @@
+// csrc/record/metadata/draws_like.h: rand_like and its kin make what empty_like makes, which draws
+// nothing.
+#pragma once
+
+#include "csrc/record/call.h"
+
+namespace lazyeng::record {
+
+/// rand_like, randn_like, randint_like.
+bool draws_like(const run::OpInfo& info);
+
+/// The call of empty_like with the same tensor and options.
+Call as_empty_like(const Call& call);
+
+}  // namespace lazyeng::record

@@ -1,0 +1,236 @@
+// csrc/record/metadata/smaller.cpp: exchanging sizes, and reading what comes out.
+#include "csrc/record/metadata/smaller.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <array>
+
+#include "csrc/record/metadata/costs.h"
+#include "csrc/record/metadata/doubts.h"
+#include "csrc/record/metadata/meta_answers.h"
+#include "csrc/run/cores/width.h"
+#include "csrc/run/executor.h"
+#include "csrc/run/failures/ignored_warnings.h"
+#include "csrc/run/failures/python_error.h"
+#include "csrc/run/python_ref.h"
+
+namespace lazyeng::record {
+namespace {
+
+using Kind = OutputPlan::Kind;
+
+constexpr int64_t kKept = 4;  // sizes up to this one stand for themselves
+constexpr size_t kExchanges = 3;
+constexpr size_t kMaxSizes = 5;
+/// What the sizes of a call become, in ascending order. No row is another one plus a constant, or
+/// half of it: `d - 2` and `(d + 1) / 2` of one size cannot be taken for another size.
+constexpr std::array<std::array<int64_t, kExchanges>, kMaxSizes> kSmall = {
+    {{5, 6, 8}, {9, 13, 11}, {14, 17, 22}, {20, 28, 29}, {27, 33, 39}}};
+
+/// The strides of elements in the order of the dims.
+run::Dims side_by_side(const run::Dims& sizes) {
+  run::Dims strides(sizes.size());
+  int64_t step = 1;
+  for (size_t d = sizes.size(); d-- > 0; step *= std::max<int64_t>(sizes[d], 1)) strides[d] = step;
+  return strides;
+}
+
+/// Also by strides that no element shows.
+bool lies_side_by_side(const run::Geometry& look) {
+  return look.data().strides == side_by_side(look.data().sizes);
+}
+
+using Sizes = c10::SmallVector<int64_t, kMaxSizes>;
+
+/// Ascending. Empty: there are too many.
+Sizes sizes_to_exchange(const Call& call) {
+  Sizes sizes;
+  for (const run::GeometryRef& look : call.looks) {
+    if (!look) continue;
+    for (const int64_t size : look->sizes())
+      if (size > kKept && std::find(sizes.begin(), sizes.end(), size) == sizes.end()) {
+        if (sizes.size() == kMaxSizes) return {};
+        sizes.push_back(size);
+      }
+  }
+  std::sort(sizes.begin(), sizes.end());
+  return sizes;
+}
+
+/// One of the exchanges.
+class Exchange {
+ public:
+  Exchange(const Sizes& sizes, size_t which) : sizes_(sizes), which_(which) {}
+
+  int64_t operator()(int64_t size) const {
+    const auto at = std::lower_bound(sizes_.begin(), sizes_.end(), size);
+    return at == sizes_.end() || *at != size ? size : kSmall[at - sizes_.begin()][which_];
+  }
+
+  run::GeometryRef look(const run::Geometry& large) const {
+    run::GeometryData small = large.data();
+    for (int64_t& size : small.sizes) size = (*this)(size);
+    small.strides = side_by_side(small.sizes);
+    small.offset = 0;
+    return run::intern(small);
+  }
+
+  c10::IValue argument(const c10::IValue& large) const {
+    if (large.isInt()) return (*this)(large.toInt());
+    if (!large.isIntList()) return large;
+    std::vector<int64_t> small = large.toIntVector();
+    for (int64_t& number : small) number = (*this)(number);
+    return small;
+  }
+
+ private:
+  const Sizes& sizes_;
+  const size_t which_;
+};
+
+/// The call with smaller tensors, of no memory.
+void fill_smaller(const Call& call, const Exchange& exchange, Call& small) {
+  for (size_t i = 0; i < call.args.size(); ++i) {
+    const run::ArgKind kind = call.info.args[i].kind;
+    small.args.push_back(kind == run::ArgKind::other ? exchange.argument(call.args[i])
+                                                     : call.args[i]);
+  }
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    const run::GeometryRef& look = call.looks[i];
+    run::TensorArg tensor;
+    tensor.written = call.tensors[i].written;
+    if (look && look->data().wrapped_number) tensor.raw = call.tensors[i].raw;
+    small.tensors.push_back(std::move(tensor));
+    small.looks.push_back(look ? exchange.look(*look) : nullptr);
+  }
+}
+
+bool wrote_what_it_got(const Call& small, const StandIns& stand_ins) {
+  for (size_t i = 0; i < small.tensors.size(); ++i)
+    if (small.tensors[i].written && small.looks[i] &&
+        !run::matches(*small.looks[i], stand_ins.tensors()[i]))
+      return false;
+  return true;
+}
+
+/// What the kernel makes of these sizes, stand-ins of integral dtypes holding `integers`.
+CallPlanRef ask(const Call& small, int integers) {
+  run::RealDispatch below;
+  const run::OneCore one(at::get_num_threads());
+  const run::IgnoredWarnings quiet;
+  try {
+    const StandIns stand_ins(small, For::kernel, integers);
+    torch::jit::Stack stack = stand_ins.arguments();
+    small.info.handle.callBoxed(stack);
+    auto plan = make_ref<CallPlan>();
+    if (!stand_ins.kept_storages() || !wrote_what_it_got(small, stand_ins) ||
+        !read_results(small, stand_ins.tensors(), stack, *plan))
+      return nullptr;
+    return plan;
+  } catch (const std::exception&) {  // the run that follows raises eager's own words
+    if (run::is_interrupt(std::current_exception())) throw;
+    if (run::is_python_error(std::current_exception())) {
+      const run::Gil gil;
+      PyErr_Clear();
+    }
+  }
+  return nullptr;
+}
+
+using Answers = std::array<CallPlanRef, kExchanges>;
+
+bool ask(const Call& call, const Sizes& sizes, int integers, Answers& answers) {
+  for (size_t which = 0; which < kExchanges; ++which) {
+    Call small(call.info);
+    fill_smaller(call, Exchange(sizes, which), small);
+    if (!kernel_can_be_tried(small) || !(answers[which] = ask(small, integers))) return false;
+  }
+  return true;
+}
+
+/// The size that has become these. Empty: none has.
+std::optional<int64_t> size_of(const Sizes& sizes, const std::array<int64_t, kExchanges>& seen) {
+  for (size_t i = 0; i < sizes.size(); ++i)
+    if (kSmall[i] == seen) return sizes[i];
+  const bool constant = seen[0] == seen[1] && seen[0] == seen[2];
+  return constant ? std::optional(seen[0]) : std::nullopt;
+}
+
+/// Result `r` in all answers.
+std::optional<OutputPlan> output_of(const Sizes& sizes, const Answers& answers, size_t r) {
+  std::array<const OutputPlan*, kExchanges> seen;
+  for (size_t which = 0; which < kExchanges; ++which) {
+    seen[which] = &answers[which]->outputs[r];
+    if (seen[which]->kind != seen[0]->kind || seen[which]->kind == Kind::view) return std::nullopt;
+  }
+  if (seen[0]->kind == Kind::undefined) return *seen[0];
+  run::GeometryData large = seen[0]->geometry->data();
+  for (const OutputPlan* output : seen)
+    if (!lies_side_by_side(*output->geometry) || output->geometry->dtype() != large.dtype ||
+        output->geometry->sizes().size() != large.sizes.size())
+      return std::nullopt;
+  for (size_t d = 0; d < large.sizes.size(); ++d) {
+    const auto size = size_of(sizes, {seen[0]->geometry->sizes()[d], seen[1]->geometry->sizes()[d],
+                                      seen[2]->geometry->sizes()[d]});
+    if (!size) return std::nullopt;
+    large.sizes[d] = *size;
+  }
+  large.strides = side_by_side(large.sizes);
+  return OutputPlan{Kind::fresh, 0, run::intern(large), 0};
+}
+
+CallPlanRef plan_from(const Call& call, const Sizes& sizes, const Answers& answers) {
+  auto plan = make_ref<CallPlan>();
+  for (const CallPlanRef& answer : answers)
+    if (!answer->numbers.empty() || answer->list_lengths != answers[0]->list_lengths ||
+        answer->outputs.size() != answers[0]->outputs.size())
+      return nullptr;
+  plan->list_lengths = answers[0]->list_lengths;
+  for (size_t r = 0; r < answers[0]->outputs.size(); ++r) {
+    std::optional<OutputPlan> output = output_of(sizes, answers, r);
+    if (!output) return nullptr;
+    plan->outputs.push_back(std::move(*output));
+  }
+  add_doubt(call, *plan);
+  add_costs(call, *plan);
+  return plan;
+}
+
+bool all_lie_side_by_side(const Call& call) {
+  return std::all_of(call.looks.begin(), call.looks.end(), [](const run::GeometryRef& look) {
+    return !look || (lies_side_by_side(*look) && !look->data().conj && !look->data().neg);
+  });
+}
+
+/// Its sizes are arithmetic, or of more than the looks of its arguments.
+bool is_about_more_than_sizes(const run::OpInfo& info) {
+  return info.work == run::Work::convolution || info.work == run::Work::windows ||
+         info.data_dependent || info.storage_size_matters || info.offset_matters ||
+         info.moves_metadata || info.metadata_only || info.looks_at_grad;
+}
+
+/// The smaller tensors lie in memory of their own each, so their kernel does not complain.
+bool writes_what_it_reads(const Call& call) {
+  for (size_t i = 0; i < call.tensors.size(); ++i)
+    for (size_t j = 0; call.tensors[i].written && j < call.tensors.size(); ++j)
+      if (i != j && call.looks[i] && call.looks[j] && share_memory(call, i, j)) return true;
+  return false;
+}
+
+}  // namespace
+
+CallPlanRef ask_kernel_on_smaller(const Call& call) {
+  if (is_about_more_than_sizes(call.info) || !all_lie_side_by_side(call) ||
+      writes_what_it_reads(call))
+    return nullptr;
+  const Sizes sizes = sizes_to_exchange(call);
+  if (sizes.empty()) return nullptr;
+  Answers answers;
+  for (int integers : {0, 1})  // indices, divisors
+    if (ask(call, sizes, integers, answers)) return plan_from(call, sizes, answers);
+  return nullptr;
+}
+
+}  // namespace lazyeng::record

@@ -1,0 +1,22 @@
+// csrc/record/metadata/smaller.h: what an op makes of large tensors, told by its kernel on smaller
+// ones.
+//
+// Each size above a few is exchanged for a small number, equal ones for equal ones and larger ones
+// for larger, in the tensors and among the integers of the call (the k of topk, the shape of a
+// norm). The kernel is asked for three such exchanges. A size of a result must either be an
+// exchanged one in all three, and then is the size that was exchanged; or the same number in all
+// three. Any other has been computed from sizes (the length of a convolution): then nothing is
+// told.
+//
+// This takes microseconds. torch's meta functions of most such ops are Python, and the first that
+// is asked imports some 800 modules.
+#pragma once
+
+#include "csrc/record/metadata/infer.h"
+
+namespace lazyeng::record {
+
+/// Null: nothing is told (odd strides, sizes that are computed, a kernel that refuses).
+CallPlanRef ask_kernel_on_smaller(const Call& call);
+
+}  // namespace lazyeng::record
