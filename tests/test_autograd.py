@@ -93,6 +93,23 @@ def test_every_optimizer_is_here():
     assert present == known
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "Adamax", "Rprop"])
+def test_steps_of_narrow_parameters(name, dtype, way):
+    """torch's implementation over lists, which is ours to choose, has other bits there."""
+    values = torch.randn(64, generator=torch.Generator().manual_seed(0))
+
+    def program(side):
+        p = side(values.to(dtype, copy=True)).requires_grad_()
+        optimizer = OPTIMIZERS[name]([p, side(values.clone()).requires_grad_()])
+        for step in range(1, 8):
+            p.grad = side((values / step).to(dtype))
+            optimizer.step()
+        return [p.detach(), *state_of(optimizer)]
+
+    compare(program, way)
+
+
 @pytest.mark.parametrize("name", [n for n, make in OPTIMIZERS.items() if make])
 def test_optimizer_steps(name, way):
     def program(side):

@@ -14,6 +14,7 @@ import torch
 
 from lazyeng import LazyError, LazyTensor, engine_stats, lazy, synchronize, unwrap, wrap
 from tests.support import fresh as processes
+from tests.support.processes import printed_by
 from tests.support.threads import threads_of_torch
 
 from .support.fresh import run
@@ -209,6 +210,60 @@ def test_low_level_library(mode):
     library._destroy()
 
 
+# Of a library, with a kernel and none for autograd: what the kernel calls is differentiated.
+DIFFERENTIATED = {
+    "scale(Tensor x, Tensor w) -> Tensor": lambda x, w: x * w.sin(),
+    "two(Tensor x, Tensor w) -> (Tensor, Tensor)": lambda x, w: (x * w, (w**2).sum()),
+    "change_(Tensor(a!) x, Tensor w) -> Tensor(a!)": lambda x, w: x.mul_(w),
+    "part(Tensor(a) x, Tensor w) -> Tensor(a)": lambda x, w: x[1:],
+    "list(Tensor[] x, Tensor w) -> Tensor": lambda x, w: torch.stack(x).sum(0) * w,
+    "optional(Tensor?[] x, Tensor w) -> Tensor": lambda x, w: x[0] * w,
+    "asks(Tensor x, Tensor w) -> Tensor": lambda x, w: w * float(w.requires_grad),
+}
+
+
+@pytest.mark.parametrize("key", ["CPU", "CompositeExplicitAutograd"])
+@pytest.mark.parametrize("signature", DIFFERENTIATED)
+@pytest.mark.parametrize("way", ["block", "wrapped"])
+@pytest.mark.filterwarnings("ignore:.*an autograd kernel was not registered.*:UserWarning")
+def test_gradients_of_a_library_op_without_a_derivative(way, signature, key, mode):
+    name, kernel = signature.partition("(")[0], DIFFERENTIATED[signature]
+    namespace = f"lazyeng_low_{uuid.uuid4().hex[:8]}"
+    library = torch.library.Library(namespace, "DEF")
+    library.define(signature)
+    library.impl(name, kernel, key)
+    call = getattr(getattr(torch.ops, namespace), name)
+
+    def gradients(make):
+        x = make(torch.tensor([1.0, 2.0, 3.0], requires_grad=True))
+        w = make(torch.tensor([0.5, 1.5, 2.5], requires_grad=True))
+        y = x * 2
+        result = call([y, x] if "[] x" in signature else y, w)
+        parts = result if isinstance(result, tuple) else (result, y if "!" in signature else result)
+        sum(part.sum() for part in parts).backward()
+        return [None if t.grad is None else t.grad.tolist() for t in (x, w)]
+
+    expected = gradients(lambda t: t)
+    with lazy(mode) if way == "block" else contextlib.nullcontext():
+        assert gradients(wrap if way == "wrapped" else lambda t: t) == expected
+    library._destroy()
+
+
+def test_gradient_of_a_bias_beside_packed_weights(mode):
+    """torch's own kernel, which adds the bias where autograd sees it."""
+    weight, x = torch.randn(8, 16), torch.randn(3, 16)
+
+    def gradient():
+        bias = torch.zeros(8, requires_grad=True)
+        packed = torch.fbgemm_pack_gemm_matrix_fp16(weight)
+        torch.fbgemm_linear_fp16_weight(x, packed, bias).sum().backward()
+        return bias.grad.tolist()
+
+    expected = gradient()
+    with lazy(mode):
+        assert gradient() == expected
+
+
 def test_composite_library_op(mode):
     namespace = f"lazyeng_low_{uuid.uuid4().hex[:8]}"
     library = torch.library.Library(namespace, "DEF")
@@ -385,6 +440,17 @@ def test_wrong_meta_function_of_torchs_own():
         with lazy("deferred"):
             found = torch.ops.prims.signbit(wrap(x))
         assert found.dtype == expected.dtype and found.tolist() == expected.tolist()
+
+
+def test_wrong_meta_function_of_quantized_weights():
+    """It says float32, of bytes. In a new process, where nothing was learned yet."""
+    code = """
+    import torch, lazyeng
+    with lazyeng.lazy("deferred"):
+        packed = torch.ops.quantized.embedding_bag_byte_prepack(torch.randn(10, 16))
+    print(packed.dtype, lazyeng.unwrap(packed).dtype)
+    """
+    assert printed_by(code) == "torch.uint8 torch.uint8\n"
 
 
 def test_kernel_that_waits_does_not_wait_for_itself(mode):

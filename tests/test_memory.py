@@ -561,3 +561,13 @@ def test_allocations_of_our_own_tables_fail(mode):
     corrupt, the next step works. `python -m tests.out_of_new` takes more places."""
     printed = out_of_new.run(mode, 30)
     assert printed.count("right") == 2 and "graph(): " in printed
+
+
+@pytest.mark.parametrize("count", [10**15, 2**63 - 1])
+def test_the_error_names_the_bytes_that_were_asked_for(count, lazy_mode):
+    """Not those of the pool's buffer."""
+    with pytest.raises(RuntimeError) as expected:
+        torch.empty(count, dtype=torch.uint8)
+    with lazyeng.lazy(lazy_mode), pytest.raises(RuntimeError) as found:
+        torch.empty(count, dtype=torch.uint8)
+    assert str(found.value) == str(expected.value)

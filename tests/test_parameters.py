@@ -217,6 +217,14 @@ def test_tensors_of_other_classes_stay_what_they_are(make, constructor):
     assert module.p is p and (type(p), vars(p)) == seen
 
 
+def test_parameters_of_integers_are_refused_in_torchs_words():
+    with pytest.raises(RuntimeError) as expected:
+        torch.nn.Parameter(torch.arange(3))
+    with pytest.raises(RuntimeError) as found:
+        torch.nn.Parameter(lazyeng.wrap(torch.arange(3)))
+    assert str(found.value) == str(expected.value)
+
+
 def test_classes_with_slots_become_lazy_tensors():
     """Python cannot give an object a class of another layout."""
 

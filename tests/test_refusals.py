@@ -3,10 +3,12 @@ of its kind, of large tensors and after empty ones; and what depends on settings
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import lazyeng
 from tests.support.outcomes import Raised, outcome
@@ -93,6 +95,35 @@ def test_mixed_dtypes(mode):
         print(refused)
     """
     assert int(printed_by(code)) > 500
+
+
+LARGE = torch.rand(400_000).view(1000, 400)  # (no trial on so many elements)
+MIXED: dict[str, Callable[[], torch.Tensor]] = {
+    "layer_norm": lambda: F.layer_norm(LARGE, (400,), LARGE[0].double()),
+    "searchsorted": lambda: torch.searchsorted(LARGE, LARGE, sorter=LARGE),
+    "bmm": lambda: torch.bmm(LARGE.view(10, 100, 400), LARGE.view(10, 400, 100).char()),
+    "bmm after an empty one": lambda: torch.bmm(torch.ones(9, 5, 9), torch.ones(9, 9, 5).int()),
+    "binary_cross_entropy": lambda: F.binary_cross_entropy(LARGE, LARGE, weight=LARGE.double()),
+    "huber_loss": lambda: F.huber_loss(LARGE, LARGE.double()),
+}
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+@pytest.mark.parametrize("name", MIXED)
+def test_large_tensors_of_mixed_dtypes(name, mode):
+    """Refused at the call, or of the dtype that the call says."""
+    with lazyeng.lazy(mode):
+        torch.bmm(torch.ones(0, 3, 2), torch.ones(0, 2, 3).int())
+    try:
+        expected = MIXED[name]()
+    except RuntimeError as error:
+        with lazyeng.lazy(mode), pytest.raises(type(error), match=re.escape(str(error))):
+            MIXED[name]()
+        return
+    with lazyeng.lazy(mode):
+        found = MIXED[name]()
+        assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)
 
 
 def test_the_default_dtype_is_that_of_the_call():

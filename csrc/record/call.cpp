@@ -9,6 +9,7 @@
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/special/components.h"
+#include "csrc/record/special/reducers.h"
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/plain/plain_storage.h"
@@ -68,7 +69,8 @@ class Reader {
     } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
       arg.raw = tensor;  // nobody else holds it
       look = run::geometry_of(tensor);
-    } else if (!written && !thread_mode().inside() && can_be_copied(tensor)) {
+    } else if (!written && !thread_mode().inside() &&
+               (can_be_copied(tensor) || is_bucket(tensor))) {
       const run::RealDispatch below;
       arg.raw = tensor.clone();
       look = run::geometry_of(arg.raw);

@@ -13,6 +13,7 @@
 #include "csrc/record/process/gate.h"
 #include "csrc/record/results.h"
 #include "csrc/record/special/factories.h"
+#include "csrc/record/special/kernels_with_autograd.h"
 #include "csrc/record/special/nested.h"
 #include "csrc/record/special/temporaries.h"
 #include "csrc/record/sync_debug.h"
@@ -161,6 +162,8 @@ void Recorder::record(const run::OpInfo& info, torch::jit::Stack* stack) {
   if (select_nested_sizes(info, *stack) || record_offset_view(info, *stack) ||
       write_temporary(info, stack) || answer_at_once(info, stack))
     return;
+  if (autograd_looks_inside(info, *stack)) [[unlikely]]
+    return run_with_autograd(info, stack);
   if (!info.bumps_inside) [[likely]]
     return record(read_call(info, stack), stack);
   Call call = read_call(info, stack);

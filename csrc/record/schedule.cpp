@@ -132,7 +132,7 @@ void Recorder::run_in_order(run::Node& node, Before before) {
 void Recorder::complete_eager_effects(const Call& call, const run::Node& node) {
   const bool inside = thread_mode().inside();
   WaitScope waits(kWritesOutside);
-  if (call.writes_plain && (!inside || call.info.random || writes_bucket(call))) {
+  if (writes_bucket(call) || (call.writes_plain && (!inside || call.info.random))) {
     for (const run::TensorArg& arg : node.tensors)
       if (arg.written && arg.value) wait_and_check(*arg.value);
     return waits.report();

@@ -304,4 +304,10 @@ at::Tensor plain_of(const at::Tensor& tensor) {
   return value->plain();
 }
 
+void wait_for_plain(const at::Tensor& tensor) {
+  if (lazy_impl(tensor) || !tensor.has_storage()) return;
+  if (const run::StorageVarRef var = run::plain_storages().find(tensor))
+    current_recorder()->wait_for(*var);
+}
+
 }  // namespace lazyeng::record

@@ -89,7 +89,7 @@ inline constexpr std::array<std::string_view, 2> kRowNumbers = {"pivots", "LU_pi
 
 /// Ops whose meta function is known to tell other strides, or other shapes, than the kernel
 /// returns, or to take sizes that it refuses. (Others are found out when they are verified.)
-inline constexpr std::array<std::string_view, 29> kWrongMeta = {
+inline constexpr std::array<std::string_view, 31> kWrongMeta = {
     "aten::_cudnn_rnn",
     "aten::native_batch_norm",
     "aten::_native_batch_norm_legit",
@@ -118,7 +118,10 @@ inline constexpr std::array<std::string_view, 29> kWrongMeta = {
     "aten::mkldnn_rnn_layer",
     "aten::multinomial",
     "aten::fractional_max_pool2d",
-    "aten::fractional_max_pool3d"};
+    "aten::fractional_max_pool3d",
+    "mkldnn::_convolution_pointwise",
+    "quantized::embedding_bag_byte_prepack",
+};
 
 inline constexpr std::array<std::string_view, 5> kMetaForgetsLayout = {
     "aten::reflection_pad2d", "aten::reflection_pad3d", "aten::reflection_pad3d_backward",

@@ -176,7 +176,8 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         if isinstance(data, Lost):
             worker = self._workers[worker_idx]
-            worker.join(timeout=1)  # its sockets close a moment before it is gone
+            # (Its sockets close before it is gone: on a busy machine long before.)
+            worker.join(timeout=5)
             if self._is_dead(worker_idx, worker):
                 data = WorkerFailure.of(self._death([worker_idx]), data.where)
         return super()._process_data(data, worker_idx)

@@ -39,7 +39,8 @@ _SMALL = 16384  # elements of a parameter, on average
 _FULL = ((4, 262144), (8, 65536), (16, 8192))
 _ONE = 16  # parameters that are always one portion
 
-TYPES = (torch.Tensor, torch.nn.Parameter, LazyTensor)  # (of complex ones last bits would differ)
+TYPES = (torch.Tensor, torch.nn.Parameter, LazyTensor)
+_DTYPES = (torch.float32, torch.float64)  # (of others last bits would differ)
 
 _Function = Callable[..., Any]
 
@@ -134,7 +135,7 @@ def _pays(params: list[torch.Tensor]) -> bool:
         return False
     elements = 0
     for p in params:
-        if type(p) not in TYPES or not p.is_cpu or not p.is_floating_point():
+        if type(p) not in TYPES or not p.is_cpu or p.dtype not in _DTYPES:
             return False
         elements += p.numel()
     return elements < _SMALL * len(params)

@@ -87,6 +87,8 @@ def of_class(cls: type, lazy: torch.Tensor, requires_grad: bool) -> Any:
     """A leaf of the class `cls`, one of parameters or of what has no shape yet."""
     # As torch's constructor makes it of tensors of another class; but that calls requires_grad_,
     # which is refused inside of torch.func's transforms, where a parameter may be made.
+    if requires_grad and not (lazy.is_floating_point() or lazy.is_complex()):
+        raise RuntimeError("Only Tensors of floating point and complex dtype can require gradients")
     with torch._C.DisableTorchFunctionSubclass():
         made: Any = lazy.detach()
     made.requires_grad = requires_grad

@@ -416,6 +416,7 @@ def check_models_made_outside_of_blocks() -> None:
     ways: dict[str, dict[str, Any]] = {
         "usual": {}, "parts": {"bucket_cap_mb": 1e-4}, "views": {"gradient_as_bucket_view": True},
         "static": {"static_graph": True}, "compressed": {}, "compiled": {},
+        "kept": {"gradient_as_bucket_view": True},
     }  # fmt: skip
 
     def train(way: str, mode: Any) -> Any:
@@ -434,13 +435,37 @@ def check_models_made_outside_of_blocks() -> None:
                 model(torch.randn(5, 6, generator=data)).square().mean().backward()
                 if step % 2:  # (gradients that depend on no collective come in between)
                     optimizer.step()
-                    optimizer.zero_grad()
+                    optimizer.zero_grad(set_to_none=way != "kept")
         return [p.tolist() for p in layers.parameters()]
 
     for way in ways:
         expected = train(way, None)
         for mode in ("async", "deferred", "sync"):
             assert train(way, mode) == expected, (way, mode)
+
+
+def check_wrapped_models() -> None:
+    """Large ones, of which nothing is copied as it is small. Their gradients are views of buckets:
+    plain tensors that `zero_grad` writes."""
+
+    def train(wrapped: bool, where: Any) -> Any:
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 300))
+        if wrapped:
+            lazyeng.wrap(layers)
+        model = DistributedDataParallel(layers, gradient_as_bucket_view=True)
+        optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+        data = torch.Generator().manual_seed(dist.get_rank())
+        for _ in range(5):
+            optimizer.zero_grad(set_to_none=False)
+            with where():
+                model(torch.randn(5, 6, generator=data)).square().mean().backward()
+            optimizer.step()
+        return [p.sum().item() for p in layers.parameters()]
+
+    expected = train(False, contextlib.nullcontext)
+    for where in (contextlib.nullcontext, lazyeng.lazy):
+        assert train(True, where) == expected, where
 
 
 class Reducing(TorchDispatchMode):
@@ -479,7 +504,7 @@ def look_at_calls(rank: int, meeting: str) -> None:
     for check_one in (
         check_that_collectives_are_recorded, check_that_calls_return_at_once, check_works,
         check_plain_tensors, check_refusals, check_failures, check_models_made_outside_of_blocks,
-        check_collectives_below_a_mode,
+        check_wrapped_models, check_collectives_below_a_mode,
     ):  # fmt: skip
         print(check_one.__name__, flush=True)
         check_one()

@@ -191,9 +191,9 @@ CallPlanRef infer_any(const Call& call) {
   if (smaller_tells(call))
     if (CallPlanRef plan = ask_kernel_on_smaller(call)) return plan;
   // (Of a custom op its author's fake kernel is all there is to ask.)
-  if (call.info.torchs && makes_tensors(call.info) &&
-      (call.info.lacks_meta || call.info.wrong_meta || !meta_is_believed(call)))
-    return nullptr;
+  const bool distrusted = call.info.wrong_meta ||
+                          (call.info.torchs && (call.info.lacks_meta || !meta_is_believed(call)));
+  if (distrusted && makes_tensors(call.info)) return nullptr;
   if (out_may_be_refused(call) || dim_may_be_refused(call)) return nullptr;
   CallPlanRef plan = ask_meta(call, For::meta, answer);
   if (answer == MetaAnswer::none && call.info.torchs) call.info.lacks_meta = true;

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "csrc/record/metadata/kind_table.h"
+#include "csrc/record/metadata/smaller.h"
 #include "csrc/record/metadata/stand_ins.h"
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/cores/width.h"
@@ -75,13 +76,17 @@ bool takes_one_element(const Call& call, StandIns::For whom) {
   return try_kernel(call, whom, 0) == Trial::works || try_kernel(call, whom, 1) == Trial::works;
 }
 
-/// Is it for their dtypes that it refuses those of one element?
+/// Is it for their dtypes that it refuses those of one element? That may be too few of them
+/// (layer_norm says how many it wants).
 bool refuses_dtypes(const Call& call) {
-  const bool usual = has_only(call, usual_dtypes(call)),
-             floats = has_only(call, float_dtypes(call));
-  return !(usual && floats) && !takes_one_element(call, StandIns::For::one_element) &&
-         ((!usual && takes_one_element(call, StandIns::For::usual_dtypes)) ||
-          (!floats && takes_one_element(call, StandIns::For::floats)));
+  const std::vector<c10::ScalarType> usual = usual_dtypes(call), floats = float_dtypes(call);
+  const bool is_usual = has_only(call, usual), is_floats = has_only(call, floats);
+  if ((is_usual && is_floats) || takes_one_element(call, StandIns::For::one_element)) return false;
+  if ((!is_usual && takes_one_element(call, StandIns::For::usual_dtypes)) ||
+      (!is_floats && takes_one_element(call, StandIns::For::floats)))
+    return true;
+  return !kernel_takes_smaller(call, {}) && ((!is_usual && kernel_takes_smaller(call, usual)) ||
+                                             (!is_floats && kernel_takes_smaller(call, floats)));
 }
 
 bool ask_kernel(const Call& call) {
@@ -109,6 +114,12 @@ bool has_out(const Call& call) {
                      [](const c10::Argument& argument) { return argument.is_out(); });
 }
 
+/// Many kernels do nothing with these, and refuse nothing.
+bool some_are_empty(const Call& call) {
+  return std::ranges::any_of(
+      call.looks, [](const run::GeometryRef& look) { return look && look->numel() == 0; });
+}
+
 }  // namespace
 
 bool kernel_may_refuse(const Call& call) {
@@ -116,7 +127,7 @@ bool kernel_may_refuse(const Call& call) {
   if (!may_be_probed(call) || !make_kind_key(call, kind)) return false;
   if (const std::optional<bool> known = refusals().find(kind)) return *known;
   const bool refuses = call.info.trusts_contents ? !ordinary_dtypes(call) : ask_kernel(call);
-  refusals().note(kind, refuses);
+  if (!some_are_empty(call)) refusals().note(kind, refuses);
   return refuses;
 }
 
@@ -127,7 +138,7 @@ bool kernel_refuses_dtypes(const Call& call) {
     return false;
   if (const std::optional<bool> known = refused_dtypes().find(kind)) return *known;
   const bool refuses = refuses_dtypes(call);
-  refused_dtypes().note(kind, refuses);
+  if (!some_are_empty(call)) refused_dtypes().note(kind, refuses);
   return refuses;
 }
 
@@ -143,8 +154,7 @@ bool out_may_be_refused(const Call& call) {
 }
 
 void note_kernel_accepted(const Call& call) {
-  const auto is_empty = [](const run::GeometryRef& look) { return look && look->numel() == 0; };
-  if (std::ranges::any_of(call.looks, is_empty)) return;  // (many kernels do nothing then)
+  if (some_are_empty(call)) return;
   const bool asked = call.info.structured_meta || call.info.pointwise || has_out(call);
   PlanKey kind;
   if (asked && make_kind_key(call, kind)) refusals().note(kind, false);

@@ -150,6 +150,12 @@ bool ask(const Call& call, const Sizes& sizes, int integers, Answers& answers) {
   return true;
 }
 
+run::GeometryRef of_dtype(const run::Geometry& look, c10::ScalarType dtype) {
+  run::GeometryData data = look.data();
+  data.dtype = dtype;
+  return run::intern(data);
+}
+
 /// The size that has become these. Empty: none has.
 std::optional<int64_t> size_of(const Sizes& sizes, const std::array<int64_t, kExchanges>& seen) {
   for (size_t i = 0; i < sizes.size(); ++i)
@@ -219,18 +225,33 @@ bool writes_what_it_reads(const Call& call) {
   return false;
 }
 
+/// Its sizes, if the call is one that can be asked about. Else empty.
+Sizes exchangeable(const Call& call) {
+  return is_about_more_than_sizes(call.info) || !all_lie_side_by_side(call) ||
+                 writes_what_it_reads(call)
+             ? Sizes()
+             : sizes_to_exchange(call);
+}
+
 }  // namespace
 
 CallPlanRef ask_kernel_on_smaller(const Call& call) {
-  if (is_about_more_than_sizes(call.info) || !all_lie_side_by_side(call) ||
-      writes_what_it_reads(call))
-    return nullptr;
-  const Sizes sizes = sizes_to_exchange(call);
+  const Sizes sizes = exchangeable(call);
   if (sizes.empty()) return nullptr;
   Answers answers;
   for (int integers : {0, 1})  // indices, divisors
     if (ask(call, sizes, integers, answers)) return plan_from(call, sizes, answers);
   return nullptr;
+}
+
+bool kernel_takes_smaller(const Call& call, const std::vector<c10::ScalarType>& dtypes) {
+  const Sizes sizes = exchangeable(call);
+  if (sizes.empty()) return false;
+  Call small(call.info);
+  fill_smaller(call, Exchange(sizes, 0), small);
+  for (size_t i = 0; i < dtypes.size(); ++i)
+    if (small.looks[i]) small.looks[i] = of_dtype(*small.looks[i], dtypes[i]);
+  return kernel_can_be_tried(small) && (ask(small, 0) || ask(small, 1));
 }
 
 }  // namespace lazyeng::record

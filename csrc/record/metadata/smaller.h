@@ -19,4 +19,7 @@ namespace lazyeng::record {
 /// Null: nothing is told (odd strides, sizes that are computed, a kernel that refuses).
 CallPlanRef ask_kernel_on_smaller(const Call& call);
 
+/// Whether the kernel works on smaller tensors of these dtypes; none: of those that the call has.
+bool kernel_takes_smaller(const Call& call, const std::vector<c10::ScalarType>& dtypes);
+
 }  // namespace lazyeng::record

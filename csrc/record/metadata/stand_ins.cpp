@@ -194,7 +194,7 @@ namespace {
 enum class Role : uint8_t { data, index, mask, target };
 
 Role role_of(const std::string& name) {
-  if (name == "index" || name == "indices") return Role::index;
+  if (name == "index" || name == "indices" || name == "sorter") return Role::index;
   if (name == "mask") return Role::mask;
   return name == "target" ? Role::target : Role::data;
 }

@@ -101,7 +101,7 @@ std::optional<Call> recordable_call(const run::OpInfo& info, const torch::jit::S
     return std::nullopt;
   torch::jit::Stack stack = arguments;
   Call call = read_call(info, &stack);
-  if (call.must_run || (call.writes_plain && (!thread_mode().inside() || reduces_bucket(call))))
+  if (reduces_bucket(call) || call.must_run || (call.writes_plain && !thread_mode().inside()))
     return std::nullopt;
   return call;
 }

@@ -17,6 +17,7 @@
 #include "csrc/record/process/gate.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/special/factories.h"
+#include "csrc/record/special/kernels_with_autograd.h"
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/failures/ignored_warnings.h"
@@ -41,7 +42,8 @@ constexpr std::array<const char*, 5> kStartFromFactory = {
     "one_hot", "linalg_matrix_rank", "linalg_matrix_rank.tol_tensor",
     "linalg_matrix_rank.atol_rtol_tensor", "linalg_matrix_rank.atol_rtol_float"};
 
-/// Their kernel works on memory, and is registered as a decomposition. Not differentiable.
+/// Their kernel works on memory, and is registered as a decomposition. Where a gradient is wanted
+/// it is called at once.
 constexpr std::array<const char*, 15> kWorkOnMemory = {
     "_sobol_engine_draw",
     "_sobol_engine_ff_",
@@ -87,13 +89,6 @@ constexpr std::array<const char*, 4> kFillNumber = {"scaled_dot_product_attentio
                                                     "where.ScalarSelf", "where.ScalarOther"};
 
 bool integral(const at::Tensor& tensor) { return c10::isIntegralType(tensor.scalar_type(), false); }
-
-/// For writes of a plain tensor that a block has recorded.
-void wait_for_plain(const at::Tensor& tensor) {
-  if (lazy_impl(tensor) || !tensor.has_storage()) return;
-  if (const run::StorageVarRef var = run::plain_storages().find(tensor))
-    current_recorder()->wait_for(*var);
-}
 
 /// Lengths on a device, of another dtype or with gaps: their decomposition copies them, which a
 /// block records, and then looks at the memory of the copy.
@@ -323,7 +318,9 @@ void register_opaque_composites() {
   add_composites(backend, kFillNumber, numbers);
   add_composites(backend, kStartFromFactory, whole);
   add_composites(backend, kWorkOnMemory, whole);
-  add_composites(autograd, kWorkOnMemory, [] { return torch::CppFunction::makeFallthrough(); });
+  add_composites(autograd, kWorkOnMemory, [] {
+    return torch::CppFunction::makeFromBoxedFunction<&decompose_with_autograd>();
+  });
   const run::IgnoredWarnings silent;  // it replaces the kernel that records
   backend.impl("_lazy_clone", &lazy_clone);
   backend.impl("convolution", torch::CppFunction::makeFromBoxedFunction<&convolve>());

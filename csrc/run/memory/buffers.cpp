@@ -193,13 +193,16 @@ at::DataPtr allocate(uint64_t size) {
   return memory;
 }
 
+/// Null: the system has not so much, also when nothing is kept.
 at::DataPtr fresh(uint64_t size) {
-  try {
-    return allocate(size);
-  } catch (...) {
-    pool->empty();
+  for (int tries : {1, 2}) {
+    try {
+      return allocate(size);
+    } catch (...) {
+      if (tries == 1) pool->empty();
+    }
   }
-  return allocate(size);
+  return {};
 }
 
 }  // namespace
@@ -221,7 +224,12 @@ bool is_large(uint64_t nbytes) { return pool && nbytes >= kMinPooled; }
 at::DataPtr allocate_large_buffer(uint64_t nbytes, Whose whose) {
   const size_t index = class_of(nbytes);
   void* memory = pool->lend(index, whose);
-  if (!memory) memory = pool->lend_fresh(index, fresh(size_of(index)), whose);
+  if (!memory) {
+    at::DataPtr made = fresh(size_of(index));
+    // (A little less may do, and what is raised names the bytes that were asked for.)
+    if (!made) return c10::GetDefaultCPUAllocator()->allocate(nbytes);
+    memory = pool->lend_fresh(index, std::move(made), whose);
+  }
   return {memory, memory, &take_back, c10::Device(c10::kCPU)};
 }
 
