@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import lazyeng
 from tests.support.outcomes import metadata, outcome
@@ -134,3 +135,43 @@ def test_refused_resizes_of_a_plain_tensor(mode):
     with lazyeng.lazy(mode):
         found = resizes_beyond_memory()
     assert found == expected
+
+
+X, WEIGHT, BIAS = torch.randn(3, 16), torch.randn(8, 16), torch.randn(8)
+IMAGES, FILTERS, CHANNEL = torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3), torch.ones(3)
+BESIDE_MKLDNN = {
+    "linear": lambda to, side: F.linear(to(X), side(WEIGHT), side(BIAS)),
+    "conv2d": lambda to, side: torch.conv2d(to(IMAGES), side(FILTERS)),
+    "conv2d with a bias": lambda to, side: torch.conv2d(to(IMAGES), side(FILTERS), side(BIAS[:4])),
+    "batch_norm": lambda to, side: F.batch_norm(
+        to(IMAGES), side(CHANNEL * 0), side(CHANNEL), side(CHANNEL * 2), side(CHANNEL)
+    ),
+}
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="a build without oneDNN")
+@pytest.mark.parametrize("name", BESIDE_MKLDNN)
+def test_dense_tensors_beside_mkldnn_ones(name, lazy_mode):
+    """They go to oneDNN's kernels by the other's dispatch key, past ours."""
+    program = BESIDE_MKLDNN[name]
+    expected = program(lambda t: t.to_mkldnn(), lambda t: t).to_dense()
+    wrapped = program(lambda t: t.to_mkldnn(), lazyeng.wrap).to_dense()
+    with lazyeng.lazy(lazy_mode):
+        pending = program(lambda t: t.to_mkldnn(), lambda t: t * 1).to_dense()
+        plain = WEIGHT.clone()
+        plain.mul_(1)  # (a pending write of a plain tensor)
+        if name == "linear":
+            assert torch.equal(F.linear(X.to_mkldnn(), plain, BIAS).to_dense(), expected)
+    assert torch.equal(wrapped, expected) and torch.equal(pending, expected)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="a build without oneDNN")
+def test_gradients_beside_mkldnn_tensors(lazy_mode):
+    def gradients():
+        weight, bias = WEIGHT.clone().requires_grad_(), BIAS.clone().requires_grad_()
+        F.linear(X.to_mkldnn(), weight, bias).to_dense().square().sum().backward()
+        return [weight.grad.tolist(), bias.grad.tolist()]
+
+    expected = gradients()
+    with lazyeng.lazy(lazy_mode):
+        assert gradients() == expected

@@ -19,6 +19,7 @@
 #include "csrc/record/special/collectives.h"
 #include "csrc/record/special/composites.h"
 #include "csrc/record/special/factories.h"
+#include "csrc/record/special/mkldnn_tensors.h"
 #include "csrc/record/special/nested.h"
 #include "csrc/record/special/recurrent.h"
 #include "csrc/record/special/tensor_lists.h"
@@ -99,9 +100,14 @@ void know_schema_alone(run::OpInfo& info) {
   for (run::ArgInfo& arg : info.args) arg.is_data = false;
 }
 
+bool has_tensors(const c10::TypePtr& type) {
+  if (type->kind() == c10::TypeKind::TensorType) return true;
+  return std::ranges::any_of(type->containedTypes(), has_tensors);
+}
+
 bool handles_tensors(const c10::FunctionSchema& schema) {
   const auto tensor = [](const c10::Argument& argument) {
-    return argument.real_type()->str().find("Tensor") != std::string::npos;
+    return has_tensors(argument.real_type());
   };
   return std::any_of(schema.arguments().begin(), schema.arguments().end(), tensor) ||
          std::any_of(schema.returns().begin(), schema.returns().end(), tensor);
@@ -333,6 +339,7 @@ size_t register_kernels() {
   register_recurrent_layers();
   register_whole_products();
   register_collectives();
+  register_mkldnn_tensors();
   registered().new_ops.names = std::move(others);
   adopt_ops_with_kernels();
   // (Of the ops that torch itself defines, those without a kernel now are not built in.)
