@@ -321,7 +321,7 @@ def pending_kernel_requests() -> int:
     """Requests that are not answered."""
 
 def stop_kernel_requests() -> None:
-    """Ends the thread that waits for requests."""
+    """Ends the threads that wait for requests."""
 
 def give_up_device_groups() -> None:
     """Nothing can be compiled: ops of devices run one by one from now on."""
@@ -329,7 +329,7 @@ def give_up_device_groups() -> None:
 # ---- memory
 
 def install_buffer_pool(limit: int, /) -> None:
-    """Sets up the pool that groups take the memory of their results from; it keeps at most `limit` bytes for reuse. Once."""
+    """Sets up the pool that large memory of engine threads and of blocks comes from; it keeps at most `limit` bytes for reuse. Later calls change that bound."""
 
 def empty_buffer_pool() -> None:
     """Gives the memory that is kept for reuse back to the system."""
@@ -356,7 +356,7 @@ def expect_bump(tensor: torch.Tensor, /) -> object:
 # ---- numbers
 
 def stats() -> dict[str, int]:
-    """recorded, executed, on_one_core, in_parts, syncs, fallbacks, pending_ops, pending_bytes and stack_table_entries, since import."""
+    """The counters of `lazyeng.engine_stats` (lazyeng/stats.py has their names), since import."""
 
 def microseconds_on_one_core(
     name: str, overload: str, tensors: list[torch.Tensor], num_args: int, /

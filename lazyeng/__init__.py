@@ -17,7 +17,7 @@ _check_torch.check()
 
 from lazyeng import config as _config  # noqa: E402
 from lazyeng.data import DataLoader, prefetch  # noqa: E402
-from lazyeng.errors import LazyError  # noqa: E402
+from lazyeng.errors import LazyError, UnseenFailureWarning  # noqa: E402
 from lazyeng.lagged import Lagged  # noqa: E402
 from lazyeng.mode import lazy, synchronize  # noqa: E402
 from lazyeng.pending import graph  # noqa: E402
@@ -29,6 +29,7 @@ from lazyeng.sync_debug import (  # noqa: E402
     SyncError,
     SyncWarning,
     allow_sync,
+    get_sync_debug_mode,
     set_sync_debug_mode,
 )
 from lazyeng.tensor import LazyTensor  # noqa: E402
@@ -41,8 +42,10 @@ __all__ = [
     "LazyTensor",
     "SyncError",
     "SyncWarning",
+    "UnseenFailureWarning",
     "allow_sync",
     "engine_stats",
+    "get_sync_debug_mode",
     "graph",
     "lazy",
     "prefetch",

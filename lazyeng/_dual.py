@@ -98,21 +98,23 @@ class _Original:
 
 
 class LazyError(Exception):
-    """Base class that every deferred exception is an instance of, besides its own class.
+    """Base class that every deferred ``Exception`` is an instance of, besides its own class.
 
-    A subclass of ``Exception``. Catch the class that the operator raises in eager PyTorch, or this
-    one for everything that failed later than it was called. Where the original exception has an
-    attribute of the same name as one of these, it keeps its own.
+    A subclass of ``Exception``. (What is none, as ``KeyboardInterrupt``, is raised as it is.) Catch
+    the class that the operator raises in eager PyTorch, or this one for everything that failed
+    later than it was called. Where the original exception has an attribute of the same name as one
+    of these, it keeps its own.
     """
 
-    op = _FromOrigin(lambda origin: origin.op, 'The operator that failed: "aten.mm".')
+    op = _FromOrigin(lambda origin: origin.op, 'A string, the operator that failed: "aten.mm".')
     inputs = _FromOrigin(
-        lambda origin: origin.inputs, 'Its inputs, never their values: "float32[2,3]@cpu".'
+        lambda origin: origin.inputs,
+        'A string, its inputs, never their values: "float32[2,3]@cpu".',
     )
     path = _FromOrigin(
         lambda origin: origin.path,
-        "Names of the ops from the failed one to the one that was read; beyond 1,000, the first "
-        "1,000 and the last.",
+        "A list of strings: names of the ops from the failed one to the one that was read; beyond "
+        "1,000, the first 1,000 and the last.",
     )
     root_id = _FromOrigin(
         lambda origin: origin.root_id, "Equal for all exceptions that one failed op caused."

@@ -163,8 +163,8 @@ MAX_PENDING_OPS = Variable(
 )  # fmt: skip
 MAX_PENDING_BYTES = Variable(
     "LAZYENG_MAX_PENDING_BYTES", _positive, _eighth_of_memory,
-    "bound of run-ahead in bytes of fresh outputs; at most an eighth of the memory of each GPU in "
-    "use",
+    "bound of run-ahead in bytes of results and of large plain inputs; at most an eighth of the "
+    "memory of each GPU in use",
     _EIGHTH,
 )  # fmt: skip
 MAX_POOL_BYTES = Variable(

@@ -21,7 +21,8 @@ _base: dict[str, int] = {}
 
 
 def engine_stats() -> dict[str, int]:
-    """Counters since the last `reset_stats`, and gauges of this moment. Never waits.
+    """Counters since the last `reset_stats`, and gauges of this moment, of the whole process. Never
+    waits.
 
     Returns:
         ``recorded``, ``executed``: ops recorded and run; ``groups``: fused groups run;
@@ -36,9 +37,10 @@ def engine_stats() -> dict[str, int]:
         ``plans``: calls unlike all before (in op, shapes, options), which take longer to record;
         ``syncs``: how often the program waited; ``fallbacks``: ops run at the call because they
         cannot be recorded;
-        ``pending_ops``, ``pending_bytes``: recorded and not complete, and the bytes that they will
-        allocate; ``pool_bytes``: kept for reuse by the buffer pool; ``peak_bytes``: the most that
-        was ever in use of its buffers; ``graph_bytes``: results and copied inputs that live with
+        ``pending_ops``, ``pending_bytes``: recorded and not complete, and the bytes of their
+        results and of large plain inputs, which count for ``LAZYENG_MAX_PENDING_BYTES``;
+        ``pool_bytes``: kept for reuse by the buffer pool; ``peak_bytes``: the most that was ever in
+        use of its buffers; ``graph_bytes``: results and copied inputs that live with
         CUDA graphs; ``stack_table_entries``: distinct creation stacks kept.
     """
     now = _now()

@@ -91,8 +91,8 @@ def set_sync_debug_mode(mode: Literal["off", "warn", "error"]) -> None:
     _tell_core()
 
 
-def sync_debug_mode() -> Literal["off", "warn", "error"]:
-    """The calling thread's mode."""
+def get_sync_debug_mode() -> Literal["off", "warn", "error"]:
+    """What `set_sync_debug_mode` has set in the calling thread; ``"off"`` at first."""
     return _thread.mode
 
 

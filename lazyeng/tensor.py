@@ -111,7 +111,10 @@ class LazyTensor(_Tensor):
         return self
 
     def is_ready(self) -> bool:
-        """Whether reading would not wait; True for a failed tensor too. Never waits."""
+        """Whether it is computed, or has failed; never waits.
+
+        On a GPU: whether its kernel is launched. Reading it may still wait for the device.
+        """
         return _C.is_ready(self)
 
     def _plain(self) -> torch.Tensor:

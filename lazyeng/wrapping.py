@@ -56,12 +56,16 @@ def unwrap(obj: LazyTensor) -> torch.Tensor: ...
 def unwrap(obj: T) -> T: ...
 @errors.boundary
 def unwrap(obj: T) -> T:  # pyright: ignore[reportInconsistentOverload]
-    """The inverse of `wrap`: waits, and returns plain tensors over the same memory.
+    """Waits, and returns plain tensors over the same memory.
 
     Args:
-        obj: a LazyTensor gives a plain ``torch.Tensor`` over the same memory, a leaf; containers
-            and modules as for `wrap`; anything else, and what is plain already, is returned as it
-            is.
+        obj: a LazyTensor gives a plain ``torch.Tensor`` over the same memory, of the same shape and
+            dtype; containers and modules as for `wrap`; anything else, and what is plain already,
+            is returned as it is.
+
+    Returns:
+        What `wrap` was given, but that each tensor is a leaf: one that was a leaf keeps its
+        ``requires_grad`` and ``.grad``, any other is cut off from its history, as by ``detach()``.
 
     Raises:
         LazyError: an operation that a tensor depends on failed; with the type and message that

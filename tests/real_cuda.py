@@ -35,7 +35,6 @@ PROGRAMS = (
 _TWO = "has two devices"
 _HELD = "holds the device back"
 _COUNTED = "counts what the device has launched"
-_RAN = "names the kernels that ran"
 _MEMORY = "has a device of a few MiB"
 _FAILS = "lets a kernel fail"
 _DEVICE = "is about the simulated device itself"

@@ -1,5 +1,6 @@
 """Shapes that are never twice the same: after a few runs an op's meta function is believed, also
-about transposed and sliced arguments, and nothing waits for it any more (record/meta_trust.h)."""
+about transposed and sliced arguments, and nothing waits for it any more
+(record/metadata/meta_trust.h)."""
 
 from __future__ import annotations
 

@@ -116,3 +116,58 @@ print(bad)
 @pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
 def test_programs_of_new_shapes_import_no_python_metas(mode: str):
     assert printed_by(IMPORTS, MODE=mode) == "[]\n"
+
+
+# Kernels that trust sizes to fit each other, and results whose sizes are computed.
+TRUSTING: dict[str, Callable[[], list[Tensor]]] = {
+    "ctc_loss": lambda: ctc_gradients(lengths=[25] * 16),
+    "ctc_loss of other lengths": lambda: ctc_gradients(lengths=[*range(10, 26)]),
+    "sobol": lambda: [torch.quasirandom.SobolEngine(600, scramble=True, seed=1).draw(3)],
+    "int8 products": lambda: [
+        torch._weight_int8pack_mm(
+            torch.ones(64, 512).bfloat16(), torch.ones(64, 512).char(), torch.ones(64).bfloat16()
+        )
+    ],
+    "slices": lambda: [
+        torch.slice_copy(LARGE[:rows], 0, *ends)
+        for rows in (90, 80, 70, 60, 130)
+        for ends in ((0, 100), (10, 100), (100,), (0, -20), (-20,), (0, None, 50))
+    ],
+    "splits": lambda: [*torch.split_copy(LARGE, 100)],
+    "diagonals": lambda: [torch.diagonal_copy(LARGE, offset) for offset in (-10, 3, 100)],
+    "windows": lambda: [torch.unfold_copy(torch.ones(20, 30, 90), 2, 1, 3)],
+    "every third": lambda: [torch.slice_copy(torch.ones(20, 30, 90), 2, 0, None, 3)],
+}
+LARGE = torch.rand(130, 140)
+
+
+def ctc_gradients(lengths: list[int]) -> list[Tensor]:
+    torch.manual_seed(0)
+    logits = torch.randn(50, 16, 40, requires_grad=True)
+    targets = torch.randint(1, 40, (16, 25))
+    loss = F.ctc_loss(logits.log_softmax(-1), targets, [50] * 16, lengths, zero_infinity=True)
+    loss.backward()
+    assert logits.grad is not None
+    return [loss.detach(), logits.grad]
+
+
+@pytest.mark.parametrize("mode", ["deferred", "async"])
+@pytest.mark.parametrize("name", TRUSTING)
+def test_kernels_that_trust_sizes_are_not_asked(name: str, mode: str):
+    program = TRUSTING[name]
+    expected = program()
+    with lazyeng.lazy(mode):
+        found = program()
+        looks = [(t.shape, t.stride(), t.dtype) for t in found]
+    assert looks == [(t.shape, t.stride(), t.dtype) for t in expected]
+    for got, wanted in zip(found, expected, strict=True):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("mode", ["deferred", "async"])
+def test_a_range_that_equals_a_size_is_refused_at_the_call(mode: str):
+    x = torch.zeros(300, 300, dtype=torch.uint8)
+    with lazyeng.lazy(mode):
+        with pytest.raises(RuntimeError, match="out of bounds for unsigned char"):
+            x.random_(0, 300)
+        assert x.sum() == 0

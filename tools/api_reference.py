@@ -35,10 +35,11 @@ The guides are in the [index](README.md).
 # Names without a module are those of `lazyeng.__all__`.
 SECTIONS = {
     "Lazy tensors and blocks": ["lazy", "wrap", "unwrap", "synchronize", "LazyTensor"],
-    "Errors": ["LazyError", "errors.UnseenFailureWarning", "explain.explain"],
+    "Errors": ["LazyError", "UnseenFailureWarning", "explain.explain"],
     "Data": ["DataLoader", "prefetch", "Lagged"],
     "Waits": [
-        "set_sync_debug_mode", "allow_sync", "SyncWarning", "SyncError", "sync_debug.Wait",
+        "set_sync_debug_mode", "get_sync_debug_mode", "allow_sync", "SyncWarning", "SyncError",
+        "sync_debug.Wait",
     ],
     "Seeing what happens": [
         "engine_stats", "reset_stats", "graph", "pending.Graph", "pending.PendingOp", "profile",

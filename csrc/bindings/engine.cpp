@@ -4,7 +4,6 @@
 #include "csrc/bindings/bindings.h"
 #include "csrc/fuse/graphs/step_graph.h"
 #include "csrc/fuse/group.h"
-#include "csrc/fuse/op_table.h"
 #include "csrc/fuse/plan.h"
 #include "csrc/fuse/step_plan.h"
 #include "csrc/record/device/accelerator.h"

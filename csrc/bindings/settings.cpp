@@ -4,7 +4,6 @@
 #include "csrc/fuse/graphs/step_graph.h"
 #include "csrc/fuse/group.h"
 #include "csrc/fuse/op_table.h"
-#include "csrc/record/device/accelerator.h"
 #include "csrc/record/process/gate.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/special/collectives.h"

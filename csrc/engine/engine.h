@@ -138,8 +138,8 @@ class Engine {
   virtual void set_num_workers(unsigned n) = 0;
   virtual unsigned num_workers() const noexcept = 0;
 
-  /// Called on each engine thread at its start, with its queue and its index (set OpenMP widths,
-  /// exclude dispatch keys, name the thread). Set before start(). Never throws.
+  /// Called on each engine thread at its start, with its queue and its index (to exclude dispatch
+  /// keys). Set before start(). Never throws.
   void set_thread_init(std::function<void(QueueId, unsigned)> init) {
     thread_init_ = std::move(init);
   }
@@ -196,8 +196,8 @@ class Engine {
 /// Runs every op on the calling thread, at push; one that another thread's running op keeps from
 /// its turn runs right after that one, on that thread. Always started, unless stopped.
 std::unique_ptr<Engine> make_naive_engine();
-/// Runs ops on `workers` pool threads plus one thread per other queue (started when first used),
-/// from start() on.
+/// Runs ops on `workers` pool threads, plus those of the other queues (worker_pool.h), which start
+/// when first used; from start() on.
 std::unique_ptr<Engine> make_threaded_engine(unsigned workers);
 
 }  // namespace lazyeng::engine

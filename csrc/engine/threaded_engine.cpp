@@ -1,8 +1,9 @@
 // csrc/engine/threaded_engine.cpp: ready ops go to the worker pool of their queue.
 //
 // Locks, in the order in which they may nest: lifecycle_, pools_mutex_, a pool's lock; the
-// tracker's locks never nest with these. lifecycle_ is taken by start, stop and set_num_workers
-// only, which wait for workers; workers never take it. So no cycle.
+// tracker's locks never nest with these. lifecycle_ is taken by start, stop, abandon and
+// set_num_workers only, which join workers under it; workers never take it. So no cycle. No code of
+// the program runs under it, but for abandon's interrupt, at the end of a process.
 #include <algorithm>
 #include <array>
 
@@ -121,6 +122,7 @@ class ThreadedEngine final : public TrackedEngine {
   static constexpr unsigned kMaxWaits = 256;
 
   static unsigned slot_of(QueueId queue) noexcept;
+  bool is_running();
   unsigned threads_of(QueueId queue) const noexcept;
   WorkerPool& pool_of(QueueId queue);
   WorkerPool& make_pool(QueueId queue);
@@ -133,7 +135,7 @@ class ThreadedEngine final : public TrackedEngine {
   std::mutex pools_mutex_;
   std::array<std::unique_ptr<WorkerPool>, kMaxPools> owned_;
   std::array<std::atomic<WorkerPool*>, kMaxPools> pools_{};
-  bool running_ = false;  // written under both mutexes
+  bool running_ = false;  // written under both mutexes, read under one
   std::atomic<unsigned> num_workers_;
   std::atomic<bool> pushed_by_worker_{false};
 };
@@ -364,6 +366,11 @@ unsigned ThreadedEngine::num_free() const noexcept {
   return pools_[slot_of(QueueId::cpu)].load(std::memory_order_relaxed)->num_free();
 }
 
+bool ThreadedEngine::is_running() {
+  std::lock_guard lock(pools_mutex_);
+  return running_;
+}
+
 void ThreadedEngine::start() {
   std::lock_guard lifecycle(lifecycle_);
   std::lock_guard lock(pools_mutex_);
@@ -374,16 +381,18 @@ void ThreadedEngine::start() {
 }
 
 WaitResult ThreadedEngine::stop(const Interrupt& interrupt) {
-  std::lock_guard lifecycle(lifecycle_);
-  if (!running_) return WaitResult::done;
   // Rounds: what our own threads push while we wait is finished too. What other threads push does
-  // not extend the stop, or it might never end.
+  // not extend the stop, or it might never end. (Without lifecycle_: a signal handler that the
+  // interrupt runs may call set_num_workers.)
   do {
+    if (!is_running()) return WaitResult::done;
     pushed_by_worker_.store(false);
     if (wait_for_all(interrupt) == WaitResult::interrupted) return WaitResult::interrupted;
   } while (pushed_by_worker_.load());
+  std::lock_guard lifecycle(lifecycle_);
   {
     std::lock_guard lock(pools_mutex_);
+    if (!running_) return WaitResult::done;
     running_ = false;  // from now on new pools do not start
   }
   for_each_pool([](WorkerPool& pool) { pool.stop(); });

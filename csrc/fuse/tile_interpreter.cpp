@@ -153,7 +153,7 @@ class Worker {
     } else {
       links_.push_back({chain.chain->last(out), {place_[chain.out]}, {}, {}});
     }
-    chain.chain->run({links_.data(), links_.size(), in, out, n, sum});
+    chain.chain->run({links_.data(), links_.size(), out, n, sum});
     clear_upper_halves();
   }
 

@@ -170,7 +170,7 @@ bool is_read(const at::Tensor& tensor, const run::StorageVar& var) {
   return !lazy_impl(tensor) || var.values_read.load(std::memory_order_relaxed);
 }
 
-/// Runs a counter (is_counter in recorder.cpp) without a Node. False: it may be one all the same.
+/// Runs a counter (is_counter in schedule.cpp) without a Node. False: it may be one all the same.
 bool write_number_at_once(const run::OpInfo& info, torch::jit::Stack& stack, const Window& window,
                           RecordCounters& counters) {
   if (!changes_elements(info) || !is_of_numbers(info, stack) || has_new_autograd_node())

@@ -62,9 +62,11 @@ class LazyImpl final : public c10::TensorImpl {
   void mirror();
   void leave_watch();
 
+  // (As with torch's own metadata, who changes a tensor while others use it orders that himself:
+  // the GIL does for Python, and ops of autograd's threads hand tensors on.)
   run::ValueRef value_;
   std::shared_ptr<WatchedResult> watched_by_;
-  mutable std::mutex asked_mutex_;
+  mutable std::mutex asked_mutex_;      // guards the exchange of:
   mutable c10::Storage asked_storage_;  // kept: storage() returns a reference
 };
 

@@ -96,7 +96,7 @@ void know_schema_alone(run::OpInfo& info) {
       std::any_of(info.returns.begin(), info.returns.end(),
                   [](const run::ReturnInfo& result) { return result.may_alias; });
   info.pointwise = info.reduction = info.structured_meta = info.made_of_ops = info.cpp_meta = false;
-  info.fans_out = info.looks_once = info.takes_some_of_first = false;
+  info.fans_out = info.looks_once = info.checks_sizes = info.takes_some_of_first = false;
   for (run::ArgInfo& arg : info.args) arg.is_data = false;
 }
 

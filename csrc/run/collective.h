@@ -9,8 +9,6 @@
 
 #include <ATen/core/stack.h>
 
-#include <mutex>
-
 #include "csrc/run/failures/failure.h"
 #include "csrc/run/op_info.h"
 #include "csrc/run/storage_var.h"

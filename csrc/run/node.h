@@ -183,8 +183,8 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   bool lacked_memory_ = false;
 };
 
-/// What writes this much may run on several threads (at::parallel_for splits from 32,768
-/// elements).
+/// An op with a tensor of so many bytes may run on several threads. (at::parallel_for splits from
+/// 32,768 elements; those of one byte are the least.)
 inline constexpr uint64_t kWideBytes = 32768;
 /// Held by what runs on all cores: one op at a time, so that inter-op times intra-op threads stay
 /// within the cores. A thread of the program, which runs brief ops only, does not wait for it: if

@@ -255,6 +255,7 @@ void OpInfo::read_kernels() {
       contains(kLooksOnce, base) ||
       (!made_of_ops && (pointwise || reduction || work == Work::elements || work == Work::rows));
   cpp_meta = made_of_ops && contains(kCppMeta, base);
+  checks_sizes = aten && (pointwise || reduction || contains(kCheckSizes, base));
   structured_meta =
       aten && !contains(kUnfinishedStructured, base) && !contains(kUnfinishedStructured, name) &&
       handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);

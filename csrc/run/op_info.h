@@ -122,9 +122,11 @@ struct OpInfo {
   bool takes_some_of_first = false;
   /// Its IndexErrors are of values: by its looks the meta function has refused what is refused.
   bool looks_up_by_values = false;
-  bool pointwise = false;   ///< by torch's tag
-  bool reduction = false;   ///< likewise
-  bool fans_out = false;    ///< its kernel starts helpers for tensors of any size
+  bool pointwise = false;  ///< by torch's tag
+  bool reduction = false;  ///< likewise
+  bool fans_out = false;   ///< its kernel starts helpers for tensors of any size
+  /// Its kernel may be asked about smaller tensors than it is called with.
+  bool checks_sizes = false;
   bool looks_once = false;  ///< its kernel takes time linear in the size of what it gets
   /// On the CPU it is made of other ops, and so it is on the meta device: that tells the truth.
   bool made_of_ops = false;

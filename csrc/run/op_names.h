@@ -183,6 +183,56 @@ inline constexpr std::array<std::string_view, 21> kCallsCastOps = {
 /// it: of 66 rows of 33 elements five differ, all in what no whole vector takes.
 inline constexpr std::array<std::string_view, 1> kOtherOnOneCore = {"aten::_softmax_backward_data"};
 
+/// Ops whose kernels check that the sizes of their arguments fit each other, and whose results have
+/// sizes of these: beside pointwise ops and reductions. (Others trust them: shrunken arguments
+/// would be read, or written, beyond their ends.)
+inline constexpr std::array<std::string_view, 45> kCheckSizes = {
+    "aten::_cdist_forward",
+    "aten::_euclidean_dist",
+    "aten::addbmm",
+    "aten::addr",
+    "aten::argsort",
+    "aten::binary_cross_entropy",
+    "aten::binary_cross_entropy_with_logits",
+    "aten::bucketize",
+    "aten::cummax",
+    "aten::cummin",
+    "aten::dist",
+    "aten::empty_like",
+    "aten::flip",
+    "aten::full_like",
+    "aten::grid_sampler_2d",
+    "aten::grid_sampler_3d",
+    "aten::huber_loss",
+    "aten::index_fill",
+    "aten::index_fill_",
+    "aten::kthvalue",
+    "aten::linear",
+    "aten::log_sigmoid_forward",
+    "aten::logcumsumexp",
+    "aten::masked_fill",
+    "aten::masked_fill_",
+    "aten::masked_scatter",
+    "aten::matmul",
+    "aten::mse_loss",
+    "aten::mse_loss_backward",
+    "aten::multi_margin_loss",
+    "aten::multilabel_margin_loss_forward",
+    "aten::mv",
+    "aten::native_group_norm",
+    "aten::native_layer_norm",
+    "aten::ones_like",
+    "aten::roll",
+    "aten::rsub",
+    "aten::searchsorted",
+    "aten::smooth_l1_loss",
+    "aten::smooth_l1_loss_backward",
+    "aten::soft_margin_loss",
+    "aten::sort",
+    "aten::stack",
+    "aten::trace",
+    "aten::zeros_like"};
+
 /// Copies whose source and result may lie on different devices.
 inline constexpr std::array<std::string_view, 2> kCrossesDevices = {"aten::_to_copy",
                                                                     "aten::copy_"};

@@ -1,5 +1,5 @@
-// tests/cpp/test_crowding.cpp: when helpers that stand in line shall sleep (run/crowding.h), and
-// how many cores others keep busy (run/other_programs.h).
+// tests/cpp/test_crowding.cpp: when helpers that stand in line shall sleep (run/cores/crowding.h),
+// and how many cores others keep busy (run/cores/other_programs.h).
 #include <time.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// tests/cpp/test_finding.cpp: for what findings of trials hold (run/finding.h).
+// tests/cpp/test_finding.cpp: for what findings of trials hold (run/cores/finding.h).
 #include "csrc/run/cores/finding.h"
 #include "tests/cpp/check.h"
 

@@ -1,4 +1,4 @@
-// tests/cpp/test_loop_cuts.cpp: where the windows of loops are cut (record/loop_cuts.h).
+// tests/cpp/test_loop_cuts.cpp: where the windows of loops are cut (record/window/loop_cuts.h).
 #include "csrc/record/window/loop_cuts.h"
 #include "tests/cpp/check.h"
 

@@ -1,4 +1,5 @@
-// tests/cpp/test_read_habit.cpp: when recorded nodes are held for a read (record/read_habit.h).
+// tests/cpp/test_read_habit.cpp: when recorded nodes are held for a read
+// (record/window/read_habit.h).
 #include "csrc/record/window/read_habit.h"
 #include "tests/cpp/check.h"
 

@@ -1,4 +1,5 @@
-// tests/cpp/test_spare_cores.cpp: when large ops leave a core to the program (run/spare_cores.h).
+// tests/cpp/test_spare_cores.cpp: when large ops leave a core to the program
+// (run/cores/spare_cores.h).
 #include "csrc/run/cores/spare_cores.h"
 #include "tests/cpp/check.h"
 

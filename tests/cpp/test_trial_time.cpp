@@ -1,4 +1,4 @@
-// tests/cpp/test_trial_time.cpp: how much time trials may take (run/trial_time.h).
+// tests/cpp/test_trial_time.cpp: how much time trials may take (run/cores/trial_time.h).
 #include "csrc/run/cores/trial_time.h"
 #include "tests/cpp/check.h"
 

@@ -40,9 +40,9 @@ void run_trials(uint64_t number);
 
 /// One core goes over so many elements in the time of a trial.
 inline constexpr uint64_t kElementsBefore = 1 << 21;
-/// For tests: how many ops to record before, at most. 0: a trial is due when it is wanted, and all
-/// are run.
+/// A trial is due once so many ops were recorded since it was wanted, at most.
 inline constexpr uint64_t kOpsBefore = 1000;
+/// For tests: another number of them. 0: a trial is due when it is wanted, and all are run.
 void set_ops_before_trials(uint64_t ops);
 
 /// What was found; false before. `dense`: all tensors lie in memory without gaps and in one order,

@@ -21,7 +21,6 @@
 #include "csrc/fuse/graphs/drawn_state.h"
 #include "csrc/fuse/group.h"
 #include "csrc/fuse/key.h"
-#include "csrc/run/device/launch_log.h"
 
 namespace lazyeng::fuse {
 namespace {

@@ -7,7 +7,6 @@
 #include "csrc/fuse/device/kernel_requests.h"
 #include "csrc/fuse/device/kernel_run.h"
 #include "csrc/fuse/numbers.h"
-#include "csrc/run/device/launch_log.h"
 
 namespace lazyeng::fuse {
 namespace {

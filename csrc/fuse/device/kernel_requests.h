@@ -31,7 +31,8 @@ struct KernelRequest {
 
 class KernelRequests {
  public:
-  /// Called, without a lock and perhaps more than once, when somebody asks and nobody serves.
+  /// Called, without a lock and perhaps more than once, when somebody asks and nobody serves. Set
+  /// before the engine starts.
   void set_announce(std::function<void()> announce) { announce_ = std::move(announce); }
 
   /// (The number is given here.)
@@ -43,7 +44,7 @@ class KernelRequests {
   c10::DeviceIndex device_of(uint64_t id) const;
   /// The kernels for the request; null: there are none, and it is not asked for again.
   void answer(uint64_t id, std::shared_ptr<const GroupKernels> kernels);
-  /// Ends the thread that serves, when it comes to next().
+  /// Ends the threads that serve, when they come to next().
   void stop();
 
   /// Around a fork, whose child would find the lock held for ever. The child has no thread that

@@ -7,7 +7,6 @@
 #include "csrc/fuse/device/device_arguments.h"
 #include "csrc/run/device/launch_log.h"
 #include "csrc/run/device/launch_order.h"
-#include "csrc/run/memory/buffers.h"
 #include "csrc/run/traces/stream_trace.h"
 
 namespace lazyeng::fuse {

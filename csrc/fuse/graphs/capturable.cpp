@@ -11,7 +11,6 @@
 
 #include "csrc/fuse/op_table.h"
 #include "csrc/run/device/device_queues.h"
-#include "csrc/run/device/launch_order.h"
 
 namespace lazyeng::fuse {
 namespace {

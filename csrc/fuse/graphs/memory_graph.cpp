@@ -252,7 +252,6 @@ bool MemoryGraph::capture(Segment& segment, const Observation& now) {
   // (Another thread has changed a setting: which kernels were captured with which is not known.)
   if (!has_settings_of(now)) return false;
   graph_ = std::make_unique<CapturedGraph>(now, std::move(graph), values.memory());
-  graph_stats().captures.fetch_add(1, std::memory_order_relaxed);
   hasty_captures_ = launches_ >= kWorthACapture ? 1 : hasty_captures_ + 1;
   launches_ = 0;
   return true;

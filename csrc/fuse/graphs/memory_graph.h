@@ -82,9 +82,8 @@ class MemoryGraph {
 
 struct GraphStats {
   std::atomic<uint64_t> launches{0};
-  std::atomic<uint64_t> nodes{0};     ///< ops in them
-  std::atomic<uint64_t> captures{0};  ///< that have ended well
-  std::atomic<uint64_t> bytes{0};     ///< of results and copied inputs that live with graphs
+  std::atomic<uint64_t> nodes{0};  ///< ops in them
+  std::atomic<uint64_t> bytes{0};  ///< of results and copied inputs that live with graphs
 };
 GraphStats& graph_stats();
 

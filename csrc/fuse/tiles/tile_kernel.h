@@ -196,8 +196,8 @@ struct Link {
 struct ChainArgs {
   const Link* links;  ///< the first loads the value, the last stores it or adds it to a sum
   size_t count;
-  Type in_type, out_type;  ///< in memory: float32 may come from, and go to, a narrow type
-  int64_t n;               ///< elements
+  Type out_type;  ///< in memory: float32 may go to a narrow type
+  int64_t n;      ///< elements
   const SumKernel* sum = nullptr;
 };
 /// Of values of one type.

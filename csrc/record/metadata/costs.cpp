@@ -7,7 +7,7 @@ namespace lazyeng::record {
 namespace {
 
 /// Most elementwise kernels fan out from 32,768 elements, those of MKL's functions from 2,048.
-constexpr uint64_t kElementsFanOut = 2048 * sizeof(float);
+constexpr uint64_t kBytesFanOut = 2048 * sizeof(float);
 
 /// Microseconds from which a BLAS may use helpers (30,000 flops, far fewer than pay).
 constexpr double kProductFansOut = 0.5;
@@ -61,7 +61,7 @@ bool starts_helpers(const Call& call, const std::vector<run::GeometryRef>& tenso
   uint64_t most_bytes = 0;
   for (const run::GeometryRef& tensor : tensors)
     if (tensor) most_bytes = std::max(most_bytes, tensor->span_bytes());
-  return !(copies || work == run::Work::elements) || most_bytes >= kElementsFanOut ||
+  return !(copies || work == run::Work::elements) || most_bytes >= kBytesFanOut ||
          call.info.fans_out;
 }
 

@@ -22,9 +22,12 @@ const run::OpInfo& empty_like() {
 
 }  // namespace
 
-bool draws_like(const run::OpInfo& info) {
+bool draws_like(const Call& call) {
+  const run::OpInfo& info = call.info;
   const std::vector<c10::Argument>& arguments = info.handle.schema().arguments();
-  return info.aten && info.random && !info.writes && info.short_name.ends_with("_like") &&
+  // (Not randint_like, which may refuse its range; nor for another device.)
+  return info.aten && (info.short_name == "rand_like" || info.short_name == "randn_like") &&
+         std::ranges::none_of(call.args, [](const c10::IValue& arg) { return arg.isDevice(); }) &&
          std::ranges::all_of(kOptions, [&](std::string_view option) {
            return std::ranges::any_of(
                arguments, [&](const c10::Argument& argument) { return argument.name() == option; });

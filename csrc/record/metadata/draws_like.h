@@ -6,8 +6,8 @@
 
 namespace lazyeng::record {
 
-/// rand_like, randn_like, randint_like.
-bool draws_like(const run::OpInfo& info);
+/// rand_like and randn_like, on the device of their tensor.
+bool draws_like(const Call& call);
 
 /// The call of empty_like with the same tensor and options.
 Call as_empty_like(const Call& call);

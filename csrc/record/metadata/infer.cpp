@@ -179,7 +179,7 @@ CallPlanRef infer_any(const Call& call) {
   const run::Doubts doubts = run::doubts_of(doubted_kind(call));
   if (doubts.layouts) return nullptr;
   if (writes_overlapping(call) || may_conjugate_given(call)) return plan_that_must_run();
-  if (draws_like(call.info)) return plan_of_draw_like(call);
+  if (draws_like(call)) return plan_of_draw_like(call);
   if (casts_in_kernel(call)) return kernel_can_be_tried(call) ? ask_kernel(call) : nullptr;
   MetaAnswer answer = MetaAnswer::none;
   if (structured_meta_is_right(call) && !doubts.structured) {

@@ -3,10 +3,11 @@
 // A plan is looked up by everything that can decide it: op, looks of the tensors (but for their
 // offsets, with few exceptions), sizes and options among the scalars. On a miss the op is asked in
 // this order: its C++ structured meta function; its kernel, on one element, if that tells enough
-// (csrc/record/metadata/one_element.h), or on small stand-ins (csrc/record/metadata/stand_ins.h);
-// its meta kernel (perhaps Python), once some calls of this kind were run and agreed with it; and
-// last a real run from which the plan is learned. Each plan is verified when the op runs
-// (csrc/run/executor.cpp).
+// (csrc/record/metadata/one_element.h), or on small stand-ins (csrc/record/metadata/stand_ins.h),
+// or on smaller ones than the arguments (csrc/record/metadata/smaller.h); its meta kernel (perhaps
+// Python), once some calls of this kind were run and agreed with it; and last a real run from which
+// the plan is learned. (If that fails: csrc/record/metadata/failed_first_call.h.) Each plan is
+// verified when the op runs (csrc/run/executor.cpp).
 #pragma once
 
 #include "csrc/engine/spin_lock.h"

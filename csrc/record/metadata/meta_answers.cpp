@@ -9,7 +9,6 @@
 
 #include "csrc/record/metadata/costs.h"
 #include "csrc/record/metadata/doubts.h"
-#include "csrc/record/metadata/meta_trust.h"
 #include "csrc/record/metadata/number_range.h"
 #include "csrc/record/metadata/probe.h"
 #include "csrc/record/thread_mode.h"

@@ -25,7 +25,7 @@ constexpr int64_t kKept = 4;  // sizes up to this one stand for themselves
 constexpr size_t kExchanges = 3;
 constexpr size_t kMaxSizes = 5;
 /// What the sizes of a call become, in ascending order. No row is another one plus a constant, or
-/// half of it: `d - 2` and `(d + 1) / 2` of one size cannot be taken for another size.
+/// half of it.
 constexpr std::array<std::array<int64_t, kExchanges>, kMaxSizes> kSmall = {
     {{5, 6, 8}, {9, 13, 11}, {14, 17, 22}, {20, 28, 29}, {27, 33, 39}}};
 
@@ -210,11 +210,8 @@ bool all_lie_side_by_side(const Call& call) {
   });
 }
 
-/// Its sizes are arithmetic, or of more than the looks of its arguments.
-bool is_about_more_than_sizes(const run::OpInfo& info) {
-  return info.work == run::Work::convolution || info.work == run::Work::windows ||
-         info.data_dependent || info.storage_size_matters || info.offset_matters ||
-         info.moves_metadata || info.metadata_only || info.looks_at_grad;
+bool tells_by_sizes(const run::OpInfo& info) {
+  return info.checks_sizes && !info.data_dependent && !info.moves_metadata && !info.looks_at_grad;
 }
 
 /// The smaller tensors lie in memory of their own each, so their kernel does not complain.
@@ -227,10 +224,9 @@ bool writes_what_it_reads(const Call& call) {
 
 /// Its sizes, if the call is one that can be asked about. Else empty.
 Sizes exchangeable(const Call& call) {
-  return is_about_more_than_sizes(call.info) || !all_lie_side_by_side(call) ||
-                 writes_what_it_reads(call)
-             ? Sizes()
-             : sizes_to_exchange(call);
+  const bool may_be =
+      tells_by_sizes(call.info) && all_lie_side_by_side(call) && !writes_what_it_reads(call);
+  return may_be ? sizes_to_exchange(call) : Sizes();
 }
 
 }  // namespace

@@ -5,8 +5,12 @@
 // for larger, in the tensors and among the integers of the call (the k of topk, the shape of a
 // norm). The kernel is asked for three such exchanges. A size of a result must either be an
 // exchanged one in all three, and then is the size that was exchanged; or the same number in all
-// three. Any other has been computed from sizes (the length of a convolution): then nothing is
-// told.
+// three; or else nothing is told.
+//
+// That is for ops whose kernels check sizes, and whose results have sizes of their arguments
+// (OpInfo::checks_sizes): not computed ones (the length of a slice). Kernels that trust sizes to
+// fit each other would go beyond the ends of shrunken arguments (ctc_loss has lengths among its
+// numbers).
 //
 // This takes microseconds. torch's meta functions of most such ops are Python, and the first that
 // is asked imports some 800 modules.
@@ -16,7 +20,7 @@
 
 namespace lazyeng::record {
 
-/// Null: nothing is told (odd strides, sizes that are computed, a kernel that refuses).
+/// Null: nothing is told (another op, odd strides, a kernel that refuses).
 CallPlanRef ask_kernel_on_smaller(const Call& call);
 
 /// Whether the kernel works on smaller tensors of these dtypes; none: of those that the call has.

@@ -14,7 +14,6 @@
 
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
-#include "csrc/record/process/gate.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/special/factories.h"
 #include "csrc/record/special/kernels_with_autograd.h"

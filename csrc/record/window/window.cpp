@@ -38,8 +38,9 @@ Window::Appended Window::append(run::Node& node, bool async, bool for_reader) {
       .queue = queue_,
       .held = is_held_,
       .to_watch = is_held_ && (!was_held || (async && std::exchange(rest_to_watch_, false)))};
-  // seq_cst: either the worker that is going to sleep sees this size, or we see the worker idle.
-  // (Deferred nodes are none of its business.)
+  // seq_cst: either the worker that stops watching (WorkerPool::watch) sees this size, or we see
+  // that nobody watches. That we see one that goes to sleep idle is argued at has_idle_worker.
+  // (Deferred nodes are none of their business.)
   size_.store(appended.size, async ? std::memory_order_seq_cst : std::memory_order_release);
   return appended;
 }

@@ -33,7 +33,8 @@ namespace lazyeng::run {
 /// region(data) on each thread of the calling thread's team.
 void in_team(void (*region)(void*), void* data);
 
-/// Keeps the idle team, or not. Without libgomp it does nothing. Any thread.
+/// Keeps the idle team, or not. Without libgomp it does nothing. Any thread; but start() and stop()
+/// are called by one at a time, as the engine starts and stops.
 class OpenMpHelpers {
  public:
   void start();

@@ -71,7 +71,7 @@ class StreamUses {
   bool written_elsewhere() const;
   /// The device has done all that others than the default stream do.
   bool is_over() const;
-  /// Becomes what the other one was, which nobody uses any more.
+  /// Becomes what the other one was. Nobody else uses either of them meanwhile.
   void take(StreamUses& other);
 
  private:

@@ -44,7 +44,7 @@ namespace detail {
 inline constinit std::atomic<bool> tracing{false};
 }
 
-inline bool tracing() noexcept { return detail::tracing.load(std::memory_order_relaxed); }
+inline bool tracing() noexcept { return detail::tracing.load(std::memory_order_acquire); }
 
 /// The time if somebody traces, otherwise 0.
 inline int64_t trace_time() noexcept {
