@@ -27,9 +27,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     mode: Any = item.config.getoption("--lazyeng-sync")  # one of the choices
     if mode == "off":
         return (yield)
-    from lazyeng.sync_debug import set_sync_debug_mode, sync_debug_mode
+    from lazyeng.sync_debug import get_sync_debug_mode, set_sync_debug_mode
 
-    before = sync_debug_mode()
+    before = get_sync_debug_mode()
     set_sync_debug_mode(mode)
     try:
         return (yield)

@@ -175,7 +175,7 @@ class LaunchLog {
       made = blame(error, message);
     }
     failure_log().add(made, FailureLog::Holder::log);  // (may take the GIL)
-    return failure_;  // (set once)
+    return failure_;                                   // (set once)
   }
 
   /// Those that may have something to do: the default stream is the program's as well.
