@@ -63,8 +63,21 @@ def _in_block(function: Function, block: Block) -> Function:
 def _generator(function: Function, block: Block, whole: Block) -> Function:
     def generator(*args: Any, **kwargs: Any) -> Any:
         running = function(*args, **kwargs)
-        with _hidden_frames(), whole():
-            return (yield from _steps(running.send, None, running.throw, block))
+        steps = _steps(running.send, None, running.throw, block)
+        step, given = steps.send, [None]
+        try:
+            with _hidden_frames(), whole():
+                while True:
+                    try:
+                        made = [step(given.pop())]
+                    except StopIteration as end:
+                        return end.value
+                    try:
+                        step, given = steps.send, [(yield made.pop())]
+                    except BaseException as error:  # (`yield from` would close it at GeneratorExit)
+                        step, given = steps.throw, [error]
+        finally:
+            given = None  # an exception, whose traceback holds this frame
 
     return generator
 

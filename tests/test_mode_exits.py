@@ -316,6 +316,48 @@ def test_base_exceptions_pass(error):
         raise error
 
 
+def goes_on():
+    try:
+        yield 1
+    except GeneratorExit:
+        yield 2
+    yield 3
+
+
+def returns():
+    try:
+        yield 1
+    except GeneratorExit:
+        return 2
+
+
+def replaces():
+    try:
+        yield 1
+    except GeneratorExit as error:
+        raise KeyError(type(error.__context__).__name__) from None
+
+
+def is_told(generator):
+    """What a generator makes of exits, by way of throw() and of close()."""
+    told = [next(generator)]
+    for call in (
+        lambda: generator.throw(GeneratorExit()),
+        generator.close,
+        lambda: next(generator),
+    ):
+        try:
+            told.append(call())
+        except BaseException as error:
+            told.append((type(error), str(error), getattr(error, "value", None)))
+    return told
+
+
+@pytest.mark.parametrize("function", [goes_on, returns, replaces])
+def test_a_decorated_generator_may_handle_its_exit(function):
+    assert is_told(lazy()(function)()) == is_told(function())
+
+
 @pytest.mark.parametrize("setting", [True, False])
 def test_kernels_run_with_the_thread_settings_of_the_call(setting):
     """Engine threads take them over; what was recorded before a change keeps what it had."""

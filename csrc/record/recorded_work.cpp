@@ -3,7 +3,11 @@
 
 #include <ATen/core/List.h>
 
+#include <thread>
+
+#include "csrc/record/process/signals.h"
 #include "csrc/record/recorder.h"
+#include "csrc/run/python_ref.h"
 
 namespace lazyeng::record {
 namespace {
@@ -42,7 +46,23 @@ std::exception_ptr RecordedWork::exception() const {
   }
 }
 
-bool RecordedWork::wait(std::chrono::milliseconds /*timeout*/) {
+void RecordedWork::wait_at_most(std::chrono::milliseconds timeout) {
+  constexpr auto kLookEvery = std::chrono::milliseconds(1);
+  const auto until = std::chrono::steady_clock::now() + timeout;
+  while (!isCompleted()) {
+    TORCH_CHECK(std::chrono::steady_clock::now() < until, "Operation timed out!");
+    {
+      const run::NoGil released;
+      std::this_thread::sleep_for(kLookEvery);
+    }
+    if (const std::exception_ptr raised = raised_by_signal()) std::rethrow_exception(raised);
+  }
+  if (const engine::FailurePtr failure = collective_->done()->failure())
+    run::throw_python_error(failure);
+}
+
+bool RecordedWork::wait(std::chrono::milliseconds timeout) {
+  if (timeout != kNoTimeout) wait_at_most(timeout);
   for (const run::ValueRef& value : plain_) current_recorder()->wait_and_check(*value);
   return true;
 }

@@ -9,7 +9,7 @@ namespace lazyeng::record {
 
 /// It is as that of a CUDA backend: who waits for it goes on at once, with tensors whose values
 /// come later; its future has them from the start. Only memory that the caller sees, that of plain
-/// tensors, is really waited for.
+/// tensors, is really waited for; and the end, by who says how long to wait for it.
 class RecordedWork final : public c10d::Work {
  public:
   /// Before the call is recorded. `waits`: wait() is not part of the call itself.
@@ -28,6 +28,8 @@ class RecordedWork final : public c10d::Work {
 
  private:
   void check_has_results(const char* what) const;
+  /// As a backend of the CPU does.
+  void wait_at_most(std::chrono::milliseconds timeout);
 
   const run::OpInfo& info_;
   const Ref<run::Collective> collective_;

@@ -334,6 +334,27 @@ def check_works() -> None:
         assert received.tolist() == [3.0, 3.0]
 
 
+def check_limits_of_waits() -> None:
+    """Who says how long to wait hears that the other process was not there in time."""
+    store = dist.distributed_c10d._get_default_store()
+    x = torch.ones(3)
+    with lazyeng.lazy():
+        x = x * 2
+        if dist.get_rank() == 1:
+            store.wait(["was waited for"])
+        work = dist.all_reduce(x, async_op=True)
+        assert work is not None
+        if dist.get_rank() == 0:
+            try:
+                work.wait(datetime.timedelta(milliseconds=50))
+                raise AssertionError("it came in time")
+            except RuntimeError as error:
+                assert "timed out" in str(error), error
+            store.set("was waited for", "yes")
+        assert work.wait(datetime.timedelta(seconds=60)) and work.is_completed()
+    assert x.tolist() == [4.0] * 3
+
+
 def check_plain_tensors() -> None:
     """Those that a block writes are complete at its end; a Work that is waited for is, too."""
     x, y = torch.ones(3), torch.ones(3)
@@ -503,6 +524,7 @@ def look_at_calls(rank: int, meeting: str) -> None:
     join(rank, meeting)
     for check_one in (
         check_that_collectives_are_recorded, check_that_calls_return_at_once, check_works,
+        check_limits_of_waits,
         check_plain_tensors, check_refusals, check_failures, check_models_made_outside_of_blocks,
         check_wrapped_models, check_collectives_below_a_mode,
     ):  # fmt: skip
