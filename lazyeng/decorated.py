@@ -64,7 +64,8 @@ def _generator(function: Function, block: Block, whole: Block) -> Function:
     def generator(*args: Any, **kwargs: Any) -> Any:
         running = function(*args, **kwargs)
         steps = _steps(running.send, None, running.throw, block)
-        step, given = steps.send, [None]
+        step: Function = steps.send
+        given: list[Any] = [None]
         try:
             with _hidden_frames(), whole():
                 while True:
@@ -77,7 +78,7 @@ def _generator(function: Function, block: Block, whole: Block) -> Function:
                     except BaseException as error:  # (`yield from` would close it at GeneratorExit)
                         step, given = steps.throw, [error]
         finally:
-            given = None  # an exception, whose traceback holds this frame
+            given.clear()  # an exception, whose traceback holds this frame
 
     return generator
 

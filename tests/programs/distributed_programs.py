@@ -465,6 +465,26 @@ def check_models_made_outside_of_blocks() -> None:
             assert train(way, mode) == expected, (way, mode)
 
 
+def check_models_made_inside_of_blocks() -> None:
+    """And used outside, where a hook looks at the buckets."""
+
+    def train(block: Any) -> Any:
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        with block():
+            model = DistributedDataParallel(layers, gradient_as_bucket_view=True)
+            model.register_comm_hook(None, default_hooks.allreduce_hook)
+        optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+        data = torch.Generator().manual_seed(dist.get_rank())
+        for step in range(5):
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+            model(torch.randn(5, 6, generator=data)).square().mean().backward()
+            optimizer.step()
+        return [p.tolist() for p in layers.parameters()]
+
+    assert train(lazyeng.lazy) == train(contextlib.nullcontext)
+
+
 def check_wrapped_models() -> None:
     """Large ones, of which nothing is copied as it is small. Their gradients are views of buckets:
     plain tensors that `zero_grad` writes."""
@@ -526,7 +546,7 @@ def look_at_calls(rank: int, meeting: str) -> None:
         check_that_collectives_are_recorded, check_that_calls_return_at_once, check_works,
         check_limits_of_waits,
         check_plain_tensors, check_refusals, check_failures, check_models_made_outside_of_blocks,
-        check_wrapped_models, check_collectives_below_a_mode,
+        check_models_made_inside_of_blocks, check_wrapped_models, check_collectives_below_a_mode,
     ):  # fmt: skip
         print(check_one.__name__, flush=True)
         check_one()
