@@ -1,5 +1,5 @@
-// csrc/record/metadata/draws_like.h: rand_like and its kin make what empty_like makes, which draws
-// nothing.
+// csrc/record/metadata/draws_like.h: rand_like and randn_like make what empty_like makes, which
+// draws nothing.
 #pragma once
 
 #include "csrc/record/call.h"

@@ -6,6 +6,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/util/strides.h>
 
 #include "csrc/record/metadata/costs.h"
 #include "csrc/record/metadata/doubts.h"
@@ -74,10 +75,8 @@ std::vector<int64_t> strides_of_empty(const std::vector<int64_t>& sizes,
     if (format == c10::MemoryFormat::ChannelsLast3d)
       return c10::get_channels_last_strides_3d(sizes);
   }
-  std::vector<int64_t> strides(sizes.size());
-  int64_t step = 1;
-  for (size_t i = sizes.size(); i-- > 0; step *= std::max<int64_t>(sizes[i], 1)) strides[i] = step;
-  return strides;
+  const c10::DimVector strides = c10::contiguous_strides(c10::IntArrayRef(sizes));
+  return {strides.begin(), strides.end()};
 }
 
 /// What at::empty or at::empty_strided, called by a structured meta function, would return.

@@ -3,6 +3,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <array>
@@ -29,17 +30,9 @@ constexpr size_t kMaxSizes = 5;
 constexpr std::array<std::array<int64_t, kExchanges>, kMaxSizes> kSmall = {
     {{5, 6, 8}, {9, 13, 11}, {14, 17, 22}, {20, 28, 29}, {27, 33, 39}}};
 
-/// The strides of elements in the order of the dims.
-run::Dims side_by_side(const run::Dims& sizes) {
-  run::Dims strides(sizes.size());
-  int64_t step = 1;
-  for (size_t d = sizes.size(); d-- > 0; step *= std::max<int64_t>(sizes[d], 1)) strides[d] = step;
-  return strides;
-}
-
-/// Also by strides that no element shows.
+/// Contiguous, also by strides that no element shows.
 bool lies_side_by_side(const run::Geometry& look) {
-  return look.data().strides == side_by_side(look.data().sizes);
+  return look.strides() == c10::IntArrayRef(c10::contiguous_strides(look.sizes()));
 }
 
 using Sizes = c10::SmallVector<int64_t, kMaxSizes>;
@@ -72,7 +65,7 @@ class Exchange {
   run::GeometryRef look(const run::Geometry& large) const {
     run::GeometryData small = large.data();
     for (int64_t& size : small.sizes) size = (*this)(size);
-    small.strides = side_by_side(small.sizes);
+    small.strides = c10::contiguous_strides(c10::IntArrayRef(small.sizes));
     small.offset = 0;
     return run::intern(small);
   }
@@ -183,7 +176,7 @@ std::optional<OutputPlan> output_of(const Sizes& sizes, const Answers& answers, 
     if (!size) return std::nullopt;
     large.sizes[d] = *size;
   }
-  large.strides = side_by_side(large.sizes);
+  large.strides = c10::contiguous_strides(c10::IntArrayRef(large.sizes));
   return OutputPlan{Kind::fresh, 0, run::intern(large), 0};
 }
 
