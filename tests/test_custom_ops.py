@@ -225,8 +225,9 @@ DIFFERENTIATED = {
 @pytest.mark.parametrize("key", ["CPU", "CompositeExplicitAutograd"])
 @pytest.mark.parametrize("signature", DIFFERENTIATED)
 @pytest.mark.parametrize("way", ["block", "wrapped"])
+@pytest.mark.parametrize("both", [True, False], ids=["both", "one"])
 @pytest.mark.filterwarnings("ignore:.*an autograd kernel was not registered.*:UserWarning")
-def test_gradients_of_a_library_op_without_a_derivative(way, signature, key, mode):
+def test_gradients_of_a_library_op_without_a_derivative(both, way, signature, key, mode):
     name, kernel = signature.partition("(")[0], DIFFERENTIATED[signature]
     namespace = f"lazyeng_low_{uuid.uuid4().hex[:8]}"
     library = torch.library.Library(namespace, "DEF")
@@ -236,11 +237,11 @@ def test_gradients_of_a_library_op_without_a_derivative(way, signature, key, mod
 
     def gradients(make):
         x = make(torch.tensor([1.0, 2.0, 3.0], requires_grad=True))
-        w = make(torch.tensor([0.5, 1.5, 2.5], requires_grad=True))
+        w = make(torch.tensor([0.5, 1.5, 2.5], requires_grad=both))
         y = x * 2
         result = call([y, x] if "[] x" in signature else y, w)
         parts = result if isinstance(result, tuple) else (result, y if "!" in signature else result)
-        sum(part.sum() for part in parts).backward()
+        sum((part.sum() for part in parts), start=x.sum()).backward()
         return [None if t.grad is None else t.grad.tolist() for t in (x, w)]
 
     expected = gradients(lambda t: t)

@@ -164,6 +164,30 @@ def test_kernels_that_trust_sizes_are_not_asked(name: str, mode: str):
         assert torch.equal(got, wanted)
 
 
+MASK = torch.ones(LARGE.shape, dtype=torch.uint8)
+# What meta functions take, and kernels refuse.
+REFUSED: dict[str, Callable[[], object]] = {
+    "rsub": lambda: torch.rsub(LARGE.clone(), True),
+    "bool minus": lambda: True - LARGE.clone(),
+    "lists": lambda: torch._foreach_sub([LARGE.clone()], True),
+    "mask": lambda: torch.masked_fill(LARGE, MASK, 2j),
+    # Beyond a small size, and not beyond those that it is exchanged for.
+    "kthvalue of 5": lambda: torch.ones(5, 6, 3000).kthvalue(7, dim=0),
+    "kthvalue of 6": lambda: torch.ones(5, 6, 3000).kthvalue(8, dim=1),
+}
+
+
+@pytest.mark.parametrize("mode", ["deferred", "async"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_kernel_refuses_is_refused_at_the_call(name: str, mode: str):
+    with pytest.raises(RuntimeError) as eager:
+        REFUSED[name]()
+    for _ in range(2):
+        with lazyeng.lazy(mode), pytest.raises(RuntimeError) as lazy:
+            REFUSED[name]()
+        assert str(lazy.value) == str(eager.value)
+
+
 @pytest.mark.parametrize("mode", ["deferred", "async"])
 def test_a_range_that_equals_a_size_is_refused_at_the_call(mode: str):
     x = torch.zeros(300, 300, dtype=torch.uint8)

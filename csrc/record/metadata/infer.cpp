@@ -188,8 +188,11 @@ CallPlanRef infer_any(const Call& call) {
   }
   if (const auto results = told_by_one_element(call)) return plan_of_fresh(call, *results);
   if (kernel_can_be_tried(call)) return ask_kernel(call);
-  if (smaller_tells(call))
-    if (CallPlanRef plan = ask_kernel_on_smaller(call)) return plan;
+  if (smaller_tells(call)) {
+    SmallerAnswer smaller = ask_kernel_on_smaller(call);
+    // (Not all meta functions refuse what kernels do: rsub of a bool.)
+    if (smaller.plan || smaller.refused) return std::move(smaller.plan);
+  }
   // (Of a custom op its author's fake kernel is all there is to ask.)
   const bool distrusted = call.info.wrong_meta ||
                           (call.info.torchs && (call.info.lacks_meta || !meta_is_believed(call)));
@@ -277,7 +280,7 @@ CallPlanRef learn(const Call& call, const run::Node::Discovery& found) {
 
 void compare_with_meta(const Call& call, const run::Node::Discovery& found) {
   if (!call.info.torchs || !makes_tensors(call.info) || kernel_can_be_tried(call)) return;
-  const CallPlanRef told = smaller_may_be_asked(call) ? ask_kernel_on_smaller(call) : nullptr;
+  const CallPlanRef told = smaller_may_be_asked(call) ? ask_kernel_on_smaller(call).plan : nullptr;
   if (told)
     note_smaller(call, agrees(told, call, found, /*exactly=*/true));
   else if (!call.info.wrong_meta)

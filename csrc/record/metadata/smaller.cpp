@@ -108,8 +108,9 @@ bool wrote_what_it_got(const Call& small, const StandIns& stand_ins) {
   return true;
 }
 
-/// What the kernel makes of these sizes, stand-ins of integral dtypes holding `integers`.
-CallPlanRef ask(const Call& small, int integers) {
+/// What the kernel makes of these sizes, stand-ins of integral dtypes holding `integers`. It may
+/// refuse them.
+SmallerAnswer ask(const Call& small, int integers) {
   run::RealDispatch below;
   const run::OneCore one(at::get_num_threads());
   const run::IgnoredWarnings quiet;
@@ -120,8 +121,8 @@ CallPlanRef ask(const Call& small, int integers) {
     auto plan = make_ref<CallPlan>();
     if (!stand_ins.kept_storages() || !wrote_what_it_got(small, stand_ins) ||
         !read_results(small, stand_ins.tensors(), stack, *plan))
-      return nullptr;
-    return plan;
+      return {};
+    return {plan};
   } catch (const std::exception&) {  // the run that follows raises eager's own words
     if (run::is_interrupt(std::current_exception())) throw;
     if (run::is_python_error(std::current_exception())) {
@@ -129,18 +130,24 @@ CallPlanRef ask(const Call& small, int integers) {
       PyErr_Clear();
     }
   }
-  return nullptr;
+  return {.plan = nullptr, .refused = true};
 }
 
 using Answers = std::array<CallPlanRef, kExchanges>;
 
-bool ask(const Call& call, const Sizes& sizes, int integers, Answers& answers) {
+CallPlanRef plan_from(const Call& call, const Sizes& sizes, const Answers& answers);
+
+SmallerAnswer ask(const Call& call, const Sizes& sizes, int integers) {
+  Answers answers;
   for (size_t which = 0; which < kExchanges; ++which) {
     Call small(call.info);
     fill_smaller(call, Exchange(sizes, which), small);
-    if (!kernel_can_be_tried(small) || !(answers[which] = ask(small, integers))) return false;
+    if (!kernel_can_be_tried(small)) return {};
+    const SmallerAnswer answer = ask(small, integers);
+    if (!answer.plan) return answer;
+    answers[which] = answer.plan;
   }
-  return true;
+  return {plan_from(call, sizes, answers)};
 }
 
 run::GeometryRef of_dtype(const run::Geometry& look, c10::ScalarType dtype) {
@@ -215,22 +222,42 @@ bool writes_what_it_reads(const Call& call) {
   return false;
 }
 
+/// An integer above those that stand for themselves, and that is no size (the k of kthvalue).
+bool is_other_number(const c10::IValue& argument, const Sizes& sizes) {
+  const auto is_other = [&](int64_t number) {
+    return number > kKept && !std::binary_search(sizes.begin(), sizes.end(), number);
+  };
+  if (argument.isInt()) return is_other(argument.toInt());
+  if (!argument.isIntList()) return false;
+  const std::vector<int64_t> numbers = argument.toIntVector();
+  return std::any_of(numbers.begin(), numbers.end(), is_other);
+}
+
+/// Sizes are exchanged for larger ones, within which a number may be that is beyond the real ones.
+bool hides_a_bound(const Call& call, const Sizes& sizes) {
+  bool grows = false;
+  for (size_t i = 0; i < sizes.size(); ++i) grows |= kSmall[i].back() > sizes[i];
+  return grows && std::any_of(call.args.begin(), call.args.end(), [&](const c10::IValue& argument) {
+           return is_other_number(argument, sizes);
+         });
+}
+
 /// Its sizes, if the call is one that can be asked about. Else empty.
 Sizes exchangeable(const Call& call) {
-  const bool may_be =
-      tells_by_sizes(call.info) && all_lie_side_by_side(call) && !writes_what_it_reads(call);
-  return may_be ? sizes_to_exchange(call) : Sizes();
+  if (!tells_by_sizes(call.info) || !all_lie_side_by_side(call) || writes_what_it_reads(call))
+    return {};
+  Sizes sizes = sizes_to_exchange(call);
+  return hides_a_bound(call, sizes) ? Sizes() : sizes;
 }
 
 }  // namespace
 
-CallPlanRef ask_kernel_on_smaller(const Call& call) {
+SmallerAnswer ask_kernel_on_smaller(const Call& call) {
   const Sizes sizes = exchangeable(call);
-  if (sizes.empty()) return nullptr;
-  Answers answers;
-  for (int integers : {0, 1})  // indices, divisors
-    if (ask(call, sizes, integers, answers)) return plan_from(call, sizes, answers);
-  return nullptr;
+  if (sizes.empty()) return {};
+  SmallerAnswer answer = ask(call, sizes, 0);        // as indices they are within bounds
+  if (answer.refused) answer = ask(call, sizes, 1);  // as divisors they are no zeros
+  return answer;
 }
 
 bool kernel_takes_smaller(const Call& call, const std::vector<c10::ScalarType>& dtypes) {
@@ -240,7 +267,7 @@ bool kernel_takes_smaller(const Call& call, const std::vector<c10::ScalarType>& 
   fill_smaller(call, Exchange(sizes, 0), small);
   for (size_t i = 0; i < dtypes.size(); ++i)
     if (small.looks[i]) small.looks[i] = of_dtype(*small.looks[i], dtypes[i]);
-  return kernel_can_be_tried(small) && (ask(small, 0) || ask(small, 1));
+  return kernel_can_be_tried(small) && (ask(small, 0).plan || ask(small, 1).plan);
 }
 
 }  // namespace lazyeng::record

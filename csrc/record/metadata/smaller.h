@@ -20,8 +20,11 @@
 
 namespace lazyeng::record {
 
-/// Null: nothing is told (another op, odd strides, a kernel that refuses).
-CallPlanRef ask_kernel_on_smaller(const Call& call);
+struct SmallerAnswer {
+  CallPlanRef plan;      ///< null: nothing is told (another op, odd strides)
+  bool refused = false;  ///< but that the kernel refuses the call, or these sizes
+};
+SmallerAnswer ask_kernel_on_smaller(const Call& call);
 
 /// Whether the kernel works on smaller tensors of these dtypes; none: of those that the call has.
 bool kernel_takes_smaller(const Call& call, const std::vector<c10::ScalarType>& dtypes);

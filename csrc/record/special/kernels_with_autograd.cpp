@@ -20,9 +20,13 @@ bool wants_grad(const at::Tensor& tensor) { return tensor.defined() && tensor.re
 
 bool wants_grad(const c10::IValue& argument) {
   if (argument.isTensor()) return wants_grad(argument.toTensor());
-  if (!argument.isTensorList()) return false;
-  return std::ranges::any_of(argument.toTensorVector(),
-                             [](const at::Tensor& tensor) { return wants_grad(tensor); });
+  if (argument.isTensorList())
+    return std::ranges::any_of(argument.toTensorVector(),
+                               [](const at::Tensor& tensor) { return wants_grad(tensor); });
+  return argument.isOptionalTensorList() &&
+         std::ranges::any_of(
+             argument.toOptionalTensorVector(),
+             [](const std::optional<at::Tensor>& tensor) { return tensor && wants_grad(*tensor); });
 }
 
 bool some_want_grad(const torch::jit::Stack& stack, size_t count) {
