@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <new>
 
+#include "csrc/engine/prefetch.h"
 #include "csrc/engine/spin_lock.h"
 
 namespace lazyeng::engine {
@@ -53,6 +54,7 @@ class BlockPool {
     Block* const block = local.head;
     local.head = block->next;
     --local.size;
+    if (local.head) prefetch_to_write(local.head, block_bytes_);
     return block;
   }
 

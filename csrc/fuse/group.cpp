@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include "csrc/engine/dependency_tracker.h"
+#include "csrc/engine/prefetch.h"
 #include "csrc/fuse/binding.h"
 #include "csrc/fuse/device/device_calls.h"
 #include "csrc/fuse/plan.h"
@@ -50,6 +51,15 @@ void report(const Group& group, const GroupPlan& plan) {
 }
 
 }  // namespace
+
+/// (Most members end here, on another core than that which made them.)
+Group::~Group() {
+  for (size_t i = 0; i < members.size(); ++i) {
+    if (i + 1 < members.size())
+      engine::prefetch_to_write(members[i + 1].node.get(), sizeof(run::Node));
+    members[i].node = nullptr;
+  }
+}
 
 std::vector<bool> needed_vars(const Group& group) {
   std::vector<bool> needed(group.vars.size());

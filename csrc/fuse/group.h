@@ -59,6 +59,8 @@ struct GroupTraits {
 
 class Group final : public engine::Op, public GroupTraits, public engine::Pooled<Group> {
  public:
+  ~Group() override;
+
   engine::FailurePtr run() noexcept override;
   const engine::FailurePtr& failure_of(const engine::Var& var,
                                        const engine::FailurePtr&) const noexcept override;

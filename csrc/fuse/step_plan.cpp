@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstring>
 
+#include "csrc/engine/prefetch.h"
 #include "csrc/fuse/graphs/planned_segments.h"
 #include "csrc/fuse/graphs/step_graph.h"
 #include "csrc/fuse/op_table.h"
@@ -309,9 +310,12 @@ bool StepPlans::describe(const Batch& nodes) {
   looks_.clear();
   vars_.clear();
   kernels_.clear();
-  return std::ranges::all_of(nodes, [this](const Ref<engine::Op>& op) {
-    return add_node(static_cast<const run::Node&>(*op));
-  });
+  constexpr size_t kAhead = 4;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (i + kAhead < nodes.size()) engine::prefetch(nodes[i + kAhead].get(), sizeof(run::Node));
+    if (!add_node(static_cast<const run::Node&>(*nodes[i]))) return false;
+  }
+  return true;
 }
 
 StepPlan* StepPlans::find(uint64_t hash) {
