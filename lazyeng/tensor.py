@@ -286,17 +286,18 @@ class LazyTensor(_Tensor):
 
     @errors.boundary
     def apply_(self, callable: Any) -> torch.Tensor:
-        """As torch's: replaces each element by what `callable` makes of it. Waits."""
+        """As torch's: replaces each element by what `callable` makes of it. Waits; raises what
+        failed, what `callable` raises, and TypeError for a tensor of a GPU."""
         return self._written_by("apply_", callable)
 
     @errors.boundary
     def map_(self, other: torch.Tensor, callable: Any) -> torch.Tensor:
-        """As torch's: replaces each element by what `callable` makes of it and `other`'s. Waits."""
+        """As `apply_`, of its elements and those of `other`, a tensor that broadcasts to it."""
         return self._written_by("map_", _plain_of(other), callable)
 
     @errors.boundary
     def map2_(self, x: torch.Tensor, y: torch.Tensor, callable: Any) -> torch.Tensor:
-        """As `map_`, of two tensors. Waits."""
+        """As `apply_`, of its elements and those of `x` and `y`, which broadcast to it."""
         return self._written_by("map2_", _plain_of(x), _plain_of(y), callable)
 
     def _written_by(self, name: str, *args: Any) -> torch.Tensor:

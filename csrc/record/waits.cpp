@@ -269,7 +269,9 @@ void Recorder::finish_accesses(run::StorageVar& var) {
   {
     const run::NoGil released;
     const Gate::Inside inside;
-    auto fence = make_ref<FreshVersion>();  // (it fails if the version before has failed)
+    // (It fails if the version before has failed. Without the lock of pushes: it has to stand behind
+    // what the flush has pushed, and nothing orders it and what other threads push just now.)
+    auto fence = make_ref<FreshVersion>();
     fence->add_write(run::StorageVarRef(&var));
     engine_->admit(0);
     engine_->push(std::move(fence));

@@ -43,8 +43,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     Args:
         dataset, *args, **kwargs: as for torch's DataLoader.
         device: where the tensors are to be, copied by recorded ops; None: where they are.
-        prefetch: at most so many batches wait, besides those that workers hold; 0: no thread, each
-            batch is asked for when the loop asks.
+        prefetch: at most so many batches wait in this process, besides those that workers hold
+            (torch's `prefetch_factor` for each of them); 0: no thread, each batch is asked for when
+            the loop asks.
 
     Raises:
         TypeError: `prefetch` is not an int.
