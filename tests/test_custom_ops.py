@@ -250,6 +250,21 @@ def test_gradients_of_a_library_op_without_a_derivative(both, way, signature, ke
     library._destroy()
 
 
+@pytest.mark.parametrize("wants_grad", [True, False])
+@pytest.mark.filterwarnings("ignore:.*an autograd kernel was not registered.*:UserWarning")
+def test_a_library_op_that_changes_the_shape_of_its_argument(wants_grad, mode):
+    library = torch.library.Library(f"lazyeng_low_{uuid.uuid4().hex[:8]}", "DEF")
+    library.define("grow(Tensor(a!) x, Tensor w) -> ()")
+    library.impl("grow", lambda x, w: (x.unsqueeze_(0).t_(), None)[1], "CPU")
+    call = getattr(torch.ops, library.ns).grow
+    with lazy(mode):
+        x = torch.ones(3) * 2
+        call(x, torch.ones(3, requires_grad=wants_grad) * 2)
+        assert (x.shape, x.stride()) == ((3, 1), (1, 3))
+        assert (x + 1).tolist() == [[3.0], [3.0], [3.0]]
+    library._destroy()
+
+
 def test_gradient_of_a_bias_beside_packed_weights(mode):
     """torch's own kernel, which adds the bias where autograd sees it."""
     weight, x = torch.randn(8, 16), torch.randn(3, 16)

@@ -55,8 +55,9 @@ class PlainArguments {
         .remove(c10::DispatchKey::BackendSelect);
   }
 
-  /// What the call was given is returned as it was given.
+  /// What the call was given is returned as it was given, but for another shape that it has now.
   void restore(torch::jit::Stack& results) const {
+    for (const auto& [view, lazy] : views_) follow_shape(view, lazy);
     for (c10::IValue& result : results) {
       if (!result.isTensor() || !result.toTensor().defined()) continue;
       for (const auto& [view, lazy] : views_)
@@ -68,6 +69,12 @@ class PlainArguments {
   }
 
  private:
+  static void follow_shape(const at::Tensor& view, const at::Tensor& lazy) {
+    const run::ValueRef value = lazy_impl(lazy)->value();
+    if (!run::matches(value->geometry(), view))
+      lazy_impl(lazy)->set_value(make_ref<run::Value>(value->var_ref(), run::geometry_of(view)));
+  }
+
   void exchange(c10::IValue& argument, bool written) {
     if (argument.isTensor() && argument.toTensor().defined()) {
       argument = exchanged(argument.toTensor(), written);
