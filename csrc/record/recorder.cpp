@@ -48,6 +48,10 @@ bool grows_given_memory(const Call& call, const CallPlan& plan) {
                      });
 }
 
+bool is_view_of_first(const OutputPlan& output) {
+  return output.kind == OutputPlan::Kind::view && output.of == 0;
+}
+
 bool is_mask(const run::GeometryRef& look) {
   return look && (look->dtype() == c10::kBool || look->dtype() == c10::kByte);
 }
@@ -266,39 +270,48 @@ void Recorder::record_node(Call& call, const CallPlan& plan, AtOnce& tried,
   throttle(*node);
 }
 
+/// What an earlier call through the dispatcher has left; null: there was none.
+CallPlanRef Recorder::known_plan(const Call& call) const {
+  if (CallPlanRef plan = plan_of_offset_view(call)) return plan;
+  PlanKey key;
+  return make_key(call, key) ? plans_.find(key) : nullptr;
+}
+
 bool Recorder::record_direct(Call& call, bool view, at::Tensor& result) {
-  CallPlanRef plan = plan_of_offset_view(call);
-  if (!plan) {
-    PlanKey key;
-    if (!make_key(call, key)) return false;
-    plan = plans_.find(key);
-  }
+  const CallPlanRef plan = known_plan(call);
   if (!plan || plan->must_run || plan->only_metadata != view || !plan->rewrites.empty())
     return false;
+  if (view && !is_view_of_first(plan->outputs[0])) return false;
   note_backward_of_lazy();
   find_forward_node();
-  if (view) {
-    const OutputPlan& output = plan->outputs[0];
-    if (output.kind != OutputPlan::Kind::view || output.of != 0) return false;
-    result = make_lazy(make_ref<run::Value>(call.tensors[0].value->var_ref(),
-                                            output.look(call.looks[0]->offset())));
-    if (has_new_autograd_node()) note_forward(stacks::capture(), at::Tensor());
-    trace_record(call, nullptr);
-    return true;
-  }
+  result = view ? record_view_direct(call, *plan) : record_node_direct(call, *plan);
+  return true;
+}
+
+at::Tensor Recorder::record_view_direct(const Call& call, const CallPlan& plan) {
+  run::GeometryRef look = plan.outputs[0].look(call.looks[0]->offset());
+  at::Tensor result =
+      make_lazy(make_ref<run::Value>(call.tensors[0].value->var_ref(), std::move(look)));
+  if (has_new_autograd_node()) note_forward(stacks::capture(), at::Tensor());
+  trace_record(call, nullptr);
+  return result;
+}
+
+/// Undefined: it makes none, but writes its argument.
+at::Tensor Recorder::record_node_direct(Call& call, const CallPlan& plan) {
   AtOnce tried;
-  if (run_at_once(call, *plan, tried)) {
-    result = make_lazy(std::move(tried.values[0]));
-    note_at_once(call, *plan, tried, at::Tensor());
-    return true;
+  if (run_at_once(call, plan, tried)) {
+    at::Tensor result = make_lazy(std::move(tried.values[0]));
+    note_at_once(call, plan, tried, at::Tensor());
+    return result;
   }
   const Ref<run::Node> node = build_node(call, false);
-  c10::SmallVector<run::ValueRef, 2> values = add_outputs(*node, call, *plan);
-  if (!values.empty()) result = make_lazy(std::move(values[0]));
+  c10::SmallVector<run::ValueRef, 2> values = add_outputs(*node, call, plan);
+  at::Tensor result = values.empty() ? at::Tensor() : make_lazy(std::move(values[0]));
   capture_stacks(*node, at::Tensor());  // (an autograd.Function has a node, though this has none)
   submit(call, *node, tried);
   throttle(*node);
-  return true;
+  return result;
 }
 
 /// To the engine, or, if it has thrown at the call, to those that read its results.

@@ -102,6 +102,9 @@ class Recorder {
   void record_metadata(Call& call, const CallPlan& plan, torch::jit::Stack* results);
   void record_node(Call& call, const CallPlan& plan, AtOnce& tried, torch::jit::Stack* results);
   void submit(const Call& call, run::Node& node, AtOnce& tried);
+  CallPlanRef known_plan(const Call& call) const;
+  at::Tensor record_view_direct(const Call& call, const CallPlan& plan);
+  at::Tensor record_node_direct(Call& call, const CallPlan& plan);
 
   // discover.cpp
   void run_to_discover(Call& call, const PlanKey* learn_under, torch::jit::Stack* results);
