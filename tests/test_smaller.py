@@ -164,6 +164,20 @@ def test_kernels_that_trust_sizes_are_not_asked(name: str, mode: str):
         assert torch.equal(got, wanted)
 
 
+@pytest.mark.parametrize("mode", ["deferred", "async"])
+def test_a_refusal_of_other_sizes_is_none_of_the_call(mode: str):
+    """group_norm is given the product of two sizes, which those that they are exchanged for do not
+    have."""
+    with lazyeng.lazy(mode):
+        for rows in range(300, 350, 10):
+            F.group_norm(torch.rand(rows, 128), 2).sum().item()
+        F.group_norm(torch.rand(15, 64, 50, 50), 2).sum().item()
+        before = lazyeng.engine_stats()["fallbacks"]
+        for images in range(16, 19):
+            F.group_norm(torch.rand(images, 64, 50, 50), 2)
+        assert lazyeng.engine_stats()["fallbacks"] == before
+
+
 MASK = torch.ones(LARGE.shape, dtype=torch.uint8)
 # What meta functions take, and kernels refuse.
 REFUSED: dict[str, Callable[[], object]] = {

@@ -233,13 +233,16 @@ bool is_other_number(const c10::IValue& argument, const Sizes& sizes) {
   return std::any_of(numbers.begin(), numbers.end(), is_other);
 }
 
+bool has_other_numbers(const Call& call, const Sizes& sizes) {
+  return std::any_of(call.args.begin(), call.args.end(),
+                     [&](const c10::IValue& argument) { return is_other_number(argument, sizes); });
+}
+
 /// Sizes are exchanged for larger ones, within which a number may be that is beyond the real ones.
 bool hides_a_bound(const Call& call, const Sizes& sizes) {
   bool grows = false;
   for (size_t i = 0; i < sizes.size(); ++i) grows |= kSmall[i].back() > sizes[i];
-  return grows && std::any_of(call.args.begin(), call.args.end(), [&](const c10::IValue& argument) {
-           return is_other_number(argument, sizes);
-         });
+  return grows && has_other_numbers(call, sizes);
 }
 
 /// Its sizes, if the call is one that can be asked about. Else empty.
@@ -257,6 +260,8 @@ SmallerAnswer ask_kernel_on_smaller(const Call& call) {
   if (sizes.empty()) return {};
   SmallerAnswer answer = ask(call, sizes, 0);        // as indices they are within bounds
   if (answer.refused) answer = ask(call, sizes, 1);  // as divisors they are no zeros
+  // (It may be a number that does not fit: the product of two sizes.)
+  answer.refused = answer.refused && !has_other_numbers(call, sizes);
   return answer;
 }
 
