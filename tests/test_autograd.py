@@ -400,6 +400,82 @@ def test_double_backward(way):
     compare(program, way)
 
 
+def test_a_plain_gradient_given_that_wants_one_itself(way):
+    """It comes through `x + 1` unchanged: a forward-mode derivative by two backward passes."""
+
+    def program(side):
+        x, v = side(torch.ones(3, requires_grad=True)), torch.zeros(3, requires_grad=True)
+        (grad,) = torch.autograd.grad(x + 1, x, v, create_graph=True)
+        (tangent,) = torch.autograd.grad(grad, v, torch.ones(3), retain_graph=True)
+        grad.add(1).pow(2).sum().backward()
+        return [grad is v, tangent, v.grad]
+
+    compare(program, way)
+
+
+def zero_of_abs(x):
+    """Its second derivative, which torch has as zeros without memory."""
+    (first,) = torch.autograd.grad(x.abs().sum(), x, create_graph=True)
+    return torch.autograd.grad(first.sum(), x)[0]
+
+
+def added_to_zeros(x):
+    (first,) = torch.autograd.grad((x.abs() * -x * x).sum(), x, create_graph=True)
+    return torch.autograd.grad(first.sum(), x)[0]
+
+
+def added_to_zeros_of_odd_strides(x):
+    gradient = torch.ones_like(x).t().contiguous().t()
+    (first,) = torch.autograd.grad(x.abs() * x, x, gradient, create_graph=True)
+    return torch.autograd.grad(first, x, gradient)[0]
+
+
+def accumulated_into_zeros(x):
+    (first,) = torch.autograd.grad(x.abs().sum(), x, create_graph=True)
+    first.sum().backward()
+    with pytest.raises(RuntimeError, match="ZeroTensors are immutable"):
+        x.pow(2).sum().backward()
+    return x.grad.clone()
+
+
+ZEROS = [zero_of_abs, added_to_zeros, added_to_zeros_of_odd_strides, accumulated_into_zeros]
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (200, 100), ()])
+@pytest.mark.parametrize("second", ZEROS)
+def test_second_derivatives_that_are_zeros_without_memory(second, shape, way):
+    if second is added_to_zeros_of_odd_strides and not shape:
+        shape = (3, 1)
+
+    def program(side):
+        x = side(torch.randn(shape).requires_grad_())
+        with torch.no_grad():
+            x.view(-1)[0] = 0
+        grad = second(x)
+        return [grad, torch.signbit(grad)]
+
+    compare(program, way)
+
+
+@pytest.mark.parametrize("s", [torch.tensor(2.0), torch.ones(3)])
+def test_a_hessian_of_zeros(s, way):
+    compare(lambda side: [torch.autograd.functional.hessian(
+        lambda s: (s.abs() * 3).sum(), side(s.clone()))], way)  # fmt: skip
+    compare(lambda side: [torch.func.hessian(lambda s: (s.abs() * -s).sum())(side(s.clone()))], way)
+
+
+def test_lift_fresh_gives_back_what_it_is_given(way):
+    def program(side):
+        x = side(torch.ones(3, requires_grad=True))
+        y = x * 1
+        z = torch.ops.aten.lift_fresh(y)
+        z.mul_(2)
+        y.sum().backward()
+        return [z is y, y, x.grad]
+
+    compare(program, way)
+
+
 def test_gradient_penalty(way):
     def program(side):
         model, x = side(make_model()), side(torch.randn(3, 6)).requires_grad_()

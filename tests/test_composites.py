@@ -1,5 +1,7 @@
 """Ops that torch takes apart into others, and that look at the memory of what they have made."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -43,6 +45,23 @@ def test_ctc_loss_waits_for_lengths_that_a_block_has_written():
         found = F.ctc_loss(scores, targets, lengths[::2], torch.full((38,), 20))
     expected = F.ctc_loss(scores, targets, torch.full((38,), 72), torch.full((38,), 20))
     assert torch.equal(lazyeng.unwrap(found), expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_plain_integers_that_a_block_has_written(mode):
+    with lazy(mode):
+        parts = torch.zeros(2, dtype=torch.long)
+        parts += 2
+        assert [len(part) for part in torch.ones(5).tensor_split(parts)] == [2, 0, 3]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_plain_integers_whose_write_has_failed(mode):
+    with contextlib.suppress(IndexError), lazy(mode):  # (the block raises it once more)
+        parts = torch.zeros(2, dtype=torch.long)
+        with pytest.raises(IndexError, match="index 9 is out of bounds"):
+            parts.copy_(torch.arange(4)[torch.tensor([1, 9])])
+            torch.ones(5).tensor_split(parts)
 
 
 def test_istft_refuses_in_eagers_words(mode):

@@ -56,6 +56,8 @@ PyObject* wrap_tensor(PyObject*, PyObject* object) {
     record::first_use();
     record::adopt_new_ops();
     if (record::lazy_impl(tensor)) return Py_NewRef(object);
+    TORCH_CHECK_TYPE(!tensor._is_zerotensor(),
+                     "lazyeng: expected a tensor with memory, got a ZeroTensor; wrap its clone()");
     TORCH_CHECK_TYPE(record::recordable(tensor),
                      "lazyeng: expected a strided tensor on cpu or cuda, got one of layout ",
                      tensor.layout(), " on ", tensor.device(),

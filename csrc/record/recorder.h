@@ -155,7 +155,7 @@ void set_current_recorder(Recorder* recorder);
 
 /// Waits for a lazy tensor, and raises its error; any other is returned as it is.
 at::Tensor plain_of(const at::Tensor& tensor);
-/// Waits for writes of a plain tensor that a block has recorded.
+/// Waits for writes of a plain tensor that a block has recorded, and raises the error of one.
 void wait_for_plain(const at::Tensor& tensor);
 
 }  // namespace lazyeng::record

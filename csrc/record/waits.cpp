@@ -308,8 +308,10 @@ at::Tensor plain_of(const at::Tensor& tensor) {
 
 void wait_for_plain(const at::Tensor& tensor) {
   if (lazy_impl(tensor) || !tensor.has_storage()) return;
-  if (const run::StorageVarRef var = run::plain_storages().find(tensor))
-    current_recorder()->wait_for(*var);
+  const run::StorageVarRef var = run::plain_storages().find(tensor);
+  if (!var) return;
+  current_recorder()->wait_for(*var);
+  if (engine::FailurePtr failure = var->failure()) run::throw_python_error(failure);
 }
 
 }  // namespace lazyeng::record

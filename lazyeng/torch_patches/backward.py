@@ -48,6 +48,12 @@ def _as_inputs(grads: tuple[Any, ...], inputs: Any) -> tuple[Any, ...]:
     if len(inputs) != len(grads):
         return grads
     return tuple(
-        wrap(grad) if type(grad) is torch.Tensor and _C.is_lazy(x) else grad
+        _made_lazy(grad) if type(grad) is torch.Tensor and _C.is_lazy(x) else grad
         for grad, x in zip(grads, inputs, strict=True)
     )
+
+
+def _made_lazy(grad: torch.Tensor) -> torch.Tensor:
+    if grad.requires_grad and grad.is_leaf:  # it was given, and has come through unchanged
+        return grad
+    return wrap(grad.clone() if grad._is_zerotensor() else grad)

@@ -236,6 +236,11 @@ void convolve(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
 }
 
+/// In eager it gives back what it was given.
+void lift_fresh(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (!lazy_impl(stack->back().toTensor())) record_whole(op, stack);
+}
+
 /// A copy that shares memory until one of the two is written: the engine has writes in order, and
 /// so may copy at once.
 at::Tensor lazy_clone(const at::Tensor& self) { return self.clone(); }
@@ -260,6 +265,7 @@ void read_integers(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     c10::IValue& argument = torch::jit::peek(*stack, i, count);
     if (!argument.isTensor() || !argument.toTensor().defined() || !integral(argument.toTensor()))
       continue;
+    wait_for_plain(argument.toTensor());
     argument = plain_of(argument.toTensor());
   }
 }
@@ -322,6 +328,7 @@ void register_opaque_composites() {
   });
   const run::IgnoredWarnings silent;  // it replaces the kernel that records
   backend.impl("_lazy_clone", &lazy_clone);
+  backend.impl("lift_fresh", torch::CppFunction::makeFromBoxedFunction<&lift_fresh>());
   backend.impl("convolution", torch::CppFunction::makeFromBoxedFunction<&convolve>());
   add_composites(autograd, kStartFromFactory, [] { return torch::CppFunction::makeFallthrough(); });
 }

@@ -2,10 +2,8 @@
 // during the backward of lazy ones, and by ops that fill them.
 #include "csrc/record/special/factories.h"
 
-#include <ATen/ops/_efficientzerotensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
@@ -78,17 +76,6 @@ at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
                                              layout, device, pin_memory);
 }
 
-/// Zeros without memory are recorded as zeros with memory: the engine makes them when it must. (The
-/// derivative of a Python number is one too, which dispatch modes read.)
-at::Tensor efficient_zeros(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype,
-                           std::optional<at::Layout> layout, std::optional<at::Device> device,
-                           std::optional<bool> pin_memory) {
-  if (becomes_lazy(layout, device) && !size.empty())
-    return at::_ops::zeros::call(size, dtype, layout, device, pin_memory);
-  const c10::DispatchKeySet real(c10::computeDispatchKey(dtype, layout, device));
-  return at::_ops::_efficientzerotensor::redispatch(real, size, dtype, layout, device, pin_memory);
-}
-
 }  // namespace
 
 void note_backward_of_lazy() {
@@ -113,7 +100,6 @@ void register_factories() {
                                 __LINE__);
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);
-  library.impl("_efficientzerotensor", &efficient_zeros);
 }
 
 }  // namespace lazyeng::record
