@@ -76,10 +76,10 @@ std::vector<run::StorageVarRef> storages_of(const Call& call) {
 }
 
 /// Ctrl-C has come while this thread itself ran the op: what is raised at the call is not what the
-/// op has thrown. (If the engine runs it, found.thrown is never set.)
+/// op has thrown. (If the engine runs it, its discovery has none.)
 void keep_failure(const run::Node& node) {
-  if (!node.found.thrown) return;
-  const engine::FailurePtr failure = node.fail(node.found.thrown);
+  if (!node.discovery->thrown) return;
+  const engine::FailurePtr failure = node.fail(node.discovery->thrown);
   run::failure_log().add(static_cast<const run::OpFailure&>(*failure).root(),
                          run::FailureLog::Holder::log);
 }
@@ -98,7 +98,7 @@ bool has_rows_outside(const at::Tensor& sparse) {
 void check_sparse_gradient(const run::Node& node) {
   if (node.backward_of == 0 || !node.device.is_cpu()) return;
   const run::RealDispatch below;
-  for (const c10::IValue& result : node.found.results) {
+  for (const c10::IValue& result : node.discovery->results) {
     if (!result.isTensor() || !result.toTensor().defined()) continue;
     const at::Tensor& made = result.toTensor();
     if (!made.is_sparse() || !made.device().is_cpu() || !has_rows_outside(made)) continue;
@@ -110,7 +110,7 @@ void check_sparse_gradient(const run::Node& node) {
 
 /// What the node threw, or found failed. `had_failed`: so had what it was to change, before.
 void raise_found(const Call& call, const run::Node& node, bool had_failed) {
-  const run::Node::Discovery& found = node.found;
+  const run::Node::Discovery& found = *node.discovery;
   if (!found.thrown && !found.poisoned) return;
   if (!found.thrown) run::throw_python_error(found.poisoned);
   if (!had_failed) update_written(call, node);
@@ -166,12 +166,12 @@ void Recorder::run_to_discover(Call& call, const PlanKey* learn_under, torch::ji
 bool Recorder::record_failed(Call& call, const run::Node& node, const PlanKey& key,
                              torch::jit::Stack* results) {
   if (thread_mode().mode == Mode::sync) return false;
-  const CallPlanRef plan = plan_in_spite_of(call, node.found);
+  const CallPlanRef plan = plan_in_spite_of(call, *node.discovery);
   if (!plan) return false;
   plans_.insert(key, call, plan);
   call.own_writes.take_back();  // (they are recorded once more)
   AtOnce tried;
-  tried.thrown = node.found.thrown;
+  tried.thrown = node.discovery->thrown;
   record_node(call, *plan, tried, results);
   return true;
 }
@@ -179,9 +179,10 @@ bool Recorder::record_failed(Call& call, const run::Node& node, const PlanKey& k
 /// What kernels gave that ran at the call is a plan for the next call of that kind.
 void Recorder::learn_from(const Call& call, const run::Node& node, const PlanKey& key) {
   note_kernel_accepted(call);
-  compare_with_meta(call, node.found);
-  if (!structured_meta_agrees(call, node.found)) run::doubt_structured_meta(doubted_kind(call));
-  CallPlanRef plan = learn(call, node.found);
+  compare_with_meta(call, *node.discovery);
+  if (!structured_meta_agrees(call, *node.discovery))
+    run::doubt_structured_meta(doubted_kind(call));
+  CallPlanRef plan = learn(call, *node.discovery);
   if (!plan) return;
   want_trials(call, window_.recorded());
   plans_.insert(key, call, std::move(plan));

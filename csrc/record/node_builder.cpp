@@ -32,7 +32,7 @@ void claim_checked(run::Node& node, const run::Value& value) {
 void claim_components(run::Node& node, const std::vector<ComponentArg>& components) {
   for (const ComponentArg& component : components) {
     component.written ? write(node, component.var, false) : node.add_read(component.var);
-    node.found.components.push_back(component.var);
+    node.components.push_back(component.var);
   }
 }
 
@@ -112,7 +112,6 @@ void count_own_writes(Call& call, c10::ArrayRef<run::TensorArg> args) {
 
 Ref<run::Node> build_node(Call& call, bool discover) {
   auto node = make_ref<run::Node>(call.info);
-  node->discover = discover;
   node->block = thread_mode().block;
   node->writes_plain = call.writes_plain;
   node->settings = run::ThreadSettings::of_this_thread();
@@ -125,7 +124,8 @@ Ref<run::Node> build_node(Call& call, bool discover) {
   node->stream_id = run::current_stream_id(node->device);
   node->waits_for_device = thread_mode().mode == Mode::sync;
   if (discover) {
-    node->found.caller = std::this_thread::get_id();
+    node->discovery = std::make_unique<run::Node::Discovery>();
+    node->discovery->caller = std::this_thread::get_id();
     // What the run teaches is told by comparing with the call.
     node->args = call.args;
     node->tensors = call.tensors;

@@ -110,8 +110,8 @@ void update_written(const Call& call, const run::Node& node) {
   size_t next = 0;
   for (const at::Tensor& tensor : call.written) {
     if (!tensor.defined()) continue;
-    if (next == node.found.written.size()) return;  // it failed before it had its arguments
-    const at::Tensor& real = node.found.written[next++].second;
+    if (next == node.discovery->written.size()) return;  // it failed before it had its arguments
+    const at::Tensor& real = node.discovery->written[next++].second;
     LazyImpl* lazy = lazy_impl(tensor);
     if (!lazy) {  // a plain tensor was passed itself
       hold_user_faces(tensor, node);
@@ -168,7 +168,7 @@ void push_found(const Call& call, run::Node& node, Made& made, torch::jit::Stack
     if (written >= 0)
       results->push_back(call.inputs[written]);
     else
-      push_found_value(node, node.found.results[r], made, results);
+      push_found_value(node, node.discovery->results[r], made, results);
   }
   const bool views = std::any_of(call.info.returns.begin(), call.info.returns.end(),
                                  [](const run::ReturnInfo& info) { return info.may_alias; });

@@ -44,7 +44,7 @@ constexpr const char* kWritesOutside = "a write to a plain tensor, or a draw, ou
 
 /// Nobody sees old memory from now on: the node's writes count as pending. Whether somebody might.
 bool guard_plain_memory(const run::Node& node) {
-  if (node.discover) return false;
+  if (node.discovery) return false;
   bool guarded = false;
   for (run::StorageVar* var : node.written_vars) {
     if (!var->exposed()) continue;

@@ -34,10 +34,10 @@ class RealTensors {
   at::Tensor next() {
     const uint32_t index = index_++;
     TensorArg& arg = node_.tensors[index];
-    if (node_.discover && arg.written) return observed(index, arg);
+    if (node_.discovery && arg.written) return observed(index, arg);
     if (arg.raw.defined()) return arg.raw;
     if (!arg.value) return at::Tensor();
-    if (node_.discover && is_written_as_plain(*arg.value)) return arg.value->plain();
+    if (node_.discovery && is_written_as_plain(*arg.value)) return arg.value->plain();
     for (const Node::Rewrite& rewrite : node_.rewrites)
       if (rewrite.tensor == index) return rewritten(rewrite, arg);
     if (arg.another_object) return arg.value->fresh_real();
@@ -58,7 +58,7 @@ class RealTensors {
     at::Tensor tensor = arg.raw.defined() ? arg.raw
                         : arg.value       ? own_object(*arg.value)
                                           : at::Tensor();
-    if (tensor.defined()) node_.found.written.emplace_back(index, tensor);
+    if (tensor.defined()) node_.discovery->written.emplace_back(index, tensor);
     return tensor;
   }
 
@@ -72,7 +72,7 @@ class RealTensors {
   /// What it writes; and what its result may keep (a sparse tensor its values), to which the user
   /// face is given then (record/results.cpp).
   bool needs_own_object(const Value& value) const {
-    return node_.discover && (!node_.info.returns_plain || is_written_too(value));
+    return node_.discovery && (!node_.info.returns_plain || is_written_too(value));
   }
 
   bool is_written_too(const Value& value) const {

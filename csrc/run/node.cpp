@@ -58,10 +58,10 @@ std::vector<Ref<engine::Var>> vars_used_as_plain(const Node& node) {
 class UserFaces {
  public:
   explicit UserFaces(const Node& node) : collective_(node.collective) {
-    if (!node.discover) return;
+    if (!node.discovery) return;
     for (const TensorArg& arg : node.tensors)
       if (arg.written && arg.raw.defined() && arg.value) vars_.push_back(&arg.value->var());
-    for (const StorageVarRef& var : node.found.components) vars_.push_back(var.get());
+    for (const StorageVarRef& var : node.components) vars_.push_back(var.get());
     for (StorageVar* const var : vars_)
       collective_ ? plain_storages().lift_for_writer(*var) : plain_storages().enter(*var);
   }
@@ -78,7 +78,7 @@ class UserFaces {
 };
 
 bool nobody_holds(const Node& node) {
-  if (node.discover) return true;
+  if (node.discovery) return true;
   for (const ValueRef& value : node.outputs)
     if (value && (value->use_count() > 1 || value->var_ref()->use_count() > 2)) return false;
   return !node.outputs.empty() || sends(node);
@@ -112,17 +112,18 @@ static void synchronize(const c10::Stream& stream) {
 
 void Node::share_resizability() const {
   for (const TensorArg& arg : tensors)
-    if (discover && arg.written && arg.value) plain_storages().share_resizability(arg.value->var());
+    if (discovery && arg.written && arg.value)
+      plain_storages().share_resizability(arg.value->var());
   for (const Rewrite& rewrite : rewrites) plain_storages().share_resizability(rewrite.after->var());
 }
 
 void Node::follow_resizes() const {
   for (const TensorArg& arg : tensors)
-    if ((discover || info.takes_out) && arg.written && arg.value)
+    if ((discovery || info.takes_out) && arg.written && arg.value)
       plain_storages().follow_resize(arg.value->var(), arg.raw.defined());
   for (const Rewrite& rewrite : rewrites)
     plain_storages().follow_resize(rewrite.after->var(), false);
-  for (const StorageVarRef& var : found.components) plain_storages().follow_resize(*var, true);
+  for (const StorageVarRef& var : components) plain_storages().follow_resize(*var, true);
 }
 
 void Node::call_kernel(torch::jit::Stack& stack) const {
@@ -182,7 +183,7 @@ void Node::start() {
       follow_resizes();  // a kernel may throw once it has resized its result
       throw;
     }
-    if (custom && !discover) to_plain_results(stack);
+    if (custom && !discovery) to_plain_results(stack);
   }
   if (!collective) return install(std::move(stack));
   collective->begin(std::move(stack));
@@ -192,8 +193,8 @@ void Node::start() {
 void Node::install(torch::jit::Stack stack) {
   follow_resizes();
   check_plain_reads();  // once more: it may have been changed while the kernel read it
-  if (discover)
-    found.results = std::move(stack);
+  if (discovery)
+    discovery->results = std::move(stack);
   else
     install_results(*this, stack);
   if (!device.is_cpu() && !host_copy) note_launch(this);
@@ -209,7 +210,7 @@ engine::FailurePtr Node::run() noexcept {
            .op = &info,
            .number = number,
            .begin = begin,
-           .failed = failure || found.thrown});
+           .failed = failure || (discovery && discovery->thrown)});
   return failure;
 }
 
@@ -222,7 +223,7 @@ engine::FailurePtr Node::failure_of_forward() const noexcept {
 }
 
 engine::FailurePtr Node::run_once() noexcept {
-  if (collective && !discover)
+  if (collective && !discovery)
     if (const engine::FailurePtr why = collective->kept_back()) return skip(why);
   if (const engine::FailurePtr failed = failure_of_forward()) return skip(failed);
   // Until the exception is gone: with it go the locals of the Python code, whose destructors are
@@ -230,7 +231,7 @@ engine::FailurePtr Node::run_once() noexcept {
   std::optional<InCustomKernel> ends;
   try {
     std::optional<RealDispatch> below;
-    if (discover) below.emplace();
+    if (discovery) below.emplace();
     const bool patient = lacked_memory_ || host_copy.direction == HostCopy::Direction::to_device;
     if (lacked_memory_) free_memory(device);
     patient ? execute_patiently() : execute();
@@ -240,18 +241,18 @@ engine::FailurePtr Node::run_once() noexcept {
     if (is_python_error(std::current_exception())) ends.emplace(*this);
     if (is_out_of_memory(std::current_exception()) && retry_for_memory()) return nullptr;
     if (engine::FailurePtr lost = device_failure(*this, std::current_exception())) {
-      if (discover) found.poisoned = lost;
+      if (discovery) discovery->poisoned = lost;
       return lost;
     }
-    if (!discover || found.caller != std::this_thread::get_id())
+    if (!discovery || discovery->caller != std::this_thread::get_id())
       return fail(std::current_exception());
-    found.thrown = std::current_exception();
+    discovery->thrown = std::current_exception();
     return nullptr;
   }
 }
 
 engine::FailurePtr Node::skip(const engine::FailurePtr& cause) noexcept {
-  if (discover) found.poisoned = cause;
+  if (discovery) discovery->poisoned = cause;
   if (collective) collective->not_begun(static_cast<const OpFailure&>(*cause));
   return std::make_shared<OpFailure>(std::static_pointer_cast<const OpFailure>(cause), label());
 }
@@ -278,7 +279,7 @@ engine::FailurePtr Node::fail(std::exception_ptr error) const noexcept {
 }
 
 void Node::finish(const engine::FailurePtr& failure) noexcept {
-  if (!failure || found.poisoned) return;
+  if (!failure || (discovery && discovery->poisoned)) return;
   const auto& root = static_cast<const OpFailure&>(*failure).root();
   using Holder = FailureLog::Holder;
   // (The tensor on the device was given to others when the copy was launched.)

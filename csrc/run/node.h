@@ -10,6 +10,7 @@
 #include <ATen/core/stack.h>
 
 #include <algorithm>
+#include <memory>
 #include <thread>
 
 #include "csrc/engine/block_pool.h"
@@ -60,7 +61,7 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   /// All that it reads is there, and none of it is a failure.
   bool inputs_are_ready() const {
     return std::ranges::all_of(tensors, &TensorArg::is_ready) &&
-           std::ranges::none_of(found.components, [](const StorageVarRef& var) {
+           std::ranges::none_of(components, [](const StorageVarRef& var) {
              return var->awaited() || var->failure();
            });
   }
@@ -140,13 +141,13 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
     std::thread::id caller;     ///< the recording thread
     torch::jit::Stack results;  ///< what the op returned
     std::vector<std::pair<uint32_t, at::Tensor>>
-        written;                            ///< written arguments as they are after it
-    std::vector<StorageVarRef> components;  ///< of sparse and nested arguments, claimed
-    std::exception_ptr thrown;              ///< by the op, on that thread
-    engine::FailurePtr poisoned;            ///< it was skipped: an argument had failed
+        written;                  ///< written arguments as they are after it
+    std::exception_ptr thrown;    ///< by the op, on that thread
+    engine::FailurePtr poisoned;  ///< it was skipped: an argument had failed
   };
-  bool discover = false;
-  Discovery found;
+  std::unique_ptr<Discovery> discovery;
+  /// Of sparse and nested arguments, claimed.
+  std::vector<StorageVarRef> components;
 
   // Of an op of a device:
   /// What the program had selected there. A copy's own stream is another (host_copy.h).

@@ -148,7 +148,7 @@ bool is_there(const run::Value& value, c10::Device device) {
 }  // namespace
 
 bool is_capturable(const run::Node& node) {
-  if (node.device.type() != c10::kCUDA || !run::launches(node.queue) || node.discover ||
+  if (node.device.type() != c10::kCUDA || !run::launches(node.queue) || node.discovery ||
       node.waits_for_device || node.host_copy || node.collective || !node.rewrites.empty() ||
       node.plan == 0 || !has_only_kernels(node.info) || draws(node) ||
       (node.info.indexes && !indexes_by_numbers(node)) ||

@@ -39,7 +39,7 @@ uint64_t Node::largest_bytes() const {
 /// Large ops run on all cores, with torch's own width, so that results are eager's bit for bit.
 /// (Most kernels fan out for no less.)
 std::unique_lock<std::mutex> Node::wait_for_cores() const {
-  if (discover || queue != engine::QueueId::cpu || largest_bytes() < kWideBytes) return {};
+  if (discovery || queue != engine::QueueId::cpu || largest_bytes() < kWideBytes) return {};
   return take_all_cores();
 }
 

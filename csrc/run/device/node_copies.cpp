@@ -19,7 +19,7 @@ void Node::begin_copy(torch::jit::Stack stack) {
   const bool to_device = host_copy.direction == HostCopy::Direction::to_device;
   const std::optional<int> flag = info.handle.schema().argumentIndexWithName("non_blocking");
   c10::IValue& non_blocking = stack.at(flag.value());
-  const bool waited_for = (!to_device && !non_blocking.toBool()) || discover || waits_for_device;
+  const bool waited_for = (!to_device && !non_blocking.toBool()) || discovery || waits_for_device;
   const bool follows = !to_device || info.writes;
   const uint64_t launched = follows ? launched_so_far(device) : 0;
   Launch launch(*this);

@@ -15,7 +15,7 @@ std::atomic<OwnKernels> own_kernels{nullptr};
 void set_own_kernels(OwnKernels run) { own_kernels.store(run, std::memory_order_release); }
 
 bool run_own_kernels(Node& node) {
-  if (node.device.is_cpu() || node.discover || node.host_copy || !node.rewrites.empty())
+  if (node.device.is_cpu() || node.discovery || node.host_copy || !node.rewrites.empty())
     return false;
   const OwnKernels run = own_kernels.load(std::memory_order_acquire);
   return run && run(node);
