@@ -62,6 +62,9 @@ def arm_first_use() -> None:
 def adopt_ops_with_kernels() -> None:
     """Gives ops registered since the last call a kernel that records them as one op."""
 
+def take_back_kernels(name: str, /) -> None:
+    """Ours of an op of another namespace, "mylib::foo", before its definitions end."""
+
 def set_replaced(name: str, overload: str, replaced: bool, /) -> bool:
     """An aten op has a kernel of the program in place of torch's, or has one no longer: it is treated as a custom op. False: there is no such op."""
 

@@ -1,6 +1,7 @@
 """Operators that lazyeng has never seen: torch.library ops, mutating ones, Python kernels."""
 
 import contextlib
+import gc
 import os
 import signal
 import textwrap
@@ -11,6 +12,7 @@ import warnings
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lazyeng import LazyError, LazyTensor, engine_stats, lazy, synchronize, unwrap, wrap
 from tests.support import fresh as processes
@@ -813,6 +815,65 @@ def definitions():
 
     fourth.register_fake(lambda x: x.new_empty(2 * x.shape[0]))
     yield lambda x: (fourth(x), x)
+
+
+class Watching(TorchDispatchMode):
+    """Which ops it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def define_by_decorator(name, k):
+    torch.library.custom_op(name, lambda x: x + k, mutates_args=(), schema="(Tensor x) -> Tensor")
+    return lambda: None
+
+
+def define_in_a_library(name, k):
+    library = torch.library.Library(name.partition("::")[0], "FRAGMENT")
+    library.define("foo(Tensor x) -> Tensor")
+    library.define("foo.twice(Tensor x, int k) -> Tensor")
+    library.impl("foo", lambda x: x + k, "CPU")
+    library.impl("foo.twice", lambda x, k: x + k, "CPU")
+    return library._destroy
+
+
+@pytest.mark.parametrize("define", [define_by_decorator, define_in_a_library])
+def test_python_objects_of_an_op_that_is_defined_anew(define, mode):
+    """The dispatcher's entry of the old one, and with it what that refers to, is gone: also where
+    nothing is lazy."""
+    space = f"lazyeng_anew_{uuid.uuid4().hex[:8]}"
+    for k in range(5):
+        end = define(f"{space}::foo", k)
+        op = getattr(torch.ops, space).foo
+        x = torch.zeros(2)
+        with Watching() as watching:
+            y = op(x)
+        assert y.tolist() == [k, k] and watching.seen[0] is op.default
+        with lazy(mode):
+            assert op(wrap(torch.zeros(2))).tolist() == [k, k]
+        del op, watching, y
+        end()
+        gc.collect()
+
+
+def test_calls_of_an_op_whose_library_is_collected(mode):
+    library = torch.library.Library(f"lazyeng_gone_{uuid.uuid4().hex[:8]}", "DEF")
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", lambda x: x * 2, "CPU")
+    library.impl("double", lambda x: torch.empty_like(x), "Meta")
+    with lazy(mode):
+        y = wrap(torch.ones(2))
+        for _ in range(3):
+            y = getattr(torch.ops, library.ns).double(y * 1)
+        del library
+        gc.collect()
+        assert y.tolist() == [8.0, 8.0]
 
 
 def test_an_op_that_is_defined_anew(mode):

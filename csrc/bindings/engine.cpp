@@ -225,6 +225,15 @@ PyObject* adopt_ops_with_kernels(PyObject*, PyObject*) {
   });
 }
 
+PyObject* take_back_kernels(PyObject*, PyObject* name) {
+  const char* const text = PyUnicode_AsUTF8(name);
+  if (!text) return nullptr;
+  return guarded([&] {
+    record::take_back_kernels(text);
+    Py_RETURN_NONE;
+  });
+}
+
 /// set_replaced(name, overload, replaced); False: there is no such op.
 PyObject* set_replaced(PyObject*, PyObject* args) {
   const char *name = nullptr, *overload = nullptr;
@@ -260,6 +269,7 @@ PyMethodDef engine_methods[] = {
     {"after_fork_in_parent", after_fork_in_parent, METH_NOARGS, nullptr},
     {"after_fork_in_child", after_fork_in_child, METH_NOARGS, nullptr},
     {"adopt_ops_with_kernels", adopt_ops_with_kernels, METH_NOARGS, nullptr},
+    {"take_back_kernels", take_back_kernels, METH_O, nullptr},
     {"set_replaced", set_replaced, METH_VARARGS, nullptr},
     {"arm_first_use", arm_first_use, METH_NOARGS, nullptr},
     {"plan_count", plan_count, METH_NOARGS, nullptr},

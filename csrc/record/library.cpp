@@ -157,9 +157,13 @@ class NewOps final : public c10::OpRegistrationListener {
   State& state_;
 };
 
-/// Registrations live as long as the process.
+/// Registrations live as long as the process. But a kernel of ours keeps its op's entry in the
+/// dispatcher, and that the Python object of the op that was asked for first, which may be gone
+/// once the op is defined anew: of ops of other namespaces they can be taken back.
 struct Registered {
   std::vector<std::unique_ptr<torch::Library>> libraries;
+  std::mutex mutex;
+  std::unordered_map<c10::OperatorName, std::unique_ptr<torch::Library>> of_ops;
   std::optional<c10::RegistrationHandleRAII> listener;
   NewOps::State new_ops;
 };
@@ -169,11 +173,10 @@ Registered& registered() {
   return *instance;
 }
 
-torch::Library& new_library(const std::string& name_space) {
-  registered().libraries.push_back(std::make_unique<torch::Library>(
-      torch::Library::IMPL, name_space, std::make_optional(c10::DispatchKey::PrivateUse1), __FILE__,
-      __LINE__));
-  return *registered().libraries.back();
+std::unique_ptr<torch::Library> new_library(const std::string& name_space) {
+  return std::make_unique<torch::Library>(torch::Library::IMPL, name_space,
+                                          std::make_optional(c10::DispatchKey::PrivateUse1),
+                                          __FILE__, __LINE__);
 }
 
 void add_kernel(torch::Library& library, const c10::OperatorHandle& op) {
@@ -280,9 +283,7 @@ std::unique_ptr<run::OpInfo> exchange_known(Infos& all, const c10::FunctionSchem
 
 std::unique_ptr<torch::Library> kernel_if_wanted(const c10::OperatorHandle& op) {
   if (!wants_kernel(op)) return nullptr;
-  auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten",
-                                                  std::make_optional(c10::DispatchKey::PrivateUse1),
-                                                  __FILE__, __LINE__);
+  auto library = new_library("aten");
   add_kernel(*library, op);
   return library;
 }
@@ -317,7 +318,8 @@ bool is_replaced(const c10::OperatorHandle& op) {
 
 size_t register_kernels() {
   size_t count = 0;
-  torch::Library& aten = new_library("aten");
+  registered().libraries.push_back(new_library("aten"));
+  torch::Library& aten = *registered().libraries.back();
   std::vector<c10::OperatorName> names = c10::Dispatcher::singleton().getAllOpNames();
   std::vector<c10::OperatorName> others;
   for (const c10::OperatorName& name : names) {
@@ -375,7 +377,6 @@ void adopt_ops_with_kernels() {
     state.some.store(false, std::memory_order_release);
   }
   std::vector<c10::OperatorName> waiting;
-  std::unordered_map<std::string, torch::Library*> libraries;
   for (const c10::OperatorName& name : names) {
     const auto op = c10::Dispatcher::singleton().findOp(name);
     if (!op || !op->hasSchema()) continue;
@@ -384,13 +385,32 @@ void adopt_ops_with_kernels() {
       continue;
     }
     if (!wants_kernel(*op)) continue;
-    const std::string name_space = name.name.substr(0, name.name.find("::"));
-    torch::Library*& library = libraries[name_space];
-    if (!library) library = &new_library(name_space);
+    auto library = new_library(name.name.substr(0, name.name.find("::")));
     add_kernel(*library, *op);
+    std::lock_guard lock(registered().mutex);
+    registered().of_ops[name] = std::move(library);
   }
   std::lock_guard lock(state.mutex);
   state.waiting.insert(state.waiting.end(), waiting.begin(), waiting.end());
+}
+
+void take_back_kernels(const std::string& name) {
+  const Gate::Inside inside;
+  std::vector<std::unique_ptr<torch::Library>> kernels;  // (which end without our locks)
+  {
+    NewOps::State& state = registered().new_ops;
+    std::scoped_lock lock(registered().mutex, state.mutex);
+    auto& of_ops = registered().of_ops;
+    for (auto kernel = of_ops.begin(); kernel != of_ops.end();) {
+      const auto next = std::next(kernel);
+      if (kernel->first.name == name) {
+        state.names.push_back(kernel->first);  // (this overload may stay)
+        kernels.push_back(std::move(of_ops.extract(kernel).mapped()));
+      }
+      kernel = next;
+    }
+    if (!kernels.empty()) state.some.store(true, std::memory_order_release);
+  }
 }
 
 }  // namespace lazyeng::record

@@ -45,4 +45,8 @@ void adopt_new_ops();
 /// The same, also for ops that had no kernels so far.
 void adopt_ops_with_kernels();
 
+/// Before the definitions of an op ("mylib::foo", all overloads) end: without ours its entry in the
+/// dispatcher goes with them. What is recorded has run. (What stays defined is adopted again.)
+void take_back_kernels(const std::string& name);
+
 }  // namespace lazyeng::record

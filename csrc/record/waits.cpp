@@ -269,8 +269,9 @@ void Recorder::finish_accesses(run::StorageVar& var) {
   {
     const run::NoGil released;
     const Gate::Inside inside;
-    // (It fails if the version before has failed. Without the lock of pushes: it has to stand behind
-    // what the flush has pushed, and nothing orders it and what other threads push just now.)
+    // (It fails if the version before has failed. Without the lock of pushes: it has to stand
+    // behind what the flush has pushed, and nothing orders it and what other threads push just
+    // now.)
     auto fence = make_ref<FreshVersion>();
     fence->add_write(run::StorageVarRef(&var));
     engine_->admit(0);

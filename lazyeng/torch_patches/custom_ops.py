@@ -59,6 +59,12 @@ def _look_at(ops: Iterable[str]) -> None:
         _C.set_replaced(f"aten::{name}", overload, replaced)
 
 
+def _take_back_kernels(definitions: Iterable[str]) -> None:
+    """Before these definitions ("mylib::foo.out") end: see csrc/record/library.h."""
+    for name in definitions:
+        _C.take_back_kernels(name.partition(".")[0])
+
+
 def _wait() -> None:
     """For what is recorded. (Once the engine has ended with the program, all of it has run; what a
     daemon thread recorded in that moment never does.)"""
@@ -85,11 +91,15 @@ def _then_look_again(delete: Callable[..., Any]) -> Callable[..., Any]:
     """For `del library`. (Those that were made before lazyeng was imported call torch's own.)"""
 
     @functools.wraps(delete)
-    def del_library(impls: set[str], its_impls: Collection[str], *rest: Any) -> None:
+    def del_library(
+        impls: set[str], its_impls: Collection[str], defs: set[str], its_defs: Collection[str],
+        *rest: Any,
+    ) -> None:  # fmt: skip
         ops = _replaced(its_impls)
-        if ops:
+        if ops or its_defs:
             _wait()
-        delete(impls, its_impls, *rest)
+        _take_back_kernels(its_defs)
+        delete(impls, its_impls, defs, its_defs, *rest)
         _look_at(ops)
 
     return del_library
@@ -103,6 +113,7 @@ def _after_what_is_recorded(destroy: Callable[..., Any]) -> Callable[..., Any]:
     def destroy_library(self: Any) -> None:
         ops = _replaced(self._op_impls)
         _wait()
+        _take_back_kernels(self._op_defs)
         destroy(self)
         _look_at(ops)
 

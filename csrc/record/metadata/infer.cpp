@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "csrc/fuse/bits/trials.h"
+#include "csrc/record/metadata/convolution_arguments.h"
 #include "csrc/record/metadata/costs.h"
 #include "csrc/record/metadata/doubts.h"
 #include "csrc/record/metadata/draws_like.h"
@@ -106,6 +107,14 @@ bool may_conjugate_given(const Call& call) {
   return false;
 }
 
+/// Which the CPU's kernel refuses.
+bool names_svd_driver(const Call& call) {
+  return call.info.short_name == "_linalg_svd" && call.looks[0] &&
+         call.looks[0]->device().is_cpu() &&
+         std::any_of(call.args.begin(), call.args.end(),
+                     [](const c10::IValue& argument) { return argument.isString(); });
+}
+
 CallPlanRef plan_of_fresh(const Call& call, c10::ArrayRef<run::GeometryRef> results) {
   auto plan = make_ref<CallPlan>();
   for (const run::GeometryRef& result : results)
@@ -178,7 +187,8 @@ CallPlanRef infer_any(const Call& call) {
   if (call.info.returns_plain || call.info.distrust_plans) return nullptr;
   const run::Doubts doubts = run::doubts_of(doubted_kind(call));
   if (doubts.layouts) return nullptr;
-  if (writes_overlapping(call) || may_conjugate_given(call)) return plan_that_must_run();
+  if (writes_overlapping(call) || may_conjugate_given(call) || names_svd_driver(call))
+    return plan_that_must_run();
   if (draws_like(call)) return plan_of_draw_like(call);
   if (casts_in_kernel(call)) return kernel_can_be_tried(call) ? ask_kernel(call) : nullptr;
   MetaAnswer answer = MetaAnswer::none;
@@ -197,7 +207,8 @@ CallPlanRef infer_any(const Call& call) {
   const bool distrusted = call.info.wrong_meta ||
                           (call.info.torchs && (call.info.lacks_meta || !meta_is_believed(call)));
   if (distrusted && makes_tensors(call.info)) return nullptr;
-  if (out_may_be_refused(call) || dim_may_be_refused(call)) return nullptr;
+  if (out_may_be_refused(call) || dim_may_be_refused(call) || convolution_may_be_refused(call))
+    return nullptr;
   CallPlanRef plan = ask_meta(call, For::meta, answer);
   if (answer == MetaAnswer::none && call.info.torchs) call.info.lacks_meta = true;
   return plan;
