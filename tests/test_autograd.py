@@ -457,6 +457,17 @@ def test_second_derivatives_that_are_zeros_without_memory(second, shape, way):
     compare(program, way)
 
 
+@pytest.mark.parametrize("shape", [(3,), ()])
+def test_gradients_that_are_zeros_are_lazy(shape, way):
+    block, side = way
+    with block():
+        x = side(torch.ones(shape, requires_grad=True))
+        (grad,) = torch.autograd.grad(x.sgn().sum(), x)
+    assert type(grad) is LazyTensor and grad.tolist() == torch.zeros(shape).tolist()
+    x = torch.ones(shape, requires_grad=True)  # eager's own are as they were
+    assert torch.autograd.grad(x.sgn().sum(), x)[0]._is_zerotensor()
+
+
 @pytest.mark.parametrize("s", [torch.tensor(2.0), torch.ones(3)])
 def test_a_hessian_of_zeros(s, way):
     compare(lambda side: [torch.autograd.functional.hessian(

@@ -48,12 +48,15 @@ def _as_inputs(grads: tuple[Any, ...], inputs: Any) -> tuple[Any, ...]:
     if len(inputs) != len(grads):
         return grads
     return tuple(
-        _made_lazy(grad) if type(grad) is torch.Tensor and _C.is_lazy(x) else grad
+        _as_input(grad, x) if type(grad) is torch.Tensor else grad
         for grad, x in zip(grads, inputs, strict=True)
     )
 
 
-def _made_lazy(grad: torch.Tensor) -> torch.Tensor:
-    if grad.requires_grad and grad.is_leaf:  # it was given, and has come through unchanged
+def _as_input(grad: torch.Tensor, x: Any) -> torch.Tensor:
+    _, blocks = _C.thread_mode()
+    if grad._is_zerotensor():
+        return wrap(grad.clone()) if blocks or _C.is_lazy(x) else grad
+    if not _C.is_lazy(x) or (grad.requires_grad and grad.is_leaf):  # (which was given as it is)
         return grad
-    return wrap(grad.clone() if grad._is_zerotensor() else grad)
+    return wrap(grad)
