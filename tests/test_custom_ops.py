@@ -357,7 +357,7 @@ def test_op_that_may_return_a_tensor_and_returns_none_is_run(mode):
         for n in range(3):
             assert tells(torch.ones(1) + n) is None
         synchronize()
-        assert seen == [[1.0], [2.0], [3.0]]
+        assert sorted(seen) == [[1.0], [2.0], [3.0]]  # (none needs another)
     library._destroy()
 
 

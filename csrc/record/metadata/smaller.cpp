@@ -135,21 +135,6 @@ SmallerAnswer ask(const Call& small, int integers) {
 
 using Answers = std::array<CallPlanRef, kExchanges>;
 
-CallPlanRef plan_from(const Call& call, const Sizes& sizes, const Answers& answers);
-
-SmallerAnswer ask(const Call& call, const Sizes& sizes, int integers) {
-  Answers answers;
-  for (size_t which = 0; which < kExchanges; ++which) {
-    Call small(call.info);
-    fill_smaller(call, Exchange(sizes, which), small);
-    if (!kernel_can_be_tried(small)) return {};
-    const SmallerAnswer answer = ask(small, integers);
-    if (!answer.plan) return answer;
-    answers[which] = answer.plan;
-  }
-  return {plan_from(call, sizes, answers)};
-}
-
 run::GeometryRef of_dtype(const run::Geometry& look, c10::ScalarType dtype) {
   run::GeometryData data = look.data();
   data.dtype = dtype;
@@ -202,6 +187,20 @@ CallPlanRef plan_from(const Call& call, const Sizes& sizes, const Answers& answe
   add_doubt(call, *plan);
   add_costs(call, *plan);
   return plan;
+}
+
+/// Of all exchanges.
+SmallerAnswer ask(const Call& call, const Sizes& sizes, int integers) {
+  Answers answers;
+  for (size_t which = 0; which < kExchanges; ++which) {
+    Call small(call.info);
+    fill_smaller(call, Exchange(sizes, which), small);
+    if (!kernel_can_be_tried(small)) return {};
+    const SmallerAnswer answer = ask(small, integers);
+    if (!answer.plan) return answer;
+    answers[which] = answer.plan;
+  }
+  return {plan_from(call, sizes, answers)};
 }
 
 bool all_lie_side_by_side(const Call& call) {
