@@ -165,14 +165,12 @@ def test_kernels_that_trust_sizes_are_not_asked(name: str, mode: str):
         assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("mode", ["deferred", "async"])
-def test_a_refusal_of_other_sizes_is_none_of_the_call(mode: str):
+def test_a_refusal_of_other_sizes_is_none_of_the_call():
     """group_norm is given the product of two sizes, which those that they are exchanged for do not
-    have."""
-    with lazyeng.lazy(mode):
+    have. (In `async` each new number of images is a run: another kind of call.)"""
+    with lazyeng.lazy("deferred"):
         for rows in range(300, 350, 10):
             F.group_norm(torch.rand(rows, 128), 2).sum().item()
-        F.group_norm(torch.rand(15, 64, 50, 50), 2).sum().item()
         before = lazyeng.engine_stats()["fallbacks"]
         for images in range(16, 19):
             F.group_norm(torch.rand(images, 64, 50, 50), 2)
