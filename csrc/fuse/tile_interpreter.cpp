@@ -17,16 +17,18 @@
 namespace lazyeng::fuse {
 namespace {
 
+using engine::kCacheLineBytes;
+
 size_t slot_bytes(const Program& program) {
-  return (static_cast<size_t>(program.tile) * program.slot_item + kCacheLine - 1) / kCacheLine *
-         kCacheLine;
+  return (static_cast<size_t>(program.tile) * program.slot_item + kCacheLineBytes - 1) /
+         kCacheLineBytes * kCacheLineBytes;
 }
 
 size_t row_slot_bytes(const Program& program) {
   if (!program.row) return 0;
   const int64_t elements = program.tile / program.row * program.lanes();
-  return (static_cast<size_t>(elements) * program.slot_item + kCacheLine - 1) / kCacheLine *
-         kCacheLine;
+  return (static_cast<size_t>(elements) * program.slot_item + kCacheLineBytes - 1) /
+         kCacheLineBytes * kCacheLineBytes;
 }
 
 /// One thread's registers, and the tiles that it runs.
@@ -322,12 +324,12 @@ void write_picked_sums(const Program& program, const Bindings& bindings,
 
 size_t scratch_bytes(const Program& program) {
   return program.scratch_slots * slot_bytes(program) + program.row_slots * row_slot_bytes(program) +
-         kCacheLine;
+         kCacheLineBytes;
 }
 
 char* aligned(char* memory) {
   const auto address = reinterpret_cast<uintptr_t>(memory);
-  return memory + (kCacheLine - address % kCacheLine) % kCacheLine;
+  return memory + (kCacheLineBytes - address % kCacheLineBytes) % kCacheLineBytes;
 }
 
 }  // namespace

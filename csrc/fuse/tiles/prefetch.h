@@ -8,11 +8,10 @@
 
 #include <algorithm>
 
+#include "csrc/engine/prefetch.h"
 #include "csrc/fuse/tiles/tile_program.h"
 
 namespace lazyeng::fuse {
-
-inline constexpr size_t kCacheLine = 64;
 
 class Prefetch {
  public:
@@ -33,8 +32,7 @@ class Prefetch {
       if (!tensor.linear() || tensor.rate != Rate::element) continue;
       const auto item = static_cast<int64_t>(size_of(tensor.type));
       const char* const begin = bindings_.tensors[t] + first_ * item;
-      for (int64_t at = from * item; at < done_ * item; at += int64_t{kCacheLine})
-        __builtin_prefetch(begin + at);
+      engine::prefetch(begin + from * item, static_cast<size_t>((done_ - from) * item));
     }
   }
 
