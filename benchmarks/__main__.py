@@ -17,6 +17,7 @@ import time
 TABLES = {
     "steps": ("steps of whole programs", ["--only", "whole", "--compile"]),
     "small": ("steps of small programs", ["--only", "small"]),
+    "medium": ("operators of some size, read at once", ["--only", "medium"]),
     "record": ("recording an op", []),
     "engine": ("running a recorded op", []),
     "stacks": ("creation stacks", []),
@@ -28,7 +29,7 @@ TABLES = {
     "kernels": ("Triton kernels", []),
     "gpu": ("steps, chains, decoding and copies on a GPU", []),
 }
-SCRIPTS = {"small": "steps"}
+SCRIPTS = {"small": "steps", "medium": "steps"}
 
 
 def run(table: str) -> bool:

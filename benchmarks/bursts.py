@@ -22,6 +22,7 @@ import time
 
 import torch
 
+from benchmarks.medium_programs import MEDIUM_PROGRAMS
 from benchmarks.small_programs import SMALL_PROGRAMS
 from benchmarks.workloads import WORKLOADS, Step
 
@@ -51,7 +52,7 @@ def prepare(name: str, kind: str) -> Step:
     if kind == "lazy":
         importlib.import_module("lazyeng")
     torch.manual_seed(0)
-    step = (WORKLOADS | SMALL_PROGRAMS)[name]()
+    step = (WORKLOADS | SMALL_PROGRAMS | MEDIUM_PROGRAMS)[name]()
     compiled: Step = torch.compile(step) if kind == "compile" else step
     return compiled
 

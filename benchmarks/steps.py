@@ -1,5 +1,5 @@
-"""Steps of whole programs (benchmarks/workloads.py) and small ones (small_programs.py) against
-eager, in one run.
+"""Steps of whole programs (benchmarks/workloads.py), small ones (small_programs.py), and single
+operators of some size (medium_programs.py) against eager, in one run.
 
 Method. Eager and lazy run in processes of their own, so that threads of one do not slow the other:
 the eager one does not even import lazyeng. Each warms up for 30 steps without reads and as many
@@ -33,6 +33,7 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.bursts import NoAnswerError, Runner, first
+from benchmarks.medium_programs import MEDIUM_PROGRAMS
 from benchmarks.small_programs import SMALL_PROGRAMS
 from benchmarks.workloads import WORKLOADS
 
@@ -41,6 +42,9 @@ TARGETS = {
     "DLRM, batch 128": 1.5, "SAC, twin critics": 1.4, "LSTM": 1.1, "LSTM, packed": 1.0,
     "small CNN": 1.0, "ResNet-18": 1.0, "BERT-tiny": 1.0, "GPT-2-tiny": 1.0,
 }  # fmt: skip
+
+SHORT = SMALL_PROGRAMS | MEDIUM_PROGRAMS
+SETS = {"whole": [*WORKLOADS], "small": [*SMALL_PROGRAMS], "medium": [*MEDIUM_PROGRAMS]}
 
 Figures = dict[str, float]
 
@@ -157,7 +161,7 @@ def print_workloads(names: list[str], options: argparse.Namespace) -> None:
         print(f"torch.compile of {name}: {reason}")
 
 
-def print_small_programs(names: list[str], options: argparse.Namespace) -> None:
+def print_short_programs(names: list[str], options: argparse.Namespace) -> None:
     print(f"{'':25}{'eager us':>9}{'lazy':>7}{'read':>7}")
     for name in names:
         f = Comparison(name, options).run()
@@ -169,22 +173,21 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--burst", type=float, default=0.1)
-    parser.add_argument("--only", choices=[*WORKLOADS, *SMALL_PROGRAMS, "small", "whole"])
+    parser.add_argument("--only", choices=[*WORKLOADS, *SHORT, *SETS])
     parser.add_argument("--compile", action="store_true", help="torch.compile beside it (minutes)")
     parser.add_argument("--limit", type=float, default=240, help="seconds for torch.compile")
     parser.add_argument("--beside", type=int, default=0, help="busy processes beside it")
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; eager's time by lazy's")
-    parts = {"small": list(SMALL_PROGRAMS), "whole": list(WORKLOADS)}
-    wanted = parts.get(options.only, [options.only] if options.only else [*WORKLOADS])
+    wanted = SETS.get(options.only, [options.only] if options.only else [*WORKLOADS])
     if not options.only:
-        wanted += SMALL_PROGRAMS
+        wanted += SHORT
     with busy_processes(options.beside):
         if whole := [name for name in wanted if name in WORKLOADS]:
             print_workloads(whole, options)
         options.compile = False
-        if small := [name for name in wanted if name in SMALL_PROGRAMS]:
-            print_small_programs(small, options)
+        if short := [name for name in wanted if name in SHORT]:
+            print_short_programs(short, options)
 
 
 if __name__ == "__main__":

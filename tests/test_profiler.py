@@ -175,7 +175,7 @@ def test_failures_stay_for_their_readers(path):
 
 def test_threads_have_their_names(path):
     def work():
-        (wrap(torch.rand(256, 256)) @ torch.rand(256, 256)).tolist()  # too large for the reader
+        (wrap(torch.rand(640, 640)) @ torch.rand(640, 640)).tolist()  # too large for the reader
 
     thread = threading.Thread(target=work, name="my loader")
     with lazyeng.profile(path):
@@ -381,11 +381,11 @@ def test_an_older_file_is_replaced(path):
 
 
 def test_report(path):
-    x = wrap(torch.rand(200, 200))
+    x = wrap(torch.rand(640, 640))
     with lazyeng.profile(path), lazy("deferred"):
         for _ in range(3):
             y = x @ x
-            (y * 2 + 1).neg().tolist()
+            (y * 2 + 1).neg().numpy()
     done = subprocess.run(
         [sys.executable, "-m", "lazyeng.report", path], capture_output=True, text=True, timeout=120
     )
@@ -482,7 +482,7 @@ def test_under_torchs_profiler():
 
 
 def test_torchs_profiler_sees_the_engines_threads():
-    x = torch.rand(256, 256)  # too large for the thread that reads to run it itself
+    x = torch.rand(640, 640)  # too large for the thread that reads to run it itself
     in_one_group(lambda: (x @ x) * 2 + 1)
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     with torch.profiler.profile(experimental_config=config) as profiler, lazy("deferred"):
@@ -502,7 +502,7 @@ def threads_of(profiler):
 
 
 def test_torchs_profiler_sees_what_engine_threads_run():
-    x = torch.rand(256, 256)  # too large for the thread that reads to run it itself
+    x = torch.rand(640, 640)  # too large for the thread that reads to run it itself
     in_one_group(lambda: (x @ x) * 2 + 1)
     for _ in range(2):  # a second profile as the first
         with torch.profiler.profile() as profiler, lazy("deferred"):

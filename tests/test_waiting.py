@@ -196,7 +196,7 @@ def test_small_operators_run_on_the_waiting_thread(tmp_path):
 
 def test_large_operators_are_left_to_the_engine(tmp_path):
     """A wait can be interrupted; an operator that runs on the waiting thread cannot."""
-    x, w = torch.rand(256, 256), torch.rand(256, 256)
+    x, w = torch.rand(1500, 1500), torch.rand(1500, 1500)
     with lazy("deferred"):
         y = chain(x, w)
         names = threads_of_runs(lambda: lazyeng.unwrap(y), tmp_path)

@@ -120,6 +120,8 @@ class Engine {
   /// How many threads have nothing to do now: idle workers of the CPU pool, and threads that wait.
   /// A hint.
   virtual unsigned num_free() const noexcept { return 0; }
+  /// Whether no worker of the CPU pool runs an op. A hint.
+  virtual bool rests() const noexcept { return true; }
 
   /// Threads. stop() finishes every pushed op (also what these ops push), then joins the threads;
   /// pushes after it run only once start() is called again. Both are idempotent, neither may be

@@ -98,6 +98,7 @@ class ThreadedEngine final : public TrackedEngine {
   void nudge(QueueId queue) noexcept override;
   void run_in_parts(unsigned count, const Parts::Part& part) override;
   unsigned num_free() const noexcept override;
+  bool rests() const noexcept override;
   void start() override;
   WaitResult stop(const Interrupt& interrupt) override;
   WaitResult abandon(const Interrupt& interrupt) override;
@@ -364,6 +365,10 @@ void ThreadedEngine::run_in_parts(unsigned count, const Parts::Part& part) {
 
 unsigned ThreadedEngine::num_free() const noexcept {
   return pools_[slot_of(QueueId::cpu)].load(std::memory_order_relaxed)->num_free();
+}
+
+bool ThreadedEngine::rests() const noexcept {
+  return pools_[slot_of(QueueId::cpu)].load(std::memory_order_relaxed)->rests();
 }
 
 bool ThreadedEngine::is_running() {

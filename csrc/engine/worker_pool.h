@@ -114,6 +114,10 @@ class WorkerPool {
   bool is_busy() const noexcept {
     return running_.load(std::memory_order_relaxed) != 0 && !has_idle_worker();
   }
+  /// Whether all its workers are idle. A hint.
+  bool rests() const noexcept {
+    return num_idle_.load(std::memory_order_relaxed) == running_.load(std::memory_order_relaxed);
+  }
   /// Whether an idle worker calls the hook watch now.
   bool is_watched() const noexcept { return watched_.load(std::memory_order_seq_cst); }
   /// Wakes an idle worker to call hungry. False if there is none.

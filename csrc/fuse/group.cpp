@@ -13,6 +13,7 @@
 #include "csrc/fuse/device/device_calls.h"
 #include "csrc/fuse/plan.h"
 #include "csrc/fuse/planned_programs.h"
+#include "csrc/run/cores/kernel_call.h"
 #include "csrc/run/cores/parts.h"
 #include "csrc/run/cores/spare_cores.h"
 #include "csrc/run/device/launch_log.h"
@@ -111,13 +112,16 @@ void report_group(c10::ArrayRef<run::Node*> nodes, int64_t elements, uint64_t by
 void set_logging(bool on) { log_groups.store(on, std::memory_order_relaxed); }
 bool logging() { return log_groups.load(std::memory_order_relaxed); }
 
-/// Whether one core is done with it before a worker would have it, and have told of its end.
+/// Whether one core is done with it before a worker would have it, and have told of its end; or all
+/// cores soon, if the program has them.
 bool Group::is_soon_done() const {
-  constexpr double kMicrosecondsPerCall = 0.5e-3;  // and element: between a step and a function
+  constexpr double kStep = 0.2e-3, kFunction = 0.8e-3;  // microseconds for an element
   constexpr double kWakeUps = 50;
-  return !by_hand && members[0].node->device.is_cpu() &&
-         static_cast<double>(numel) * static_cast<double>(members.size()) * kMicrosecondsPerCall <
-             kWakeUps;
+  if (by_hand || !members[0].node->device.is_cpu()) return false;
+  const double elements = static_cast<double>(numel) * static_cast<double>(members.size());
+  return elements * (kStep + kFunction) / 2 < kWakeUps ||
+         (elements * kStep < run::kSoonDone * members[0].node->settings.num_threads &&
+          run::program_has_all_cores());
 }
 
 uint64_t Group::claim() {

@@ -17,12 +17,15 @@
 #include "csrc/record/forward_stacks.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/node_builder.h"
+#include "csrc/record/process/gate.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/special/factories.h"
 #include "csrc/record/sync_debug.h"
 #include "csrc/record/window/read_habit.h"
 #include "csrc/run/arguments.h"
 #include "csrc/run/caller/as_engine_thread.h"
+#include "csrc/run/cores/kernel_call.h"
+#include "csrc/run/cores/spare_cores.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/failures/kernel_warnings.h"
 #include "csrc/run/failures/python_error.h"
@@ -45,17 +48,15 @@ uint64_t bytes_of_results(const CallPlan& plan) {
   return bytes;
 }
 
-/// It makes something new of its arguments, and nobody can tell when. (More than a little would be
-/// made on all cores, which something large may have now; what casts in its kernel has its caller's
-/// modes from its node.)
+/// It makes something new of its arguments, and nobody can tell when. (What casts in its kernel has
+/// its caller's modes from its node.)
 bool is_free_of_order(const Call& call, const CallPlan& plan) {
   const auto is_view = [](const OutputPlan& output) {
     return output.kind == OutputPlan::Kind::view;
   };
   return call.info.aten && !call.info.writes && !call.info.random && !call.info.calls_cast_ops &&
          call.info.collective == run::Collectivity::none && plan.rewrites.empty() &&
-         !plan.outputs.empty() && std::none_of(plan.outputs.begin(), plan.outputs.end(), is_view) &&
-         bytes_of_results(plan) < run::kWideBytes;
+         !plan.outputs.empty() && std::none_of(plan.outputs.begin(), plan.outputs.end(), is_view);
 }
 
 /// (Would it wait for a group?)
@@ -208,15 +209,24 @@ torch::jit::Stack real_arguments(const Call& call) {
   return run::arguments_with(call.info, call.args, [&] { return call.tensors[next++].real(); });
 }
 
+/// On the cores that an engine thread would have, or those of eager code.
+void call_on_cores(const Call& call, const CallPlan& plan, torch::jit::Stack& stack, bool wide) {
+  const auto results = [&](run::KernelCall::ResultLooks& looks) {
+    for (const OutputPlan& output : plan.outputs) looks.push_back(output.geometry.get());
+  };
+  run::KernelCall(call.info, plan.width.get(), run::ThreadSettings::of_this_thread(), wide, results)
+      .run(stack);
+}
+
 void call_kernel(const Call& call, const CallPlan& plan, torch::jit::Stack& stack) {
   run::check_rows(call.info, stack);
-  const int threads = run::ThreadSettings::of_this_thread().num_threads;
-  if (plan.width && plan.width->is_one(call.info, stack, threads)) {
-    run::count_on_one_core();
-    const run::OneCore one(threads);
-    return call.info.handle.callBoxed(stack);
-  }
-  call.info.handle.callBoxed(stack);
+  if (!plan.width) return call.info.handle.callBoxed(stack);
+  if (plan.brief && plan.width->cost() < run::kWorthSpinningCores)
+    return call_on_cores(call, plan, stack, /*wide=*/false);
+  const run::NoGil released;
+  const Gate::Inside inside;  // (it may take the lock of those who have all cores)
+  const run::ComputesForEngine as_a_worker_would;
+  call_on_cores(call, plan, stack, !plan.brief);
 }
 
 }  // namespace
@@ -242,9 +252,10 @@ bool Recorder::may_run_at_once(const Call& call, const CallPlan& plan) const {
     return false;
   if (run::FailureRoot::alive.load(std::memory_order_relaxed) != 0 && in_backward_pass())
     return false;  // a node looks whether its forward op has failed
-  if (!is_brief(plan) || !is_free_of_order(call, plan) || !are_complete(call)) return false;
+  if (!is_soon_done(plan) || !is_free_of_order(call, plan) || !are_complete(call)) return false;
   const bool joins = window_.fuses() && is_fusable(call, plan);
-  return read_habit.runs_at_once(joins) && !reports_waits();
+  const bool small = plan.brief && bytes_of_results(plan) < run::kWideBytes;
+  return read_habit.runs_at_once(joins, small) && !reports_waits();
 }
 
 bool Recorder::run_at_once(const Call& call, const CallPlan& plan, AtOnce& done) {

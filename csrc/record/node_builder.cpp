@@ -10,6 +10,7 @@
 #include "csrc/record/kept_values.h"
 #include "csrc/record/special/collectives.h"
 #include "csrc/record/thread_mode.h"
+#include "csrc/record/window/read_habit.h"
 #include "csrc/run/caller/caller_modes.h"
 #include "csrc/run/plain/plain_storage.h"
 
@@ -173,7 +174,13 @@ bool has_sibling_results(const run::OpInfo& info) {
 }  // namespace
 
 bool is_brief(const CallPlan& plan) {
-  return plan.brief && (!plan.brief_if_narrow || plan.width->starts_no_helpers());
+  if (plan.brief && (!plan.brief_if_narrow || plan.width->starts_no_helpers())) return true;
+  return is_soon_done(plan) && (read_habit.expects_read() || run::program_has_all_cores());
+}
+
+bool is_soon_done(const CallPlan& plan) {
+  if (plan.brief && !plan.brief_if_narrow) return true;
+  return plan.width && plan.width->is_soon_done(run::ThreadSettings::of_this_thread().num_threads);
 }
 
 void join_siblings(const run::OpInfo& info, c10::ArrayRef<run::StorageVar*> vars) {

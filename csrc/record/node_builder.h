@@ -23,6 +23,7 @@ c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call
 
 /// Small CPU tensors only, which start no helpers (costs.h).
 bool is_brief(const CallPlan& plan);
+bool is_soon_done(const CallPlan& plan);
 /// The vars of results of one call: if a check of one fails the others fail too, where that can be.
 void join_siblings(const run::OpInfo& info, c10::ArrayRef<run::StorageVar*> vars);
 

@@ -169,28 +169,15 @@ class Node final : public engine::Op, public engine::Pooled<Node> {
   const Value* on_device() const;
   void call_kernel(torch::jit::Stack& stack) const;
   void call_kernel_here(torch::jit::Stack& stack) const;
-  bool call_narrowly(torch::jit::Stack& stack) const;
-  bool call_in_slices(torch::jit::Stack& stack, bool others_help) const;
-  template <class Call>
-  void call_and_measure(int cores, const Call& call) const;
   void share_resizability() const;
   void follow_resizes() const;
   void keep_overwritten_failures() const;
   uint64_t largest_bytes() const;
-  std::unique_lock<std::mutex> wait_for_cores() const;
   engine::FailurePtr run_once() noexcept;
   bool retry_for_memory() noexcept;
 
   bool lacked_memory_ = false;
 };
-
-/// An op with a tensor of so many bytes may run on several threads. (at::parallel_for splits from
-/// 32,768 elements; those of one byte are the least.)
-inline constexpr uint64_t kWideBytes = 32768;
-/// Held by what runs on all cores: one op at a time, so that inter-op times intra-op threads stay
-/// within the cores. A thread of the program, which runs brief ops only, does not wait for it: if
-/// something large has the cores, it gets a lock that holds nothing.
-std::unique_lock<std::mutex> take_all_cores();
 
 /// "float32[2,3]@cpu"
 std::string describe(const Geometry& geometry);

@@ -76,6 +76,20 @@ void others_are_left_to_workers() {
   check(who[3] != std::this_thread::get_id(), "a queue of its own");
 }
 
+/// What a guest does leaves the workers at rest.
+void workers_rest() {
+  Busy busy;
+  check(!busy.engine->rests(), "an op runs");
+  auto var = make_ref<IntVar>();
+  busy.gate.open();
+  while (!busy.engine->rests()) sleep_ms(1);
+  bool rested = false;
+  const GuestScope guest(*busy.engine);
+  push(*busy.engine, brief(writes(op([&] { rested = busy.engine->rests(); }), {var})));
+  busy.engine->wait_for_var(*var, {});
+  check(rested, "while the guest ran it");
+}
+
 /// An engine with a var to wait for until one leaves, and how many guests are as its threads are.
 struct LongWait {
   LongWait() {
@@ -245,6 +259,7 @@ int main(int argc, char** argv) {
   return run_tests(argc, argv,
                    {{"brief ops run on the waiting thread", brief_ops_run_on_the_waiting_thread},
                     {"others are left to workers", others_are_left_to_workers},
+                    {"workers rest", workers_rest},
                     {"interrupted guests", interrupted_guests},
                     {"guests whose owners wait", guests_whose_owners_wait},
                     {"guests that wait within an op", guests_that_wait_within_an_op},

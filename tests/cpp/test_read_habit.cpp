@@ -63,11 +63,17 @@ void what_makes_a_group_is_not_run_at_once() {
   ReadHabit habit = made_a_habit();
   records(habit, 5, /*fusable=*/true);
   habit.reads();
-  check(habit.runs_at_once(/*fusable=*/true), "five wait for a group");
+  check(habit.runs_at_once(/*fusable=*/true, /*small=*/true), "five wait for a group");
   records(habit, 6, /*fusable=*/true);
   habit.reads();
-  check(!habit.runs_at_once(/*fusable=*/true), "six do not wait for a group");
-  check(habit.runs_at_once(/*fusable=*/false), "what joins no group waits for one");
+  check(!habit.runs_at_once(/*fusable=*/true, /*small=*/true), "six do not wait for a group");
+  check(habit.runs_at_once(/*fusable=*/false, /*small=*/true), "what joins no group waits for one");
+  records(habit, 1, /*fusable=*/true);
+  habit.reads();
+  check(habit.runs_at_once(/*fusable=*/true, /*small=*/false), "a larger one waits for a group");
+  records(habit, 2, /*fusable=*/true);
+  habit.reads();
+  check(!habit.runs_at_once(/*fusable=*/true, /*small=*/false), "two larger ones do not wait");
 }
 
 }  // namespace

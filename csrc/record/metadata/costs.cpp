@@ -111,8 +111,10 @@ void add_costs(const Call& call, CallPlan& plan) {
     plan.width = width_of(call, plan, tensors, microseconds);
   const bool fans_out = call.info.fans_out ||
                         (call.info.work == run::Work::product && microseconds >= kProductFansOut);
-  plan.brief = are_small(tensors) && (plan.width || !fans_out);
+  const bool small = are_small(tensors);
+  plan.brief = small && (plan.width || !fans_out);
   plan.brief_if_narrow = plan.brief && fans_out;
+  if (!plan.width && !plan.brief) plan.width = make_ref<run::Width>(microseconds);
 }
 
 }  // namespace lazyeng::record

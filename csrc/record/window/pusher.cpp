@@ -6,6 +6,7 @@
 
 #include "csrc/engine/reserve.h"
 #include "csrc/fuse/group.h"
+#include "csrc/record/window/read_habit.h"
 #include "csrc/run/cores/openmp_team.h"
 #include "csrc/run/device/device_queues.h"
 #include "csrc/run/device/launch_log.h"
@@ -75,7 +76,7 @@ Batch Pusher::push_taken(Window::Taken taken) {
   const engine::Owing owing;
   const uint64_t up_to = taken.up_to;
   Batch ops = group(std::move(taken));
-  run::openmp_helpers().program_records();
+  if (!read_habit.has_it()) run::openmp_helpers().program_records();
   engine_.push(std::span<Ref<engine::Op>>(ops));
   window_.arrived(up_to);
   return ops;

@@ -28,7 +28,11 @@ class ReadHabit {
 
   /// Of what may be held: whether it may as well run at once. So many together run faster as a
   /// group than each by itself; as many as there were before the last read are expected.
-  bool runs_at_once(bool fusable) const { return !fusable || fusable_before_ < kWorthAGroup; }
+  bool runs_at_once(bool fusable, bool small) const {
+    return !fusable || fusable_before_ < (small ? kWorthAGroup : kTwice);
+  }
+
+  bool has_it() const { return in_a_row_ >= kTwice; }
 
   void reads() {
     if (since_read_ == 0) return;

@@ -102,19 +102,28 @@ void add_times_of_this_thread(void* sums) {
 /// Once this returns, the helpers are gone: libgomp joins them.
 void end_team() { open_mp().pause(OpenMp::kSoft, open_mp().this_device()); }
 
-struct EndsTeam {
-  ~EndsTeam() {
-    if (open_mp().complete()) end_team();
+/// How many engine threads have a team, so far as they know.
+std::atomic<int> engine_teams{0};
+
+/// That of the calling thread.
+struct OwnTeam {
+  ~OwnTeam() {
+    if (ends_with_thread && open_mp().complete()) end();
   }
+  void end() {
+    end_team();
+    if (std::exchange(counted, false)) engine_teams.fetch_sub(1, std::memory_order_relaxed);
+  }
+
+  bool ends_with_thread = false;
+  bool counted = false;
 };
+// (Its destructor comes before those of libraries, which are made with pthread_key_create.)
+thread_local OwnTeam own_team;
 
 }  // namespace
 
-void end_team_with_this_thread() {
-  // (Its destructor comes before those of libraries, which are made with pthread_key_create.)
-  static thread_local EndsTeam at_end;
-  static_cast<void>(&at_end);
-}
+void end_team_with_this_thread() { own_team.ends_with_thread = true; }
 
 void in_team(void (*region)(void*), void* data) {
   if (open_mp().complete())
@@ -168,6 +177,14 @@ bool OpenMpHelpers::has_waited_lately() const {
   return last != Clock::time_point::min() && Clock::now() - last < kLately;
 }
 
+void OpenMpHelpers::engine_has_team() {
+  if (!std::exchange(own_team.counted, true)) engine_teams.fetch_add(1, std::memory_order_relaxed);
+}
+
+bool OpenMpHelpers::program_may_have_team() const {
+  return !sleep() && engine_teams.load(std::memory_order_relaxed) == 0 && !is_crowded();
+}
+
 bool OpenMpHelpers::is_crowded() const {
   return Clock::now() < crowded_until_.load(std::memory_order_relaxed);
 }
@@ -194,7 +211,12 @@ void OpenMpHelpers::look_for_cores() {
 
 void OpenMpHelpers::end_own_team() {
   if (open_mp().complete() && !open_mp().in_parallel() && !forked_.load(std::memory_order_relaxed))
-    end_team();
+    own_team.end();
+}
+
+void OpenMpHelpers::after_fork_in_child() noexcept {
+  engine_teams.store(0, std::memory_order_relaxed);
+  if (!ended_for_fork_) forked_.store(true, std::memory_order_relaxed);
 }
 
 void OpenMpHelpers::note_record() {

@@ -50,6 +50,12 @@ class OpenMpHelpers {
   /// team, left over from eager code, ends too.
   void program_waits(bool waits);
 
+  /// The calling engine thread is going to have a team, until end_own_team().
+  void engine_has_team();
+  /// Whether a thread of the program may have one, as in eager code: no engine thread has, and
+  /// helpers may spin.
+  bool program_may_have_team() const;
+
   /// Told to sleep between kernels, on account of the program.
   bool sleep() const { return has_team_.load(std::memory_order_relaxed); }
   /// Other programs want the cores.
@@ -58,8 +64,8 @@ class OpenMpHelpers {
   /// The calling thread has waited for a result, and not for a moment only.
   void program_has_waited();
 
-  /// The calling engine thread is about to run a kernel on all cores, and no other thread does:
-  /// every now and then it looks whether its team finds them.
+  /// The calling thread is about to run a kernel on all cores, and no other thread does: every now
+  /// and then it looks whether its team finds them.
   void look_for_cores();
   /// How often its helpers stood in line and were told to sleep.
   uint64_t times_crowded() const { return times_crowded_.load(std::memory_order_relaxed); }
@@ -68,9 +74,7 @@ class OpenMpHelpers {
   void end_own_team();
 
   /// In a forked child: a team that the forking thread still had exists on paper only.
-  void after_fork_in_child() noexcept {
-    if (!ended_for_fork_) forked_.store(true, std::memory_order_relaxed);
-  }
+  void after_fork_in_child() noexcept;
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -25,6 +25,11 @@ void set_parts_engine(engine::Engine* engine) {
 void set_always_in_parts(bool in_parts) { always.store(in_parts, std::memory_order_relaxed); }
 bool always_in_parts() { return always.load(std::memory_order_relaxed); }
 
+bool engine_rests() {
+  const engine::Engine* const engine = engine_of_parts.load(std::memory_order_acquire);
+  return !engine || engine->rests();
+}
+
 bool parts_pay(double microseconds, int threads) {
   if (threads < 2) return false;
   if (always_in_parts()) return true;

@@ -28,6 +28,9 @@ inline constexpr double kWorthParts = 40;
 /// own.
 bool parts_pay(double microseconds, int threads);
 
+/// Whether no engine thread runs an op of the CPU's queue. A hint.
+bool engine_rests();
+
 /// For tests: ops that may have parts always have them.
 void set_always_in_parts(bool always);
 bool always_in_parts();

@@ -90,4 +90,14 @@ class SpareCores {
 
 SpareCores& spare_cores();
 
+/// In this scope the calling thread of the program does what a worker would do, as if it waited for
+/// that.
+class ComputesForEngine {
+ public:
+  ComputesForEngine() { spare_cores().program_waits(true, SpareCores::Clock::now()); }
+  ~ComputesForEngine() { spare_cores().program_waits(false, SpareCores::Clock::now()); }
+  ComputesForEngine(const ComputesForEngine&) = delete;
+  ComputesForEngine& operator=(const ComputesForEngine&) = delete;
+};
+
 }  // namespace lazyeng::run

@@ -107,19 +107,24 @@ double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRe
   return kUnknown;
 }
 
+bool program_has_all_cores() { return openmp_helpers().program_may_have_team() && engine_rests(); }
+
 bool takes_all_cores(double microseconds) {
   if (microseconds >= kAlwaysAllCores) return true;
   if (always_in_parts()) return false;
+  const bool in_program = AsEngineThread::active();
+  if (in_program && microseconds >= kWorthSpinningCores && program_has_all_cores()) return true;
   if (microseconds >= kWorthAllCores) return spare_cores().for_large_ops();
-  // (A guest has no helpers: OpenMP would make it some of its own.)
   return microseconds >= kWorthFreeCores && spare_cores().for_large_ops() &&
-         spare_cores().program_waits() && !openmp_helpers().sleep() && !AsEngineThread::active();
+         spare_cores().program_waits() && !openmp_helpers().sleep() && !in_program;
 }
+
+bool Width::is_soon_done(int threads) const { return cost() < kSoonDone * threads; }
 
 double Width::cost() const { return std::min(microseconds_, microseconds()); }
 
 bool Width::is_narrow(int threads) const {
-  if (threads == 1 || !has_own_threads() || takes_all_cores(cost())) return false;
+  if (!may_be_one_ || threads == 1 || !has_own_threads() || takes_all_cores(cost())) return false;
   return !shares_ || shares_->begin_at_vectors(threads);
 }
 

@@ -40,6 +40,16 @@ inline constexpr double kAlwaysAllCores = 5000;
 /// From which it pays to use the others if they are awake, and the program waits.
 inline constexpr double kWorthFreeCores = 30;
 
+/// From which on a thread of the program has all cores for it, where it may: its helpers spin.
+inline constexpr double kWorthSpinningCores = 10;
+/// Below that such a thread runs it itself. (Handing it to a worker, and hearing of its end, takes
+/// 50 to 100.)
+inline constexpr double kSoonDone = 300;
+
+/// Whether a thread of the program that runs ops itself has all cores for them, as in eager code:
+/// nobody else uses them.
+bool program_has_all_cores();
+
 /// Whether what takes so long on one core, by the table, has all of them now.
 bool takes_all_cores(double microseconds);
 
@@ -62,8 +72,12 @@ class Width final : public RefCounted {
   /// `shares`: of an elementwise op.
   Width(const OpInfo& info, double microseconds, std::optional<RowShares> shares)
       : microseconds_(microseconds),
+        may_be_one_(true),
         copies_(info.work == Work::copies || info.work == Work::lookups),
         shares_(std::move(shares)) {}
+  /// Of an op that has eager's width in any case.
+  explicit Width(double microseconds)
+      : microseconds_(microseconds), may_be_one_(false), copies_(false) {}
 
   /// Whether one core would do now, if that has the bits; else `threads` have it, as in eager.
   bool is_narrow(int threads) const;
@@ -76,8 +90,13 @@ class Width final : public RefCounted {
   /// Whether the kernel is known to start no helpers where is_one() is asked: a thread that waits
   /// may run it.
   bool starts_no_helpers() const { return copies_ || same_on_one_.holds(); }
+  /// Whether so many cores are soon done with it.
+  bool is_soon_done(int threads) const;
   /// What it takes on one core, so far as is known.
   double microseconds() const;
+  /// The same. (What it took may have been a wait for helpers, or for a core: no more than the
+  /// table says.)
+  double cost() const;
   /// The call taken apart, so that the slices, each on one core, have the bits of the whole; null
   /// if it cannot be. Tries it, once it is known whether one core has them.
   std::unique_ptr<Slices> slices(const OpInfo& info, const torch::jit::Stack& args, Looks results,
@@ -87,11 +106,9 @@ class Width final : public RefCounted {
   double took(double microseconds, int cores);
 
  private:
-  /// (What it took may have been a wait for helpers, or for a core: no more than the table says.)
-  double cost() const;
-
   const double microseconds_;  // on one core, by the table
   std::atomic<float> best_{std::numeric_limits<float>::max()};
+  const bool may_be_one_;
   const bool copies_;
   const std::optional<RowShares> shares_;
   std::atomic<int> uses_{0};

@@ -1,0 +1,198 @@
+"""Ops of some size in programs that read soon run on the program's thread (record/at_once.h, as
+guests), with eager's bits, whatever cores they have."""
+
+import contextlib
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import lazyeng
+from lazyeng import lazy, wrap
+from tests.support.processes import printed_by
+from tests.support.threads import threads_of_torch
+
+SIZES = (8, 32, 64, 97, 250)  # in 1,024 elements
+READS = 5
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    with threads_of_torch(2):
+        yield
+
+
+def bits(tensor):
+    return lazyeng.unwrap(tensor).contiguous().reshape(-1).view(torch.uint8)
+
+
+def programs(draw):
+    """By name, each with its arguments."""
+    rows = draw.choice(SIZES)
+    x, y, narrow = torch.randn(rows, 1024), torch.rand(rows, 1024), torch.randn(1024, 48)
+    index = torch.randint(rows, (rows, 1024))
+    images, layer = torch.randn(rows // 4, 3, 16, 16), torch.randn(8, 3, 3, 3)
+    yield "exp", torch.exp, x
+    yield "sum", torch.sum, x
+    yield "mean of rows", lambda x: x.mean(1), x
+    yield "sum of columns", lambda x: x.sum(0), x
+    yield "sum of bfloat16", lambda x: x.bfloat16().sum(), x
+    yield "softmax", lambda x: x.softmax(-1), x
+    yield "layer_norm", lambda x: F.layer_norm(x, (1024,)), x
+    yield "gelu", F.gelu, x
+    yield "argmax", lambda x: x.argmax(1), x
+    yield "sort", lambda x: x.sort().indices, x
+    yield "cumsum", lambda x: x.cumsum(1), x
+    yield "gather", lambda x, index: x.gather(0, index), x, index
+    yield "where", lambda x, y: torch.where(x > 0, x, y), x, y
+    yield "cat", lambda x, y: torch.cat([x, y]), x, y
+    yield "clone", torch.clone, x
+    yield "in place", lambda x, y: x.clone().mul_(y).add_(x), x, y
+    yield "mm", torch.mm, x, narrow
+    yield "mm of bfloat16", lambda x, w: x.bfloat16() @ w.bfloat16(), x, narrow
+    yield "linear", lambda x, w: F.linear(x, w.t()), x, narrow
+    yield "conv2d", F.conv2d, images, layer
+    yield "max_pool2d", lambda images: F.max_pool2d(images, 2), images
+    yield "squared error", lambda x, y: (x - y).square().mean(), x, y
+    yield "chain", lambda x, y: ((x * 2 + y).relu() - x) * y, x, y
+    yield "gate", lambda x, y: (x * y + x).sigmoid(), x, y
+    yield "views", lambda x: (x[1:, ::2] * 2).t(), x
+
+
+@pytest.mark.parametrize("way", ["async", "deferred", "wrap"])
+@pytest.mark.parametrize("seed", range(6))
+def test_bits_are_those_of_eager(seed, way):
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    calls = {name: (function, arguments) for name, function, *arguments in programs(draw)}
+    expected = {name: bits(function(*arguments)) for name, (function, arguments) in calls.items()}
+    block = contextlib.nullcontext() if way == "wrap" else lazy(way)
+    given = wrap if way == "wrap" else lambda x: x
+    calls = {
+        name: (function, [given(argument) for argument in arguments])
+        for name, (function, arguments) in calls.items()
+    }
+    with block:
+        for _ in range(40):  # few programs, again and again, or many
+            names = draw.sample(list(calls), draw.choice((1, 1, 2, 3, 12)))
+            for _ in range(READS):
+                made = {name: calls[name][0](*calls[name][1]) for name in names}
+                for name, result in made.items():
+                    assert torch.equal(bits(result), expected[name]), name
+
+
+def read_often(x):
+    for _ in range(READS):
+        x.exp()[0, 0].item()
+
+
+def test_what_is_soon_done_is_done_at_the_call():
+    x = torch.rand(64, 1024)
+    with lazy("async"):
+        read_often(x)
+        y = x.exp()
+        assert y.is_ready()
+
+
+@pytest.mark.limit(60)
+def test_what_ops_take_that_are_in_no_table_is_learned(tmp_path):
+    """(A busy machine may make them look long for a while.)"""
+    path = tmp_path / "trace.json"
+
+    def threads(x):
+        with lazyeng.profile(str(path)):
+            x.cummax(1).values[0, 0].item()
+        events = json.loads(path.read_text())["traceEvents"]
+        runs = [e for e in events if e.get("cat") == "run" and e["name"] == "aten::cummax"]
+        here = [e for e in events if e.get("cat") == "record" and e["name"] == "aten::cummax"]
+        return [e["tid"] for e in runs], [e["tid"] for e in here]
+
+    x = torch.rand(64, 1024)
+    with lazy("async"):
+        read_often(x)
+        run = here = None
+        while not run or run != here:
+            x.cummax(1).values[0, 0].item()
+            run, here = threads(x)
+
+
+def test_what_takes_long_is_not_done_at_the_call():
+    x = torch.rand(2048, 2048)
+    recorded = lazyeng.engine_stats()["recorded"]
+    with lazy("deferred"):  # (in async a worker may be faster than the question)
+        for _ in range(READS):
+            (x @ x).sum().item()
+        y = x @ x
+        assert not y.is_ready()
+    assert lazyeng.engine_stats()["recorded"] > recorded
+
+
+def test_what_fails_at_the_call_fails_where_it_is_read():
+    x, index = torch.rand(64, 1024), torch.full((64, 1024), 64)
+    with lazy("async"):
+        for _ in range(READS):
+            x.gather(0, index - 1).sum().item()
+        y = x.gather(0, index) + 1
+        with pytest.raises(RuntimeError, match="index 64 is out of bounds") as caught:
+            y.sum().item()
+    assert caught.value.op == "aten.gather"
+
+
+def test_threads_that_read_side_by_side():
+    x, w = torch.rand(64, 1024), torch.rand(1024, 64)
+    expected = [x.exp().sum().item(), (x @ w).amax().item(), x.argmax(1).sum().item()]
+
+    def reads(_):
+        with lazy("async"):
+            for _ in range(60):
+                found = [x.exp().sum().item(), (x @ w).amax().item(), x.argmax(1).sum().item()]
+                assert found == expected
+        return True
+
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(reads, range(6)))
+
+
+@pytest.mark.limit(120)
+def test_forks_while_a_thread_reads():
+    """The child has no team of OpenMP, and nobody holds a lock there."""
+    assert printed_by(
+        """
+import os, threading, torch, lazyeng
+torch.set_num_threads(2)
+x, w, over = torch.rand(64, 1024), torch.rand(1024, 64), threading.Event()
+def read():
+    with lazyeng.lazy():
+        return x.exp().sum().item(), (x @ w).amax().item()
+def reads():
+    while not over.is_set(): read()
+expected = read()
+thread = threading.Thread(target=reads)
+thread.start()
+for _ in range(20):
+    for _ in range(4): read()
+    pid = os.fork()
+    if pid == 0:
+        found = [read() for _ in range(6)]
+        os._exit(0 if found == [expected] * 6 else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+over.set()
+thread.join()
+print("done")
+""",
+        "-W", "ignore::DeprecationWarning", timeout=100,
+    ) == "done\n"  # fmt: skip
+
+
+def test_the_number_of_threads_may_change_in_between():
+    x, w = torch.randn(64, 1024), torch.randn(1024, 64)
+    for threads in (1, 2, 3, 1, 2):
+        with threads_of_torch(threads):
+            expected = bits(x @ w), bits(x.sum()), bits(x.softmax(1))
+            with lazy("async"):
+                for _ in range(8):
+                    found = bits(x @ w), bits(x.sum()), bits(x.softmax(1))
+                    assert all(map(torch.equal, found, expected)), threads
