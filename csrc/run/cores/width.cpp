@@ -109,14 +109,17 @@ double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRe
 
 bool program_has_all_cores() { return openmp_helpers().program_may_have_team() && engine_rests(); }
 
+bool has_spinning_cores(double microseconds) {
+  return microseconds >= kWorthSpinningCores && AsEngineThread::active() && program_has_all_cores();
+}
+
 bool takes_all_cores(double microseconds) {
   if (microseconds >= kAlwaysAllCores) return true;
   if (always_in_parts()) return false;
-  const bool in_program = AsEngineThread::active();
-  if (in_program && microseconds >= kWorthSpinningCores && program_has_all_cores()) return true;
+  if (has_spinning_cores(microseconds)) return true;
   if (microseconds >= kWorthAllCores) return spare_cores().for_large_ops();
   return microseconds >= kWorthFreeCores && spare_cores().for_large_ops() &&
-         spare_cores().program_waits() && !openmp_helpers().sleep() && !in_program;
+         spare_cores().program_waits() && !openmp_helpers().sleep() && !AsEngineThread::active();
 }
 
 bool Width::is_soon_done(int threads) const { return cost() < kSoonDone * threads; }
@@ -124,7 +127,9 @@ bool Width::is_soon_done(int threads) const { return cost() < kSoonDone * thread
 double Width::cost() const { return std::min(microseconds_, microseconds()); }
 
 bool Width::is_narrow(int threads) const {
-  if (!may_be_one_ || threads == 1 || !has_own_threads() || takes_all_cores(cost())) return false;
+  if (!may_be_one_ || threads == 1 || !has_own_threads()) return false;
+  // (Few elements by the table may be much work: a logarithm of a gamma function.)
+  if (takes_all_cores(cost()) || has_spinning_cores(microseconds())) return false;
   return !shares_ || shares_->begin_at_vectors(threads);
 }
 

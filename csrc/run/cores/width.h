@@ -41,7 +41,7 @@ inline constexpr double kAlwaysAllCores = 5000;
 inline constexpr double kWorthFreeCores = 30;
 
 /// From which on a thread of the program has all cores for it, where it may: its helpers spin.
-inline constexpr double kWorthSpinningCores = 10;
+inline constexpr double kWorthSpinningCores = 4;
 /// Below that such a thread runs it itself. (Handing it to a worker, and hearing of its end, takes
 /// 50 to 100.)
 inline constexpr double kSoonDone = 300;
@@ -49,6 +49,8 @@ inline constexpr double kSoonDone = 300;
 /// Whether a thread of the program that runs ops itself has all cores for them, as in eager code:
 /// nobody else uses them.
 bool program_has_all_cores();
+/// Whether the calling thread is one, and has them for what takes so long on one.
+bool has_spinning_cores(double microseconds);
 
 /// Whether what takes so long on one core, by the table, has all of them now.
 bool takes_all_cores(double microseconds);
