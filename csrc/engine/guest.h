@@ -1,6 +1,6 @@
 // csrc/engine/guest.h: a thread that waits, and runs ops meanwhile.
 //
-// Handing a small op to a worker and hearing of its end costs two wake-ups, many times what the op
+// Handing an op to a worker and hearing of its end costs two wake-ups, many times what a small op
 // itself costs. A thread that is about to sleep until the op is complete can as well run it. It
 // takes ready ops that are marked `brief` only: a wait must end soon after what it waits for is
 // there, and soon after Ctrl-C. For the same reason it takes parts of large ops (parts.h), but not

@@ -1,10 +1,10 @@
 // csrc/record/at_once.cpp: calls that run at the call, without a node.
 //
-// Held for its read, a small op of a program that reads all the time (read_habit.h) would run on
-// the program's thread anyway. If all that it needs is there it runs now: without a node and
-// without claims, and the engine never hears of it. Nobody can tell when it ran, as it makes
-// something new, on the CPU, of values that are complete; what is recorded later, and may write
-// these, finds it done.
+// Held for its read, an op that is soon done, of a program that reads all the time (read_habit.h),
+// would run on the program's thread anyway. If all that it needs is there it runs now: without a
+// node and without claims, and the engine never hears of it. Nobody can tell when it ran, as it
+// makes something new, on the CPU, of values that are complete; what is recorded later, and may
+// write these, finds it done.
 //
 // If its kernel throws, the call is recorded after all, as a node that has failed: like any other
 // op it fails what is computed from it, and raises where that is read.
@@ -221,12 +221,12 @@ void call_on_cores(const Call& call, const CallPlan& plan, torch::jit::Stack& st
 void call_kernel(const Call& call, const CallPlan& plan, torch::jit::Stack& stack) {
   run::check_rows(call.info, stack);
   if (!plan.width) return call.info.handle.callBoxed(stack);
-  if (plan.brief && plan.width->cost() < run::kWorthSpinningCores)
+  if (plan.small && plan.width->cost() < run::kWorthSpinningCores)
     return call_on_cores(call, plan, stack, /*wide=*/false);
   const run::NoGil released;
   const Gate::Inside inside;  // (it may take the lock of those who have all cores)
   const run::ComputesForEngine as_a_worker_would;
-  call_on_cores(call, plan, stack, !plan.brief);
+  call_on_cores(call, plan, stack, !plan.small);
 }
 
 }  // namespace
@@ -254,7 +254,7 @@ bool Recorder::may_run_at_once(const Call& call, const CallPlan& plan) const {
     return false;  // a node looks whether its forward op has failed
   if (!is_soon_done(plan) || !is_free_of_order(call, plan) || !are_complete(call)) return false;
   const bool joins = window_.fuses() && is_fusable(call, plan);
-  const bool small = plan.brief && bytes_of_results(plan) < run::kWideBytes;
+  const bool small = plan.small && bytes_of_results(plan) < run::kWideBytes;
   return read_habit.runs_at_once(joins, small) && !reports_waits();
 }
 
@@ -274,7 +274,7 @@ bool Recorder::run_at_once(const Call& call, const CallPlan& plan, AtOnce& done)
     done.values.clear();
     return false;
   }
-  read_habit.records(/*brief=*/true, is_fusable(call, plan));
+  read_habit.records(/*soon_done=*/true, is_fusable(call, plan));
   counters_.at_once.fetch_add(1, std::memory_order_relaxed);
   counters_.without_node.fetch_add(1, std::memory_order_relaxed);
   if (done.begin != 0) [[unlikely]]

@@ -174,12 +174,12 @@ bool has_sibling_results(const run::OpInfo& info) {
 }  // namespace
 
 bool is_brief(const CallPlan& plan) {
-  if (plan.brief && (!plan.brief_if_narrow || plan.width->starts_no_helpers())) return true;
+  if (plan.small && (!plan.fans_out || plan.width->starts_no_helpers())) return true;
   return is_soon_done(plan) && (read_habit.expects_read() || run::program_has_all_cores());
 }
 
 bool is_soon_done(const CallPlan& plan) {
-  if (plan.brief && !plan.brief_if_narrow) return true;
+  if (plan.small && !plan.fans_out) return true;
   return plan.width && plan.width->is_soon_done(run::ThreadSettings::of_this_thread().num_threads);
 }
 

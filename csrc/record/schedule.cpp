@@ -71,10 +71,10 @@ void Recorder::schedule(run::Node& node) {
     if (!run_unpushed(node)) run_in_order(node, Before::needed);
     return;
   }
-  const bool soon =
+  const bool soon_done =
       node.brief || (node.width && node.width->is_soon_done(node.settings.num_threads));
   const bool fusable = window_.fuses() && fuse::may_join(node);
-  const bool for_reader = async && read_habit.records(soon, fusable) && window_.watched();
+  const bool for_reader = async && read_habit.records(soon_done, fusable) && window_.watched();
   engine_->admit(node.cost_bytes);
   const Window::Appended appended = window_.append(node, async, for_reader);
   if (async) pusher_.offer(appended);

@@ -8,10 +8,10 @@ namespace {
 
 using record::ReadHabit;
 
-/// Records so many brief nodes; how many of them may be held.
+/// Records so many nodes that are soon done; how many of them may be held.
 int records(ReadHabit& habit, int count, bool fusable = false) {
   int held = 0;
-  for (int i = 0; i < count; ++i) held += habit.records(/*brief=*/true, fusable);
+  for (int i = 0; i < count; ++i) held += habit.records(/*soon_done=*/true, fusable);
   return held;
 }
 
@@ -52,7 +52,7 @@ void no_more_than_a_little_is_held() {
 void what_follows_a_large_node_is_not_held() {
   ReadHabit habit = made_a_habit();
   check(habit.expects_read(), "before");
-  check(!habit.records(/*brief=*/false, /*fusable=*/false), "a large node is held");
+  check(!habit.records(/*soon_done=*/false, /*fusable=*/false), "a large node is held");
   check(!habit.expects_read(), "behind a large node");
   same(records(habit, 3), 0, "held behind a large node");
   habit.reads();

@@ -109,12 +109,11 @@ void add_costs(const Call& call, CallPlan& plan) {
   if (microseconds < run::kAlwaysAllCores && !call.info.other_on_one_core &&
       !hides_its_order(call, tensors) && starts_helpers(call, tensors))
     plan.width = width_of(call, plan, tensors, microseconds);
-  const bool fans_out = call.info.fans_out ||
-                        (call.info.work == run::Work::product && microseconds >= kProductFansOut);
-  const bool small = are_small(tensors);
-  plan.brief = small && (plan.width || !fans_out);
-  plan.brief_if_narrow = plan.brief && fans_out;
-  if (!plan.width && !plan.brief) plan.width = make_ref<run::Width>(microseconds);
+  plan.small = are_small(tensors);
+  plan.fans_out = call.info.fans_out ||
+                  (call.info.work == run::Work::product && microseconds >= kProductFansOut);
+  if (!plan.width && (!plan.small || plan.fans_out))
+    plan.width = make_ref<run::Width>(microseconds);
 }
 
 }  // namespace lazyeng::record

@@ -6,7 +6,7 @@
 
 namespace lazyeng::record {
 
-/// Sets `brief` and `width` of the plan.
+/// Sets `small`, `fans_out` and `width` of the plan.
 void add_costs(const Call& call, CallPlan& plan);
 
 }  // namespace lazyeng::record

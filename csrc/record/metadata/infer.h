@@ -48,9 +48,9 @@ class CallPlan final : public RefCounted {
   };
   std::vector<Rewrite> rewrites;  ///< written arguments whose metadata changes
   bool only_metadata = false;     ///< nothing to run: views, or metadata moved in place
-  bool brief = false;             ///< its tensors are so small that any kernel is soon done
-  bool brief_if_narrow = false;   ///< and it is once the width is known to start no helpers
-  Ref<run::Width> width;          ///< of ops that one core may do; else null
+  bool small = false;             ///< its tensors are so small that most kernels are soon done
+  bool fans_out = false;          ///< its kernel may start helpers all the same
+  Ref<run::Width> width;          ///< null: it is small, and does not fan out
   run::DoubtedKind kind = 0;      ///< that its calls are of
   uint32_t stamp = 0;             ///< of the kind's doubts, when it was made
 

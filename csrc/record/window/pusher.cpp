@@ -76,6 +76,7 @@ Batch Pusher::push_taken(Window::Taken taken) {
   const engine::Owing owing;
   const uint64_t up_to = taken.up_to;
   Batch ops = group(std::move(taken));
+  // (What a thread that reads soon pushes it waits for: that is no recording.)
   if (!read_habit.has_it()) run::openmp_helpers().program_records();
   engine_.push(std::span<Ref<engine::Op>>(ops));
   window_.arrived(up_to);

@@ -1,4 +1,4 @@
-// csrc/run/cores/width.h: ops that are soon done run on one core.
+// csrc/run/cores/width.h: what an op takes, and whether one core shall do it.
 //
 // A kernel that fans out wakes a helper thread of OpenMP and waits for it. That costs some 50 us
 // where the helper sleeps, as it does while the program records, and takes the core from the
@@ -40,10 +40,11 @@ inline constexpr double kAlwaysAllCores = 5000;
 /// From which it pays to use the others if they are awake, and the program waits.
 inline constexpr double kWorthFreeCores = 30;
 
-/// From which on a thread of the program has all cores for it, where it may: its helpers spin.
+/// From which on a thread of the program that runs it has all cores, where it may: its helpers
+/// spin.
 inline constexpr double kWorthSpinningCores = 4;
-/// Below that such a thread runs it itself. (Handing it to a worker, and hearing of its end, takes
-/// 50 to 100.)
+/// On all cores: what takes less is soon done, and a program that reads soon runs it itself.
+/// (Handing it to a worker, and hearing of its end, takes 50 to 100.)
 inline constexpr double kSoonDone = 300;
 
 /// Whether a thread of the program that runs ops itself has all cores for them, as in eager code:
@@ -68,7 +69,8 @@ double microseconds_of_flops(double flops);
 double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRef>& tensors,
                                 size_t num_args);
 
-/// What was found for one plan. Any thread.
+/// What was found for one plan: what its calls take, and on how many cores they may run. Any
+/// thread.
 class Width final : public RefCounted {
  public:
   /// `shares`: of an elementwise op.
