@@ -221,7 +221,7 @@ void call_on_cores(const Call& call, const CallPlan& plan, torch::jit::Stack& st
 void call_kernel(const Call& call, const CallPlan& plan, torch::jit::Stack& stack) {
   run::check_rows(call.info, stack);
   if (!plan.width) return call.info.handle.callBoxed(stack);
-  if (plan.small && plan.width->cost() < run::kWorthSpinningCores)
+  if (plan.width->cost() < run::kWorthSpinningCores)
     return call_on_cores(call, plan, stack, /*wide=*/false);
   const run::NoGil released;
   const Gate::Inside inside;  // (it may take the lock of those who have all cores)

@@ -122,7 +122,11 @@ bool takes_all_cores(double microseconds) {
          spare_cores().program_waits() && !openmp_helpers().sleep() && !AsEngineThread::active();
 }
 
-bool Width::is_soon_done(int threads) const { return cost() < kSoonDone * threads; }
+/// (Of ops in no table all that is known may be what a worker took, whose helpers sleep: half as
+/// long again.)
+bool Width::is_soon_done(int threads) const {
+  return cost() < (may_be_one_ ? kSoonDone : 1.5 * kSoonDone) * threads;
+}
 
 double Width::cost() const { return std::min(microseconds_, microseconds()); }
 
