@@ -25,6 +25,7 @@
 #include "csrc/run/arguments.h"
 #include "csrc/run/caller/as_engine_thread.h"
 #include "csrc/run/cores/kernel_call.h"
+#include "csrc/run/cores/parts.h"
 #include "csrc/run/cores/spare_cores.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/failures/kernel_warnings.h"
@@ -218,11 +219,20 @@ void call_on_cores(const Call& call, const CallPlan& plan, torch::jit::Stack& st
       .run(stack);
 }
 
+/// So few microseconds that other threads need not have the GIL, and nobody takes parts of it.
+bool is_done_in_no_time(const CallPlan& plan) {
+  constexpr uint64_t kFewBytes = 1 << 13;
+  if (!plan.width) return bytes_of_results(plan) <= kFewBytes;
+  return plan.width->cost() < run::kWorthSpinningCores &&
+         plan.width->microseconds() < run::kWorthParts;
+}
+
 void call_kernel(const Call& call, const CallPlan& plan, torch::jit::Stack& stack) {
   run::check_rows(call.info, stack);
-  if (!plan.width) return call.info.handle.callBoxed(stack);
-  if (plan.width->cost() < run::kWorthSpinningCores)
+  if (is_done_in_no_time(plan)) {
+    if (!plan.width) return call.info.handle.callBoxed(stack);
     return call_on_cores(call, plan, stack, /*wide=*/false);
+  }
   const run::NoGil released;
   const Gate::Inside inside;  // (it may take the lock of those who have all cores)
   const run::ComputesForEngine as_a_worker_would;
