@@ -88,11 +88,8 @@ class Width final : public RefCounted {
   /// Whether it has. `args` are the arguments of this run. Tries it, once, when the plan has been
   /// used a few times.
   bool one_has_the_bits(const OpInfo& info, const torch::jit::Stack& args, int threads);
-  bool is_one(const OpInfo& info, const torch::jit::Stack& args, int threads) {
-    return is_narrow(threads) && one_has_the_bits(info, args, threads);
-  }
-  /// Whether the kernel is known to start no helpers where is_one() is asked: a thread that waits
-  /// may run it.
+  /// Whether the kernel is known to start no helpers where is_narrow() is: a thread that waits may
+  /// run it.
   bool starts_no_helpers() const { return copies_ || same_on_one_.holds(); }
   /// Whether so many cores are soon done with it.
   bool is_soon_done(int threads) const;
