@@ -129,6 +129,13 @@ bool is_made_of_writes(const c10::OperatorHandle& handle) {
          std::ranges::any_of(schema.arguments(), &c10::Argument::is_out);
 }
 
+bool is_of_integers(const c10::Argument& argument) {
+  c10::TypePtr type = without_optional(argument.real_type());
+  if (type->kind() == c10::TypeKind::ListType)
+    type = without_optional(type->castRaw<c10::ListType>()->getElementType());
+  return type->kind() == c10::TypeKind::IntType || type->kind() == c10::TypeKind::SymIntType;
+}
+
 }  // namespace
 
 c10::TypePtr without_optional(c10::TypePtr type) {
@@ -179,6 +186,7 @@ void OpInfo::read_arguments() {
     info.overwritten =
         info.write && (argument.is_out() || contains(kOverwriting, base) ||
                        (!argument.alias_info() && argument_name.starts_with("output")));
+    info.counts = is_of_integers(argument);
     info.is_data = (scalars_are_data && info.kind == ArgKind::scalar) ||
                    (reals_are_data && argument.type()->kind() == c10::TypeKind::FloatType);
     writes |= info.write;

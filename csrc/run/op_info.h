@@ -34,6 +34,7 @@ struct ArgInfo {
   /// Every element is replaced unseen: an `out=` argument, or self of copy_, zero_, normal_ ...
   bool overwritten = false;
   bool silent = false;   ///< written, but torch does not count it as a change
+  bool counts = false;   ///< integers that may be sizes or dims: no dtype, layout or memory format
   bool is_data = false;  ///< a number, which decides no plan as long as the op's dtypes can hold it
 };
 

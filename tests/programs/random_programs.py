@@ -459,11 +459,13 @@ def grow(
             tensors = [state[i] for i in args]
             if (op.disjoint and shares_storage(tensors)) or may_race(tensors, op.own):
                 return []
+            if op.disjoint and grows_too_large(state, step):
+                return []
             # A refused write may have resized its target before: try it on copies.
             execute(State(copy.deepcopy(state.slots), state.shared, torch.Generator()), step)
         else:
             made = execute(state, step)
-        accepted = all(0 < t.numel() <= MAX_NUMEL * _scale**2 for t in made or [])
+        accepted = all(0 < t.numel() <= max_numel() for t in made or [])
     except (RuntimeError, IndexError, TypeError, ValueError):
         accepted = False
     if not accepted:  # nothing was written, but numbers may have been drawn
@@ -477,6 +479,18 @@ def grow(
     steps = [Step(name, args, step.params, targets)]
     written = targets or ((args[0],) if op.own else ())
     return steps + [tamed(state, i) for i in written if is_wild(state[i])]
+
+
+def max_numel() -> int:
+    return MAX_NUMEL * _scale**2
+
+
+def grows_too_large(state: State, step: Step) -> bool:
+    """Whether an `out=` would be resized beyond what tensors may have."""
+    slots = [x.to("meta") for x in state.slots]
+    shared = [x.to("meta") for x in state.shared]
+    execute(State(slots, shared, torch.Generator()), step)
+    return slots[step.args[0]].numel() > max_numel()
 
 
 def pick(rng: random.Random, own: bool) -> int:

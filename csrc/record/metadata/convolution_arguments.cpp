@@ -16,7 +16,7 @@ class Convolution {
 
   bool may_be_refused() const {
     const Numbers stride = numbers(3), padding = numbers(4), dilation = numbers(5);
-    return !has_sizes() || any_below(stride, 1) || any_below(padding, 0) ||
+    return !has_sizes() || has_several_dtypes() || any_below(stride, 1) || any_below(padding, 0) ||
            any_below(dilation, 1) || any_below(output_padding(), 0) || groups() < 1 ||
            weight(0) < groups() || weight(0) % groups() != 0 || !channels_fit() || !bias_fits() ||
            (transposed() && pads_too_much(stride, dilation));
@@ -34,6 +34,13 @@ class Convolution {
   bool has_sizes() const {
     return call_.looks[0] && call_.looks[1] && call_.looks[0]->sizes().size() >= 3 &&
            call_.looks[0]->sizes().size() == call_.looks[1]->sizes().size();
+  }
+
+  bool has_several_dtypes() const {
+    const auto differs = [&](const run::GeometryRef& look) {
+      return look && look->dtype() != call_.looks[0]->dtype();
+    };
+    return std::any_of(call_.looks.begin(), call_.looks.end(), differs);
   }
 
   static bool any_below(const Numbers& numbers, int64_t least) {

@@ -6,14 +6,15 @@
 #include <algorithm>
 
 #include "csrc/fuse/bits/trials.h"
-#include "csrc/record/metadata/convolution_arguments.h"
 #include "csrc/record/metadata/costs.h"
 #include "csrc/record/metadata/doubts.h"
 #include "csrc/record/metadata/draws_like.h"
 #include "csrc/record/metadata/meta_answers.h"
 #include "csrc/record/metadata/meta_trust.h"
+#include "csrc/record/metadata/number_range.h"
 #include "csrc/record/metadata/one_element.h"
 #include "csrc/record/metadata/probe.h"
+#include "csrc/record/metadata/size_checks.h"
 #include "csrc/record/metadata/smaller.h"
 #include "csrc/run/caller/caller_modes.h"
 #include "csrc/run/executor.h"
@@ -107,12 +108,13 @@ bool may_conjugate_given(const Call& call) {
   return false;
 }
 
-/// Which the CPU's kernel refuses.
-bool names_svd_driver(const Call& call) {
-  return call.info.short_name == "_linalg_svd" && call.looks[0] &&
-         call.looks[0]->device().is_cpu() &&
-         std::any_of(call.args.begin(), call.args.end(),
-                     [](const c10::IValue& argument) { return argument.isString(); });
+/// Which the CPU's kernels refuse: a driver of cuSOLVER's; to go without pivots.
+bool names_option_of_gpus(const Call& call) {
+  if (!call.looks[0] || !call.looks[0]->device().is_cpu()) return false;
+  if (call.info.short_name == "_linalg_svd")
+    return std::ranges::any_of(call.args, [](const c10::IValue& arg) { return arg.isString(); });
+  return call.info.short_name.starts_with("linalg_lu") && call.args[1].isBool() &&
+         !call.args[1].toBool();
 }
 
 CallPlanRef plan_of_fresh(const Call& call, c10::ArrayRef<run::GeometryRef> results) {
@@ -187,7 +189,7 @@ CallPlanRef infer_any(const Call& call) {
   if (call.info.returns_plain || call.info.distrust_plans) return nullptr;
   const run::Doubts doubts = run::doubts_of(doubted_kind(call));
   if (doubts.layouts) return nullptr;
-  if (writes_overlapping(call) || may_conjugate_given(call) || names_svd_driver(call))
+  if (writes_overlapping(call) || may_conjugate_given(call) || names_option_of_gpus(call))
     return plan_that_must_run();
   if (draws_like(call)) return plan_of_draw_like(call);
   if (casts_in_kernel(call)) return kernel_can_be_tried(call) ? ask_kernel(call) : nullptr;
@@ -207,7 +209,7 @@ CallPlanRef infer_any(const Call& call) {
   const bool distrusted = call.info.wrong_meta ||
                           (call.info.torchs && (call.info.lacks_meta || !meta_is_believed(call)));
   if (distrusted && makes_tensors(call.info)) return nullptr;
-  if (out_may_be_refused(call) || dim_may_be_refused(call) || convolution_may_be_refused(call))
+  if (out_may_be_refused(call) || dim_may_be_refused(call) || sizes_may_be_refused(call))
     return nullptr;
   CallPlanRef plan = ask_meta(call, For::meta, answer);
   if (answer == MetaAnswer::none && call.info.torchs) call.info.lacks_meta = true;
@@ -229,7 +231,7 @@ CallPlanRef infer(const Call& call) {
   // (No stand-in can be made of it; the kernel knows what to say of it.)
   if (std::any_of(call.looks.begin(), call.looks.end(), beyond_all_memory)) return nullptr;
   CallPlanRef plan = infer_any(call);
-  if (!plan || may_refuse_dtype(call, *plan)) return nullptr;
+  if (!plan || may_refuse_dtype(call, *plan) || !can_be_drawn(call)) return nullptr;
   // (Which kernels have no deterministic form is nowhere written but in them.)
   const bool may_be_refused = call.info.torchs && !may_be_nondeterministic() &&
                               !plan->only_metadata && plan->rewrites.empty();

@@ -270,8 +270,14 @@ int summand_of(const run::OpInfo& info) {
   return info.base == "aten::linear" ? 2 : -1;
 }
 
+/// What is added to nothing is returned as it is.
+bool is_added_to_nothing(const Call& call) {
+  return call.info.base == "aten::addmv" && call.looks[1] && call.looks[1]->numel() == 0;
+}
+
 /// The meta functions of products do not look whether what is added fits.
 bool summand_fits(const Call& call, const CallPlan& plan) {
+  if (is_added_to_nothing(call)) return false;
   const int summand = summand_of(call.info);
   if (summand < 0 || !call.looks[summand] || plan.outputs.empty() || !plan.outputs[0].geometry)
     return true;

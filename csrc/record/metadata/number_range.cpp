@@ -63,6 +63,17 @@ bool fits_dtype(const c10::IValue& number, c10::ScalarType dtype) {
   }
 }
 
+bool is_probability(const c10::IValue& number) {
+  const double probability = number.toDouble();
+  return probability >= 0 && probability <= 1;
+}
+
+std::optional<int64_t> integer_named(const Call& call, const char* name) {
+  const std::optional<int> arg = call.info.handle.schema().argumentIndexWithName(name);
+  if (!arg || !call.args[*arg].isInt()) return std::nullopt;
+  return call.args[*arg].toInt();
+}
+
 bool is_small(const c10::IValue& number) {
   return number.isBool() || (number.isInt() && number.toInt() >= 0 && number.toInt() <= kSmall);
 }
@@ -89,6 +100,16 @@ bool numbers_fit(const Call& call) {
     if (call.info.args[i].kind == run::ArgKind::scalar && !number_fits(call, call.args[i]))
       return false;
   return true;
+}
+
+bool can_be_drawn(const Call& call) {
+  if (!call.info.random || !call.info.aten) return true;
+  const c10::FunctionSchema& schema = call.info.handle.schema();
+  for (const char* name : {"p", "dropout_p"})
+    if (const std::optional<int> arg = schema.argumentIndexWithName(name))
+      if (call.args[*arg].isDouble() && !is_probability(call.args[*arg])) return false;
+  const std::optional<int64_t> high = integer_named(call, "high");
+  return !high || integer_named(call, "low").value_or(0) < *high;
 }
 
 }  // namespace lazyeng::record

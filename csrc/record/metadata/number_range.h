@@ -2,7 +2,7 @@
 //
 // Most kernels convert the numbers that they get to the dtype that they compute in, and raise
 // "value cannot be converted to type at::Half without overflow" where one does not fit; meta
-// functions convert nothing.
+// functions convert nothing. And numbers that nothing can be drawn by.
 #pragma once
 
 #include "csrc/record/call.h"
@@ -15,5 +15,9 @@ namespace lazyeng::record {
 bool number_fits(const Call& call, const c10::IValue& number);
 /// Of all Scalar arguments.
 bool numbers_fit(const Call& call);
+
+/// False of a draw by a probability beyond 0 to 1, or of integers between bounds with none between
+/// them: kernels refuse those, and meta functions do not look.
+bool can_be_drawn(const Call& call);
 
 }  // namespace lazyeng::record

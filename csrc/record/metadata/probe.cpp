@@ -89,6 +89,16 @@ bool refuses_dtypes(const Call& call) {
                                              (!is_floats && kernel_takes_smaller(call, floats)));
 }
 
+bool is_named_seldom(c10::ScalarType dtype) {
+  return dtype != c10::kFloat && dtype != c10::kDouble && dtype != c10::kLong && dtype != c10::kInt;
+}
+
+bool names_rare_dtype(const Call& call) {
+  const int dtype = call.info.dtype_arg;
+  return dtype >= 0 && call.args[dtype].isInt() &&
+         is_named_seldom(static_cast<c10::ScalarType>(call.args[dtype].toInt()));
+}
+
 bool ask_kernel(const Call& call) {
   const Trial trial = try_kernel(call, StandIns::For::one_element, 0);
   if (trial != Trial::fails) return trial == Trial::refused;
@@ -133,11 +143,13 @@ bool kernel_may_refuse(const Call& call) {
 
 bool kernel_refuses_dtypes(const Call& call) {
   PlanKey kind;
-  if (!may_be_probed(call) || call.info.trusts_contents ||
-      (ordinary_dtypes(call) && has_only(call, usual_dtypes(call))) || !make_kind_key(call, kind))
-    return false;
+  if (!may_be_probed(call) || call.info.trusts_contents) return false;
+  const bool usual = ordinary_dtypes(call) && has_only(call, usual_dtypes(call));
+  const bool named = names_rare_dtype(call);
+  if ((usual && !named) || !make_kind_key(call, kind)) return false;
   if (const std::optional<bool> known = refused_dtypes().find(kind)) return *known;
-  const bool refuses = refuses_dtypes(call);
+  const bool refuses = (!usual && refuses_dtypes(call)) ||
+                       (named && try_kernel(call, StandIns::For::one_element, 0) == Trial::refused);
   if (!some_are_empty(call)) refused_dtypes().note(kind, refuses);
   return refuses;
 }

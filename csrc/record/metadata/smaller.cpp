@@ -85,11 +85,8 @@ class Exchange {
 
 /// The call with smaller tensors, of no memory.
 void fill_smaller(const Call& call, const Exchange& exchange, Call& small) {
-  for (size_t i = 0; i < call.args.size(); ++i) {
-    const run::ArgKind kind = call.info.args[i].kind;
-    small.args.push_back(kind == run::ArgKind::other ? exchange.argument(call.args[i])
-                                                     : call.args[i]);
-  }
+  for (size_t i = 0; i < call.args.size(); ++i)
+    small.args.push_back(call.info.args[i].counts ? exchange.argument(call.args[i]) : call.args[i]);
   for (size_t i = 0; i < call.tensors.size(); ++i) {
     const run::GeometryRef& look = call.looks[i];
     run::TensorArg tensor;
@@ -233,8 +230,9 @@ bool is_other_number(const c10::IValue& argument, const Sizes& sizes) {
 }
 
 bool has_other_numbers(const Call& call, const Sizes& sizes) {
-  return std::any_of(call.args.begin(), call.args.end(),
-                     [&](const c10::IValue& argument) { return is_other_number(argument, sizes); });
+  for (size_t i = 0; i < call.args.size(); ++i)
+    if (call.info.args[i].counts && is_other_number(call.args[i], sizes)) return true;
+  return false;
 }
 
 /// Sizes are exchanged for larger ones, within which a number may be that is beyond the real ones.

@@ -1,0 +1,183 @@
+"""What kernels refuse of large tensors for their sizes, and meta functions take, is refused at the
+call, in eager's words (csrc/record/metadata/size_checks.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import lazyeng
+
+ROWS = 300
+MASK = torch.zeros(ROWS, 100, dtype=torch.bool)
+SOME = torch.arange(5)
+
+
+def large(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.ones(ROWS, 100, dtype=dtype)
+
+
+def put(indices: tuple[object, ...], values: Tensor, **kwargs: bool) -> Tensor:
+    result: Tensor = torch.ops.aten.index_put(large(), indices, values, **kwargs)
+    return result
+
+
+def assigned(index: object, values: object, x: Tensor | None = None) -> Tensor:
+    x = large() if x is None else x
+    x[index] = values  # type: ignore[index]
+    return x
+
+
+REFUSED: dict[str, Callable[[], object]] = {
+    "mask, rows": lambda: assigned(MASK[:200], 1.0),
+    "mask, columns": lambda: assigned(MASK[:, :99], 1.0),
+    "mask of rows": lambda: assigned(MASK[:200, 0], 1.0),
+    "mask of too many dims": lambda: assigned(MASK[..., None], 1.0),
+    "mask of bytes": lambda: assigned(MASK[:200].byte(), torch.ones(3, 3)),
+    "mask in the second place": lambda: assigned((slice(None), MASK[0, :50]), 1.0),
+    "mask, values of two dims": lambda: assigned(MASK, torch.ones(3, 5)),
+    "mask of rows, values": lambda: assigned(MASK[:, 0], torch.ones(3, 99)),
+    "values": lambda: assigned(SOME, torch.ones(4, 100)),
+    "values, columns": lambda: assigned(SOME, torch.ones(5, 99)),
+    "values of a column": lambda: assigned((slice(None), SOME), torch.ones(ROWS, 4)),
+    "values of too many dims": lambda: assigned(SOME, torch.ones(2, 5, 100)),
+    "values, two indices": lambda: assigned((SOME, SOME), torch.ones(6)),
+    "indices that do not fit each other": lambda: assigned((SOME, SOME[:4]), 1.0),
+    "too many indices": lambda: assigned((SOME, SOME, SOME), 1.0),
+    "index_put": lambda: put((SOME,), torch.ones(4, 100)),
+    "index_put of nothing and a column": lambda: put((None, SOME), torch.ones(ROWS, 4)),
+    "index_put, accumulated": lambda: put((SOME,), torch.ones(7, 100), accumulate=True),
+    "index_put, indices apart": lambda: torch.ops.aten.index_put(
+        torch.ones(20, 30, 40), (SOME, None, SOME), torch.ones(6, 30)
+    ),
+    "index_put, floats": lambda: large().index_put((SOME.float(),), torch.ones(100)),
+    "index_put_": lambda: large().index_put_((SOME,), torch.ones(4, 100)),
+    "_index_put_impl_": lambda: torch._index_put_impl_(large(), (SOME,), torch.ones(4, 100)),
+    "_unsafe_index_put": lambda: torch.ops.aten._unsafe_index_put(
+        large(), (SOME,), torch.ones(4, 100)
+    ),
+    "masked_scatter_": lambda: large().masked_scatter_(MASK[:200], large()),
+    "masked_scatter": lambda: large().masked_scatter(MASK[:200], large()),
+    "masked_fill_": lambda: large().masked_fill_(MASK[:200], 1.0),
+    "bernoulli_": lambda: large().bernoulli_(torch.ones(99)),
+    "bernoulli_, a probability": lambda: large().bernoulli_(1.5),
+    "bernoulli": lambda: torch.bernoulli(large(), 1.5),
+    "embedding_renorm_": lambda: torch.embedding_renorm_(torch.ones(3, 100, 100), SOME, 1.0, 2.0),
+    "put_": lambda: large().put_(SOME, torch.ones(4)),
+    "put": lambda: large().put(SOME, torch.ones(4)),
+    "select_scatter": lambda: large().select_scatter(torch.ones(99), 0, 3),
+    "select_scatter, dim": lambda: large().select_scatter(torch.ones(100), 1, 3),
+    "select_scatter, index": lambda: large().select_scatter(torch.ones(100), 0, ROWS),
+    "slice_scatter": lambda: large().slice_scatter(torch.ones(9, 100), 0, 3, 11),
+    "slice_scatter, step": lambda: large().slice_scatter(torch.ones(8, 100), 0, 0, 10, 0),
+    "diagonal_scatter": lambda: large().diagonal_scatter(torch.ones(99)),
+    "diagonal_scatter, dims": lambda: large().diagonal_scatter(torch.ones(100), 0, 1, 1),
+    "as_strided_scatter": lambda: large().as_strided_scatter(torch.ones(9), (10,), (1,)),
+    "index_select": lambda: large().index_select(0, SOME.view(5, 1)),
+    "index_copy": lambda: large().index_copy(0, SOME, torch.ones(5, 99)),
+    "index_copy_": lambda: large().index_copy_(0, SOME, torch.ones(4, 100)),
+    "index_add": lambda: large().index_add(0, SOME, torch.ones(4, 100)),
+    "index_add_": lambda: large().index_add_(1, SOME, torch.ones(ROWS, 4)),
+    "index_reduce_": lambda: large().index_reduce_(0, SOME, torch.ones(4, 100), "prod"),
+    "scatter_": lambda: large().scatter_(0, torch.zeros(301, 101, dtype=torch.long), large()),
+    "scatter_add_": lambda: large().scatter_add_(1, torch.zeros(301, 9, dtype=torch.long), large()),
+    "gather": lambda: large().gather(0, torch.zeros(3, 101, dtype=torch.long)),
+    "take_along_dim": lambda: large().take_along_dim(torch.zeros(3, 99, dtype=torch.long), 0),
+    "lu_factor without pivots": lambda: torch.linalg.lu_factor(torch.rand(200, 200), pivot=False),
+    "ormqr": lambda: torch.ormqr(torch.rand(200, 100), torch.rand(100), torch.rand(300, 9)),
+    "unfold": lambda: torch.nn.functional.unfold(torch.ones(1, 3, 100, 100), 3, padding=-1),
+    "randint_like": lambda: torch.randint_like(large(), 5, 5),
+    "native_dropout": lambda: torch.native_dropout(large(), 1.5, True),
+    "embedding": lambda: torch.embedding(torch.ones(3, 100, 100), SOME),
+    "grid_sampler": lambda: torch.grid_sampler(
+        torch.ones(1, 3, 100, 100), torch.ones(2, 9, 9, 2), 0, 0, False
+    ),
+    "max_pool2d's backward": lambda: torch.ops.aten.max_pool2d_with_indices_backward(
+        torch.ones(1, 3, 49, 50), torch.ones(1, 3, 100, 100), [2, 2], [2, 2], [0, 0], [1, 1],
+        False, torch.zeros(1, 3, 50, 50, dtype=torch.long),
+    ),
+    "avg_pool2d's backward": lambda: torch.ops.aten.avg_pool2d_backward(
+        torch.ones(1, 3, 49, 50), torch.ones(1, 3, 100, 100), [2, 2], [2, 2], [0, 0],
+        False, True, None,
+    ),
+    "group_norm": lambda: torch.nn.functional.group_norm(
+        torch.ones(30, 10, 100), 2, torch.ones(10, dtype=torch.float64)
+    ),
+    "cross of two dtypes": lambda: torch.linalg.cross(
+        torch.ones(10_000, 3), torch.ones(10_000, 3, dtype=torch.int32)
+    ),
+    "kthvalue of bool": lambda: MASK.kthvalue(2),
+    "sum of a dtype": lambda: large().sum(dtype=torch.uint16),
+    "cat into itself": lambda: torch.cat([x := torch.ones(0, 100), large()], out=x),
+}  # fmt: skip
+TAKEN: dict[str, Callable[[], Tensor]] = {
+    "mask": lambda: assigned(large() > 2, 5.0),
+    "mask of rows": lambda: assigned(large()[:, 0] > 0, torch.arange(100.0)),
+    "mask of rows, a row": lambda: assigned(large()[:, 0] > 0, torch.ones(1, 100) * 3),
+    "mask of columns": lambda: assigned((slice(None), large()[0] > 0), 3.0),
+    "mask and index": lambda: assigned((large()[:, 0] > 0, torch.arange(ROWS) % 100), 3.0),
+    "mask of bytes": lambda: assigned((large() > 0).byte(), torch.arange(ROWS * 100.0)),
+    "values for a mask": lambda: assigned(large() > 0, torch.arange(ROWS * 100.0)),
+    "rows": lambda: assigned(SOME, torch.arange(100.0)),
+    "int32": lambda: assigned(SOME.int(), torch.ones(5, 1) * 2),
+    "columns": lambda: assigned((slice(None), SOME), torch.arange(5.0).view(1, 5)),
+    "two indices": lambda: assigned((SOME, SOME), torch.arange(5.0)),
+    "indices of two dims": lambda: assigned((SOME.view(5, 1), SOME), torch.arange(5.0)),
+    "indices apart": lambda: torch.ops.aten.index_put(
+        torch.ones(20, 30, 40), (SOME, None, SOME), torch.arange(30.0).expand(5, 30)
+    ),
+    "indices side by side": lambda: torch.ops.aten.index_put(
+        torch.ones(20, 30, 40), (None, SOME, SOME), torch.arange(20.0).view(20, 1).expand(20, 5)
+    ),
+    "a number": lambda: assigned((torch.tensor(3), SOME), 7.0),
+    "nothing": lambda: assigned(SOME[:0], torch.ones(0, 100)),
+    "masked_scatter_": lambda: large().masked_scatter_(
+        large()[0] > 0, torch.arange(30_000.0)
+    ),
+    "bernoulli_": lambda: large().bernoulli_(torch.zeros(100)),
+    "bernoulli_, a probability": lambda: large().bernoulli_(1.0),
+    "put_": lambda: large().put_(SOME.view(1, 5), torch.arange(5.0)),
+    "select_scatter": lambda: large().select_scatter(torch.zeros(ROWS), 1, -3),
+    "slice_scatter": lambda: large().slice_scatter(torch.zeros(5, 100), 0, 3, 12, 2),
+    "slice_scatter, all": lambda: large().slice_scatter(torch.zeros(ROWS, 7), 1, -7),
+    "diagonal_scatter": lambda: large().diagonal_scatter(torch.zeros(99), 1),
+    "as_strided_scatter": lambda: large().as_strided_scatter(torch.zeros(10), (10,), (101,)),
+    "normal of two dtypes": lambda: torch.normal(large(), large(torch.float64) * 0),
+    "normal, doubles first": lambda: torch.normal(large(torch.float64), large() * 0),
+}  # fmt: skip
+
+
+@pytest.fixture(params=["async", "deferred"])
+def mode(request: pytest.FixtureRequest) -> str:
+    """In a program that has had such calls: what is known of them is believed."""
+    with lazyeng.lazy(request.param):
+        for program in TAKEN.values():
+            for _ in range(3):
+                program()
+        lazyeng.synchronize()
+    return str(request.param)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_kernels_refuse_is_refused_at_the_call(name: str, mode: str):
+    with pytest.raises((RuntimeError, IndexError, ValueError)) as eager:
+        REFUSED[name]()
+    for _ in range(2):
+        with lazyeng.lazy(mode), pytest.raises(type(eager.value)) as lazy:
+            REFUSED[name]()
+        assert str(lazy.value) == str(eager.value)
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_others_are_taken(name: str, mode: str):
+    expected = TAKEN[name]()
+    with lazyeng.lazy(mode):
+        for _ in range(3):
+            found = TAKEN[name]()
+            assert (found.dtype, found.shape, found.stride()) == (
+                expected.dtype, expected.shape, expected.stride()
+            )  # fmt: skip
+            assert torch.equal(found, expected)
