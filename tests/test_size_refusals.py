@@ -59,6 +59,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "_unsafe_index_put": lambda: torch.ops.aten._unsafe_index_put(
         large(), (SOME,), torch.ones(4, 100)
     ),
+    "mask, values of another dtype": lambda: put((large() > 0,), torch.ones(3).double()),
     "masked_scatter_": lambda: large().masked_scatter_(MASK[:200], large()),
     "masked_scatter": lambda: large().masked_scatter(MASK[:200], large()),
     "masked_fill_": lambda: large().masked_fill_(MASK[:200], 1.0),

@@ -88,7 +88,7 @@ bool index_put_may_be_refused(const Call& call) {
   if (std::ranges::find(kForms, call.info.base) == kForms.end()) return false;
   const auto count = static_cast<size_t>(call.args[1].toInt());
   const run::GeometryRef &self = call.looks[0], &values = call.looks[count + 1];
-  if (!self || !values) return true;
+  if (!self || !values || self->dtype() != values->dtype()) return true;
   IndexedPlace place(self->sizes());
   for (size_t i = 1; i <= count; ++i)
     if (!place.add(call.looks[i])) return true;
