@@ -110,11 +110,12 @@ bool may_conjugate_given(const Call& call) {
 
 /// Which the CPU's kernels refuse: a driver of cuSOLVER's; to go without pivots.
 bool names_option_of_gpus(const Call& call) {
-  if (!call.looks[0] || !call.looks[0]->device().is_cpu()) return false;
-  if (call.info.short_name == "_linalg_svd")
-    return std::ranges::any_of(call.args, [](const c10::IValue& arg) { return arg.isString(); });
-  return call.info.short_name.starts_with("linalg_lu") && call.args[1].isBool() &&
-         !call.args[1].toBool();
+  const bool svd = call.info.base == "aten::_linalg_svd";
+  const std::optional<int> arg =
+      call.info.handle.schema().argumentIndexWithName(svd ? "driver" : "pivot");
+  if (!arg || !call.looks[0] || !call.looks[0]->device().is_cpu()) return false;
+  const c10::IValue& option = call.args[*arg];
+  return svd ? option.isString() : option.isBool() && !option.toBool();
 }
 
 CallPlanRef plan_of_fresh(const Call& call, c10::ArrayRef<run::GeometryRef> results) {
