@@ -112,16 +112,13 @@ void report_group(c10::ArrayRef<run::Node*> nodes, int64_t elements, uint64_t by
 void set_logging(bool on) { log_groups.store(on, std::memory_order_relaxed); }
 bool logging() { return log_groups.load(std::memory_order_relaxed); }
 
-/// Whether one core is done with it before a worker would have it, and have told of its end; or all
-/// cores soon, if the program has them.
+/// Whether one core is done with it before a worker would have it, and have told of its end.
 bool Group::is_soon_done() const {
   constexpr double kStep = 0.2e-3, kFunction = 0.8e-3;  // microseconds for an element
   constexpr double kWakeUps = 50;
   if (by_hand || !members[0].node->device.is_cpu()) return false;
   const double elements = static_cast<double>(numel) * static_cast<double>(members.size());
-  return elements * (kStep + kFunction) / 2 < kWakeUps ||
-         (elements * kStep < run::kSoonDone * members[0].node->settings.num_threads &&
-          run::program_has_all_cores());
+  return elements * (kStep + kFunction) / 2 < kWakeUps;
 }
 
 uint64_t Group::claim() {

@@ -21,9 +21,9 @@
 #include "csrc/record/recorder.h"
 #include "csrc/record/special/factories.h"
 #include "csrc/record/sync_debug.h"
-#include "csrc/record/window/read_habit.h"
 #include "csrc/run/arguments.h"
 #include "csrc/run/caller/as_engine_thread.h"
+#include "csrc/run/caller/read_habit.h"
 #include "csrc/run/cores/kernel_call.h"
 #include "csrc/run/cores/parts.h"
 #include "csrc/run/cores/spare_cores.h"
@@ -250,7 +250,7 @@ bool Recorder::answer_at_once(const run::OpInfo& info, torch::jit::Stack* stack)
   note_values_read(info, *stack);
   if (!complete_tensors(info, *stack)) return false;
   counters_.fallbacks.fetch_add(1, std::memory_order_relaxed);
-  read_habit.reads();
+  run::read_habit.reads();
   note_backward_of_lazy();
   const run::RealDispatch below;
   info.handle.callBoxed(*stack);
@@ -258,14 +258,14 @@ bool Recorder::answer_at_once(const run::OpInfo& info, torch::jit::Stack* stack)
 }
 
 bool Recorder::may_run_at_once(const Call& call, const CallPlan& plan) const {
-  if (!read_habit.expects_read() || thread_mode().mode != Mode::async || !window_.watched())
+  if (!run::read_habit.expects_read() || thread_mode().mode != Mode::async || !window_.watched())
     return false;
   if (run::FailureRoot::alive.load(std::memory_order_relaxed) != 0 && in_backward_pass())
     return false;  // a node looks whether its forward op has failed
   if (!is_soon_done(plan) || !is_free_of_order(call, plan) || !are_complete(call)) return false;
   const bool joins = window_.fuses() && is_fusable(call, plan);
   const bool small = plan.small && bytes_of_results(plan) < run::kWideBytes;
-  return read_habit.runs_at_once(joins, small) && !reports_waits();
+  return run::read_habit.runs_at_once(joins, small) && !reports_waits();
 }
 
 bool Recorder::run_at_once(const Call& call, const CallPlan& plan, AtOnce& done) {
@@ -284,7 +284,7 @@ bool Recorder::run_at_once(const Call& call, const CallPlan& plan, AtOnce& done)
     done.values.clear();
     return false;
   }
-  read_habit.records(/*soon_done=*/true, is_fusable(call, plan));
+  run::read_habit.records(/*soon_done=*/true, is_fusable(call, plan));
   counters_.at_once.fetch_add(1, std::memory_order_relaxed);
   counters_.without_node.fetch_add(1, std::memory_order_relaxed);
   if (done.begin != 0) [[unlikely]]

@@ -13,7 +13,7 @@
 #include "csrc/record/recorder.h"
 #include "csrc/record/results.h"
 #include "csrc/record/sync_debug.h"
-#include "csrc/record/window/read_habit.h"
+#include "csrc/run/caller/read_habit.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/failures/failure_log.h"
 #include "csrc/run/plain/plain_storage.h"
@@ -134,7 +134,7 @@ void Recorder::run_to_discover(Call& call, const PlanKey* learn_under, torch::ji
   }
   WaitScope waits("its result is needed at the call");
   const std::vector<run::StorageVarRef> kept = kept_for_checks(*node);
-  read_habit.reads();
+  run::read_habit.reads();
   if (!run_on_ready_inputs(call, *node)) {
     if (waits.wanted() && is_awaited(call)) waits.begin(call.info.torch_name);
     try {

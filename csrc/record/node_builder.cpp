@@ -10,8 +10,8 @@
 #include "csrc/record/kept_values.h"
 #include "csrc/record/special/collectives.h"
 #include "csrc/record/thread_mode.h"
-#include "csrc/record/window/read_habit.h"
 #include "csrc/run/caller/caller_modes.h"
+#include "csrc/run/caller/read_habit.h"
 #include "csrc/run/plain/plain_storage.h"
 
 namespace lazyeng::record {
@@ -175,7 +175,7 @@ bool has_sibling_results(const run::OpInfo& info) {
 
 bool is_brief(const CallPlan& plan) {
   if (plan.small && (!plan.fans_out || plan.width->starts_no_helpers())) return true;
-  return is_soon_done(plan) && (read_habit.expects_read() || run::program_has_all_cores());
+  return is_soon_done(plan) && run::read_habit.expects_read();
 }
 
 bool is_soon_done(const CallPlan& plan) {

@@ -8,8 +8,8 @@
 #include "csrc/record/recorder.h"
 #include "csrc/record/special/reducers.h"
 #include "csrc/record/sync_debug.h"
-#include "csrc/record/window/read_habit.h"
 #include "csrc/run/caller/as_engine_thread.h"
+#include "csrc/run/caller/read_habit.h"
 #include "csrc/run/device/launch_order.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/plain/plain_storage.h"
@@ -74,7 +74,7 @@ void Recorder::schedule(run::Node& node) {
   const bool soon_done =
       node.brief || (node.width && node.width->is_soon_done(node.settings.num_threads));
   const bool fusable = window_.fuses() && fuse::may_join(node);
-  const bool for_reader = async && read_habit.records(soon_done, fusable) && window_.watched();
+  const bool for_reader = async && run::read_habit.records(soon_done, fusable) && window_.watched();
   engine_->admit(node.cost_bytes);
   const Window::Appended appended = window_.append(node, async, for_reader);
   if (async) pusher_.offer(appended);

@@ -10,8 +10,8 @@
 #include "csrc/record/process/signals.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/sync_debug.h"
-#include "csrc/record/window/read_habit.h"
 #include "csrc/run/caller/caller_modes.h"
+#include "csrc/run/caller/read_habit.h"
 #include "csrc/run/cores/openmp_team.h"
 #include "csrc/run/cores/program_time.h"
 #include "csrc/run/cores/spare_cores.h"
@@ -129,14 +129,14 @@ Graph Recorder::pending(const std::vector<run::StorageVarRef>& vars) {
 }
 
 void Recorder::wait_for(run::StorageVar& var) {
-  read_habit.reads();
+  run::read_habit.reads();
   complete(var);
 }
 
 void Recorder::wait_until_written(run::StorageVar& var, WaitScope& waits) {
   if (!var.awaited()) return;
   const Gate::Inside from_the_first_lock;
-  read_habit.reads();
+  run::read_habit.reads();
   counters_.syncs.fetch_add(1, std::memory_order_relaxed);
   if (waits.wanted()) {
     const run::OpInfo* const writer = window_.writer_of(var).info;

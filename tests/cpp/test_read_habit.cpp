@@ -1,12 +1,12 @@
 // tests/cpp/test_read_habit.cpp: when recorded nodes are held for a read
-// (record/window/read_habit.h).
-#include "csrc/record/window/read_habit.h"
+// (run/caller/read_habit.h).
+#include "csrc/run/caller/read_habit.h"
 #include "tests/cpp/check.h"
 
 namespace lazyeng::test {
 namespace {
 
-using record::ReadHabit;
+using run::ReadHabit;
 
 /// Records so many nodes that are soon done; how many of them may be held.
 int records(ReadHabit& habit, int count, bool fusable = false) {

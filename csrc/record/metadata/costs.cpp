@@ -9,8 +9,9 @@ namespace {
 /// Most elementwise kernels fan out from 32,768 elements, those of MKL's functions from 2,048.
 constexpr uint64_t kBytesFanOut = 2048 * sizeof(float);
 
-/// Microseconds from which a BLAS may use helpers (30,000 flops, far fewer than pay).
-constexpr double kProductFansOut = 0.5;
+/// Microseconds from which a BLAS may use helpers (1,000 flops, far fewer than pay: MKL wakes one
+/// for [5, 16] by [16, 64], and even for [2, 100] by [100, 4]).
+constexpr double kProductFansOut = 1.0 / 60;
 
 /// All tensors but numbers lie in one way, side by side: the kernel goes over them as over one row.
 bool are_alike(const std::vector<run::GeometryRef>& tensors) {

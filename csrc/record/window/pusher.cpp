@@ -6,7 +6,7 @@
 
 #include "csrc/engine/reserve.h"
 #include "csrc/fuse/group.h"
-#include "csrc/record/window/read_habit.h"
+#include "csrc/run/caller/read_habit.h"
 #include "csrc/run/cores/openmp_team.h"
 #include "csrc/run/device/device_queues.h"
 #include "csrc/run/device/launch_log.h"
@@ -77,7 +77,7 @@ Batch Pusher::push_taken(Window::Taken taken) {
   const uint64_t up_to = taken.up_to;
   Batch ops = group(std::move(taken));
   // (What a thread that reads soon pushes it waits for: that is no recording.)
-  if (!read_habit.has_it()) run::openmp_helpers().program_records();
+  if (!run::read_habit.has_it()) run::openmp_helpers().program_records();
   engine_.push(std::span<Ref<engine::Op>>(ops));
   window_.arrived(up_to);
   return ops;

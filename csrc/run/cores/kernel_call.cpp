@@ -34,6 +34,8 @@ void KernelCall::run(torch::jit::Stack& stack) const {
     measure(settings_.num_threads, [&] { info_.handle.callBoxed(stack); });
   else
     info_.handle.callBoxed(stack);
+  // (A second team beside that of an engine thread puts the helpers of both to sleep.)
+  if (AsEngineThread::active() && !program_has_all_cores()) openmp_helpers().end_own_team();
 }
 
 /// On one core, or in slices that others may take a part of. False if the bits want all cores, so

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "csrc/run/caller/as_engine_thread.h"
+#include "csrc/run/caller/read_habit.h"
 #include "csrc/run/cores/openmp_team.h"
 #include "csrc/run/cores/own_threads.h"
 #include "csrc/run/cores/parts.h"
@@ -107,7 +108,9 @@ double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRe
   return kUnknown;
 }
 
-bool program_has_all_cores() { return openmp_helpers().program_may_have_team() && engine_rests(); }
+bool program_has_all_cores() {
+  return read_habit.has_it() && openmp_helpers().program_may_have_team() && engine_rests();
+}
 
 bool has_spinning_cores(double microseconds) {
   return microseconds >= kWorthSpinningCores && AsEngineThread::active() && program_has_all_cores();

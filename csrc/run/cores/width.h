@@ -47,8 +47,10 @@ inline constexpr double kWorthSpinningCores = 4;
 /// (Handing it to a worker, and hearing of its end, takes 50 to 100.)
 inline constexpr double kSoonDone = 300;
 
-/// Whether a thread of the program that runs ops itself has all cores for them, as in eager code:
-/// nobody else uses them.
+/// Whether the calling thread of the program, which runs ops itself, has all cores for them, as in
+/// eager code: it is one that reads soon, and nobody else uses them. (One that waits for much is a
+/// guest of a worker that has a team: with a second one, there would be more threads in teams than
+/// cores, and libgomp puts all helpers to sleep after each region.)
 bool program_has_all_cores();
 /// Whether the calling thread is one, and has them for what takes so long on one.
 bool has_spinning_cores(double microseconds);

@@ -1,4 +1,4 @@
-// csrc/record/window/read_habit.h: whether a program reads soon after it has recorded.
+// csrc/run/caller/read_habit.h: whether a program reads soon after it has recorded.
 //
 // `if x.any():`, `total += loss.item()`: a few ops that are soon done, then a read. Handing these
 // to a worker costs two wake-ups and a sleep, up to ten times what the ops cost; the reader runs
@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-namespace lazyeng::record {
+namespace lazyeng::run {
 
 /// Of one thread.
 class ReadHabit {
@@ -32,8 +32,8 @@ class ReadHabit {
     return !fusable || fusable_before_ < (small ? kWorthAGroup : kWorthAGroupOfLarger);
   }
 
-  /// Whether the thread is one that reads soon.
-  bool has_it() const { return in_a_row_ >= kTwice; }
+  /// Whether the thread is one that reads soon, and has not recorded more than that since.
+  bool has_it() const { return in_a_row_ >= kTwice && is_little(); }
 
   void reads() {
     if (since_read_ == 0) return;
@@ -60,4 +60,4 @@ class ReadHabit {
 
 inline constinit thread_local ReadHabit read_habit;
 
-}  // namespace lazyeng::record
+}  // namespace lazyeng::run
