@@ -128,6 +128,26 @@ def test_eager_code_gets_its_cores_back():
     """, "True True True True", LAZYENG_NUM_WORKERS="2", own=True)  # fmt: skip
 
 
+def test_who_waits_for_much_has_no_team_beside_that_of_a_worker():
+    """With two teams there are more threads in them than cores, and libgomp puts all helpers to
+    sleep after each of the many short regions of a recurrent layer. (MKL has helpers for the small
+    product that is the gradient of the last weight, which the thread that waits could run.)"""
+    check("""
+        torch.set_num_threads(2)
+        own = open("/proc/self/comm").read()
+        before = count_threads(own)
+        rnn, last, x = torch.nn.LSTM(32, 64), torch.nn.Linear(64, 5), torch.rand(20, 16, 32)
+        labels = torch.randint(5, (16,))
+        for _ in range(4):
+            with lazyeng.lazy("async"):
+                for _ in range(60):
+                    out = last(rnn(x)[0][-1])
+                    torch.nn.functional.cross_entropy(out, labels).backward()
+                lazyeng.synchronize()
+            print(count_threads(own) - before)
+    """, "0 0 0 0", own=True)  # fmt: skip
+
+
 def test_helpers_sleep_only_in_a_program_that_never_waits():
     """The sign for it is an idle team. One that reads in each step would wait for it."""
     check("""

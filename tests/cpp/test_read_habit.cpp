@@ -49,6 +49,18 @@ void no_more_than_a_little_is_held() {
   same(records(habit, 1), 0, "held after a long way to the read");
 }
 
+void a_habit_ends_where_much_is_recorded() {
+  ReadHabit habit = made_a_habit();
+  check(habit.has_it(), "after two reads");
+  records(habit, 32);
+  check(habit.has_it(), "of a few");
+  records(habit, 1);
+  check(!habit.has_it(), "of more than 32");
+  habit = made_a_habit();
+  habit.records(/*soon_done=*/false, /*fusable=*/false);
+  check(!habit.has_it(), "behind a large node");
+}
+
 void what_follows_a_large_node_is_not_held() {
   ReadHabit habit = made_a_habit();
   check(habit.expects_read(), "before");
@@ -86,6 +98,7 @@ int main(int argc, char** argv) {
       {{"two reads make a habit", two_reads_make_a_habit},
        {"reads of what is there make none", reads_of_what_is_there_make_none},
        {"no more than a little is held", no_more_than_a_little_is_held},
+       {"a habit ends where much is recorded", a_habit_ends_where_much_is_recorded},
        {"what follows a large node is not held", what_follows_a_large_node_is_not_held},
        {"what makes a group is not run at once", what_makes_a_group_is_not_run_at_once}});
 }
