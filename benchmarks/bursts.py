@@ -23,6 +23,7 @@ import time
 import torch
 
 from benchmarks.medium_programs import MEDIUM_PROGRAMS
+from benchmarks.recurrent_programs import RECURRENT_PROGRAMS
 from benchmarks.small_programs import SMALL_PROGRAMS
 from benchmarks.workloads import WORKLOADS, Step
 
@@ -52,7 +53,8 @@ def prepare(name: str, kind: str) -> Step:
     if kind == "lazy":
         importlib.import_module("lazyeng")
     torch.manual_seed(0)
-    step = (WORKLOADS | SMALL_PROGRAMS | MEDIUM_PROGRAMS)[name]()
+    programs = WORKLOADS | SMALL_PROGRAMS | MEDIUM_PROGRAMS | RECURRENT_PROGRAMS
+    step = programs[name]()
     compiled: Step = torch.compile(step) if kind == "compile" else step
     return compiled
 

@@ -1,5 +1,6 @@
-"""Steps of whole programs (benchmarks/workloads.py), small ones (small_programs.py), and single
-operators of some size (medium_programs.py) against eager, in one run.
+"""Steps of whole programs (benchmarks/workloads.py), small ones (small_programs.py), single
+operators of some size (medium_programs.py), and recurrent layers (recurrent_programs.py) against
+eager, in one run.
 
 Method. Eager and lazy run in processes of their own, so that threads of one do not slow the other:
 the eager one does not even import lazyeng. Each warms up for 30 steps without reads and as many
@@ -34,6 +35,7 @@ import torch
 
 from benchmarks.bursts import NoAnswerError, Runner, first
 from benchmarks.medium_programs import MEDIUM_PROGRAMS
+from benchmarks.recurrent_programs import RECURRENT_PROGRAMS
 from benchmarks.small_programs import SMALL_PROGRAMS
 from benchmarks.workloads import WORKLOADS
 
@@ -43,8 +45,9 @@ TARGETS = {
     "small CNN": 1.0, "ResNet-18": 1.0, "BERT-tiny": 1.0, "GPT-2-tiny": 1.0,
 }  # fmt: skip
 
-SHORT = SMALL_PROGRAMS | MEDIUM_PROGRAMS
-SETS = {"whole": [*WORKLOADS], "small": [*SMALL_PROGRAMS], "medium": [*MEDIUM_PROGRAMS]}
+SHORT = SMALL_PROGRAMS | MEDIUM_PROGRAMS | RECURRENT_PROGRAMS
+SETS = {"whole": [*WORKLOADS], "small": [*SMALL_PROGRAMS], "medium": [*MEDIUM_PROGRAMS],
+        "recurrent": [*RECURRENT_PROGRAMS]}  # fmt: skip
 
 Figures = dict[str, float]
 

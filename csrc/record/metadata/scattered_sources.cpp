@@ -3,8 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <array>
-#include <optional>
 
 #include "csrc/record/metadata/stand_ins.h"
 #include "csrc/run/executor.h"

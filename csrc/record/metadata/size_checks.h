@@ -1,4 +1,4 @@
-// csrc/record/metadata/size_checks.h: what kernels refuse for the sizes of its arguments, where
+// csrc/record/metadata/size_checks.h: what kernels refuse for the sizes of their arguments, where
 // neither meta functions nor smaller tensors (csrc/record/metadata/smaller.h) tell.
 #pragma once
 

@@ -10,6 +10,17 @@
 #include "csrc/run/unseen.h"
 
 namespace lazyeng::run {
+namespace {
+
+/// A team that a kernel, or a trial of one, has left to a thread that waits: beside that of an
+/// engine thread it would put the helpers of both to sleep.
+struct EndsOwnTeam {
+  ~EndsOwnTeam() {
+    if (AsEngineThread::active() && !program_has_all_cores()) openmp_helpers().end_own_team();
+  }
+};
+
+}  // namespace
 
 std::unique_lock<std::mutex> take_all_cores() {
   static std::mutex all_cores;
@@ -28,14 +39,13 @@ std::unique_lock<std::mutex> take_all_cores() {
 /// Large ops run on all cores, with torch's own width, so that results are eager's bit for bit.
 /// (Most kernels fan out for no less.)
 void KernelCall::run(torch::jit::Stack& stack) const {
+  const EndsOwnTeam scope;
   if (width_ && width_->is_narrow(settings_.num_threads) && run_narrowly(stack)) return;
   const auto cores = wide_ ? take_all_cores() : std::unique_lock<std::mutex>();
   if (cores || width_)
     measure(settings_.num_threads, [&] { info_.handle.callBoxed(stack); });
   else
     info_.handle.callBoxed(stack);
-  // (A second team beside that of an engine thread puts the helpers of both to sleep.)
-  if (AsEngineThread::active() && !program_has_all_cores()) openmp_helpers().end_own_team();
 }
 
 /// On one core, or in slices that others may take a part of. False if the bits want all cores, so

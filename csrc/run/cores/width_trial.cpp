@@ -10,8 +10,6 @@
 #include <limits>
 #include <optional>
 
-#include "csrc/run/caller/as_engine_thread.h"
-#include "csrc/run/cores/openmp_team.h"
 #include "csrc/run/cores/slices.h"
 #include "csrc/run/cores/trial_time.h"
 #include "csrc/run/cores/width.h"
@@ -191,7 +189,6 @@ bool try_both(const OpInfo& info, const torch::jit::Stack& args, const Kernel& k
     if (is_interrupt(std::current_exception())) throw;
   }
   trial_time().take(TrialTime::Clock::now() - begin);
-  if (AsEngineThread::active() && !program_has_all_cores()) openmp_helpers().end_own_team();
   return same;
 }
 
