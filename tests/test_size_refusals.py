@@ -20,6 +20,19 @@ def large(dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.ones(ROWS, 100, dtype=dtype)
 
 
+def gaps(*sizes: int) -> Tensor:
+    """With a gap after each element."""
+    return torch.ones(*sizes[:-1], 2 * sizes[-1])[..., ::2]
+
+
+def convolved(stride: int = 2, padding: int = 2, dilation: int = 2, more: int = 2) -> Tensor:
+    """With lists of so many numbers."""
+    return torch.convolution(
+        torch.ones(2, 4, 50, 51), torch.ones(6, 4, 3, 3), None, [1] * stride, [0] * padding,
+        [1] * dilation, False, [0] * more, 1,
+    )  # fmt: skip
+
+
 def put(indices: tuple[object, ...], values: Tensor, **kwargs: bool) -> Tensor:
     result: Tensor = torch.ops.aten.index_put(large(), indices, values, **kwargs)
     return result
@@ -112,6 +125,52 @@ REFUSED: dict[str, Callable[[], object]] = {
     ),
     "kthvalue of bool": lambda: MASK.kthvalue(2),
     "sum of a dtype": lambda: large().sum(dtype=torch.uint16),
+    "masked_scatter_, gaps": lambda: gaps(ROWS, 100).masked_scatter_(
+        torch.zeros(301, 100, dtype=torch.bool), torch.ones(50_000)
+    ),
+    "masked_scatter_, gaps in the source": lambda: large().masked_scatter_(
+        torch.zeros(301, 100, dtype=torch.bool), gaps(50)
+    ),
+    "masked_scatter_, many sizes": lambda: torch.ones(5, 6, 20, 50).masked_scatter_(
+        torch.zeros(7, 6, 20, 50, dtype=torch.bool), torch.ones(8)
+    ),
+    "bernoulli_, gaps": lambda: gaps(ROWS, 100).bernoulli_(torch.rand(301, 100)),
+    "bernoulli_, many sizes": lambda: torch.ones(5, 6, 20, 50).bernoulli_(torch.rand(5, 2, 21, 50)),
+    "put_, gaps": lambda: gaps(ROWS, 100).put_(SOME, torch.ones(4)),
+    "put_, another order": lambda: large().put_(torch.arange(6).view(2, 3).t(), torch.ones(4)),
+    "embedding_renorm_, gaps": lambda: torch.embedding_renorm_(gaps(3, 100, 100), SOME, 1.0, 2.0),
+    "copy_ of a part": lambda: (x := large())[1:].copy_(x[:-1]),
+    "a part assigned": lambda: assigned(slice(1, None), (x := large())[:-1], x),
+    "a part by index": lambda: assigned(SOME, (x := large())[3:8], x),
+    "a part is the index": lambda: assigned((k := torch.ones(30_000, dtype=torch.long))[:5], 7, k),
+    "itself by index": lambda: (x := large()).index_put_((torch.arange(ROWS),), x),
+    "convolution, stride": lambda: convolved(stride=3),
+    "convolution, padding": lambda: convolved(padding=3),
+    "convolution, dilation": lambda: convolved(dilation=3),
+    "convolution, output_padding": lambda: convolved(more=3),
+    "conv_transpose3d of int32, groups": lambda: torch.nn.functional.conv_transpose3d(
+        torch.ones(2, 4, 10, 20, 21, dtype=torch.int32),
+        torch.ones(4, 2, 3, 3, 3, dtype=torch.int32),
+        torch.ones(8, dtype=torch.int32),
+        groups=4,
+    ),
+    "cross, expanded": lambda: torch.linalg.cross(
+        torch.ones(1, 3, 101, dtype=torch.long).expand(100, 3, 101), torch.ones(100, 3, 101), dim=1
+    ),
+    "cross, the same kind": lambda: torch.linalg.cross(
+        torch.ones(100, 3, 101, dtype=torch.long), torch.ones(100, 3, 101), dim=1
+    ),
+    "cross, many sizes": lambda: torch.linalg.cross(
+        torch.ones(7, 8, 9, 10, 11, 3), torch.ones(7, 8, 9, 10, 11, 3, dtype=torch.int32)
+    ),
+    "kthvalue of bool, a large k": lambda: MASK.kthvalue(50, 1),
+    "addmm of nothing, a number": lambda: torch.addmm(
+        torch.ones(50, dtype=torch.int32), torch.ones(ROWS, 0, dtype=torch.int32),
+        torch.ones(0, 50, dtype=torch.int32), beta=2.5,
+    ),
+    "randint_like of bytes": lambda: torch.randint_like(large(), 300, dtype=torch.uint8),
+    "randint_like of a tensor of bytes": lambda: torch.randint_like(large(torch.uint8), 300),
+    "randint_like, negative bytes": lambda: torch.randint_like(large(), -1, 9, dtype=torch.uint8),
     "cat into itself": lambda: torch.cat([x := torch.ones(0, 100), large()], out=x),
 }  # fmt: skip
 TAKEN: dict[str, Callable[[], Tensor]] = {
@@ -146,6 +205,15 @@ TAKEN: dict[str, Callable[[], Tensor]] = {
     "slice_scatter, all": lambda: large().slice_scatter(torch.zeros(ROWS, 7), 1, -7),
     "diagonal_scatter": lambda: large().diagonal_scatter(torch.zeros(99), 1),
     "as_strided_scatter": lambda: large().as_strided_scatter(torch.zeros(10), (10,), (101,)),
+    "masked_scatter_, gaps": lambda: gaps(ROWS, 100).masked_scatter_(
+        large()[0] > 0, torch.arange(30_000.0)
+    ),
+    "put_, gaps": lambda: gaps(ROWS, 100).put_(SOME.view(1, 5), torch.arange(5.0)),
+    "bernoulli_, gaps": lambda: gaps(ROWS, 100).bernoulli_(torch.zeros(100)),
+    "columns of itself": lambda: (x := large().cumsum(1))[:, 50:].copy_(x[:, :50]),
+    "all of itself": lambda: (x := large().cumsum(1)).mul_(x),
+    "rows beside": lambda: assigned(slice(0, 9), (x := large().cumsum(0))[9:18], x),
+    "randint_like of bytes": lambda: torch.randint_like(large(), 1, dtype=torch.uint8) * 255,
     "normal of two dtypes": lambda: torch.normal(large(), large(torch.float64) * 0),
     "normal, doubles first": lambda: torch.normal(large(torch.float64), large() * 0),
 }  # fmt: skip
@@ -185,3 +253,38 @@ def test_others_are_taken(name: str, mode: str):
                 expected.dtype, expected.shape, expected.stride()
             )  # fmt: skip
             assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("mode", ["deferred", "async"])
+@pytest.mark.parametrize("size", [6, 60])
+def test_what_kernels_copy_is_no_view(mode: str, size: int):
+    """Decompositions, which may have been asked, return the argument itself."""
+    calls: list[Callable[[Tensor], Tensor]] = [
+        lambda x: torch.channel_shuffle(x, 1),
+        lambda x: torch.native_dropout(x, 0.5, False)[0],
+        lambda x: torch.native_dropout(x, 0.0, True)[0],
+    ]
+    for call in calls:
+        x = torch.rand(3, 4, size, size)[1:]
+        before = x.clone()
+        with lazyeng.lazy(mode):
+            result = call(x)
+            assert result.storage_offset() == 0
+            result.mul_(3)
+        assert torch.equal(x, before)
+        assert torch.equal(result, before * 3)
+
+
+def test_addmv_of_an_empty_matrix_returns_what_the_number_says():
+    for beta in (0, 0, 1, 1, 0, 0.0, 2.5, True, False):
+        with lazyeng.lazy():
+            found = torch.addmv(torch.ones(1), torch.ones(ROWS, 0), torch.ones(0), beta=beta)
+            assert torch.equal(found, torch.full((1,) if beta else (ROWS,), float(beta)))
+
+
+@pytest.mark.parametrize("mode", ["deferred", "async"])
+def test_lift_fresh_copy(mode: str):
+    with lazyeng.lazy(mode):
+        found = torch.ops.aten.lift_fresh_copy(x := torch.arange(3))
+        x.zero_()
+        assert found.tolist() == [0, 1, 2]

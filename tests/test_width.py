@@ -85,11 +85,28 @@ def spread(draw):
     yield "bfloat16", lambda: torch.addcmul(x.bfloat16(), plane.bfloat16(), line.bfloat16())
 
 
+def recurrent(draw):
+    """Layers of oneDNN: output, states and gradients, laid in one row."""
+    batch, words, inputs, hidden = (draw.choice((2, 3, 8, 16, 33)) for _ in range(4))
+    for name, both_ways, layers in (("LSTM", False, 1), ("both ways", True, 1), ("two", False, 2)):
+        layer = torch.nn.LSTM(inputs, hidden, layers, bidirectional=both_ways)
+        x = torch.randn(words, batch, inputs)
+
+        def step(layer=layer, x=x):
+            output, (h, c) = layer(x)
+            loss = output.square().sum() + h.sum() + (c * c).sum()
+            grads = torch.autograd.grad(loss, list(layer.parameters()))
+            return torch.cat([t.detach().reshape(-1) for t in (output, h, c, *grads)])
+
+        yield name, step
+        yield name + ", no gradients", lambda layer=layer, x=x: layer(x)[0].detach()
+
+
 def bits(tensor):
     return tensor.reshape(-1).view(torch.uint8)
 
 
-@pytest.mark.parametrize("programs", [products, rows, images, elements, spread])
+@pytest.mark.parametrize("programs", [products, rows, images, elements, spread, recurrent])
 @pytest.mark.parametrize("seed", range(8))
 def test_bits_are_those_of_eager(programs, seed):
     torch.manual_seed(seed)
@@ -100,6 +117,24 @@ def test_bits_are_those_of_eager(programs, seed):
         for result in found:
             assert torch.equal(bits(lazyeng.unwrap(result)),
                                bits(expected)), name  # fmt: skip
+
+
+WORDS, STATE, GRAD = torch.rand(6, 8, 24) - 0.5, torch.zeros(8, 40), torch.rand(6, 8, 40)
+WEIGHTS = [torch.rand(160, size) - 0.5 for size in (24, 40)] + [torch.zeros(160)] * 2
+
+
+def recurrent_layer():
+    return aten.mkldnn_rnn_layer(
+        WORDS, *WEIGHTS, STATE, STATE, False, [], 2, 40, 1, True, False, False, True
+    )
+
+
+def recurrent_layer_and_gradient():
+    output, h, c, workspace = recurrent_layer()
+    return aten.mkldnn_rnn_layer_backward(
+        WORDS, *WEIGHTS, STATE, STATE, output, h, c, GRAD, None, None, False, 2, 40, 1, True, True,
+        False, [], False, workspace,
+    )  # fmt: skip
 
 
 def on_one_core(program):
@@ -135,6 +170,9 @@ def test_small_ops_run_on_one_core(unfused):
     y, plane = torch.randn(8, 63, 128), torch.randn(63, 128)
     assert on_one_core(lambda: y + plane) == RUNS - 3
     assert on_one_core(lambda: y.transpose(0, 2) * plane[:, :8]) == RUNS - 3
+    # (The first call of a recurrent layer has no plan.)
+    assert on_one_core(recurrent_layer) == RUNS - 4
+    assert on_one_core(recurrent_layer_and_gradient) == RUNS + RUNS - 4
     few = torch.randn(1536)
     assert on_one_core(lambda: F.gelu(few)) == RUNS - 3  # that of oneDNN fans out at any size
 

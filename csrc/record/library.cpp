@@ -246,7 +246,7 @@ std::string without_namespace(const c10::OperatorName& name) {
 
 void record_whole(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Gate::Inside inside;
-  current_recorder()->record(info_of(op), stack);
+  if (!answer_structured_meta(op, stack)) current_recorder()->record(info_of(op), stack);
 }
 
 const run::OpInfo& info_of(const c10::OperatorHandle& op) {

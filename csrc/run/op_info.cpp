@@ -41,6 +41,7 @@ Work work_of(const c10::OperatorHandle& op, const std::string& base) {
   if (contains(kProducts, base) || contains(kWholeProducts, base)) return Work::product;
   if (contains(kRows, base)) return Work::rows;
   if (contains(kConvolutions, base)) return Work::convolution;
+  if (contains(kRecurrent, base)) return Work::recurrent;
   if (contains(kWindows, base)) return Work::windows;
   if (contains(kCopies, base)) return Work::copies;
   if (contains(kLookups, base)) return Work::lookups;
@@ -189,6 +190,8 @@ void OpInfo::read_arguments() {
     info.counts = is_of_integers(argument);
     info.is_data = (scalars_are_data && info.kind == ArgKind::scalar) ||
                    (reals_are_data && argument.type()->kind() == c10::TypeKind::FloatType);
+    // (Whether an optimizer has a momentum; whether addmv of an empty matrix returns its summand.)
+    info.zero_decides = info.is_data && (info.kind != ArgKind::scalar || base == "aten::addmv");
     writes |= info.write;
     trusts_contents |= !info.write && contains(kRowNumbers, argument.name());
     takes_generator |= info.kind == ArgKind::generator;

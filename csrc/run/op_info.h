@@ -36,6 +36,7 @@ struct ArgInfo {
   bool silent = false;   ///< written, but torch does not count it as a change
   bool counts = false;   ///< integers that may be sizes or dims: no dtype, layout or memory format
   bool is_data = false;  ///< a number, which decides no plan as long as the op's dtypes can hold it
+  bool zero_decides = false;  ///< such a number of which it matters whether it is 0
 };
 
 struct ReturnInfo {
@@ -56,7 +57,8 @@ enum class Work : uint8_t {
   rows,      ///< each row of the result is made by itself
   product,   ///< of matrices
   convolution,
-  windows,  ///< each image, or channel, of the result is made by itself, from windows of others
+  recurrent,  ///< a layer of oneDNN, step by step
+  windows,    ///< each image, or channel, of the result is made by itself, from windows of others
 };
 
 /// An op of torch.distributed: a backend goes on with it on threads, or streams, of its own.

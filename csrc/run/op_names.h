@@ -253,6 +253,9 @@ inline constexpr std::array<std::string_view, 2> kWholeProducts = {"aten::linear
 inline constexpr std::array<std::string_view, 3> kConvolutions = {
     "aten::convolution", "aten::convolution_backward", "aten::mkldnn_convolution"};
 
+inline constexpr std::array<std::string_view, 2> kRecurrent = {"aten::mkldnn_rnn_layer",
+                                                               "aten::mkldnn_rnn_layer_backward"};
+
 /// What goes over windows of images, or moves whole ones, each image or channel by itself. (Not
 /// what samples at places that are data: made-up numbers are no places.)
 inline constexpr std::array<std::string_view, 26> kWindows = {

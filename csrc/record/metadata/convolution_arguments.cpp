@@ -16,10 +16,11 @@ class Convolution {
 
   bool may_be_refused() const {
     const Numbers stride = numbers(3), padding = numbers(4), dilation = numbers(5);
-    return !has_sizes() || has_several_dtypes() || any_below(stride, 1) || any_below(padding, 0) ||
-           any_below(dilation, 1) || any_below(output_padding(), 0) || groups() < 1 ||
-           weight(0) < groups() || weight(0) % groups() != 0 || !channels_fit() || !bias_fits() ||
-           (transposed() && pads_too_much(stride, dilation));
+    return !has_sizes() || has_several_dtypes() || !are_of_dims(stride) || !are_of_dims(padding) ||
+           !are_of_dims(dilation) || !are_of_dims(output_padding()) || any_below(stride, 1) ||
+           any_below(padding, 0) || any_below(dilation, 1) || any_below(output_padding(), 0) ||
+           groups() < 1 || weight(0) < groups() || weight(0) % groups() != 0 || !channels_fit() ||
+           !bias_fits() || (transposed() && pads_too_much(stride, dilation));
   }
 
  private:
@@ -43,6 +44,11 @@ class Convolution {
     return std::any_of(call_.looks.begin(), call_.looks.end(), differs);
   }
 
+  /// Lists of one number are of all dims.
+  bool are_of_dims(const Numbers& numbers) const {
+    return numbers.size() == 1 || numbers.size() + 2 == call_.looks[0]->sizes().size();
+  }
+
   static bool any_below(const Numbers& numbers, int64_t least) {
     return std::ranges::any_of(numbers, [&](int64_t number) { return number < least; });
   }
@@ -58,7 +64,6 @@ class Convolution {
                      bias->sizes()[0] == (transposed() ? weight(1) * groups() : weight(0)));
   }
 
-  /// Lists of one number are of all dims.
   bool pads_too_much(const Numbers& stride, const Numbers& dilation) const {
     const Numbers padding = output_padding();
     const auto of = [](const Numbers& list, size_t dim) {

@@ -93,7 +93,8 @@ Ref<run::Width> width_of(const Call& call, const CallPlan& plan,
 bool hides_its_order(const Call& call, const std::vector<run::GeometryRef>& tensors) {
   const run::Work work = call.info.work;
   if (work == run::Work::product && is_scaled(call)) return true;
-  if (work != run::Work::product && work != run::Work::convolution && work != run::Work::rows)
+  if (work != run::Work::product && work != run::Work::convolution && work != run::Work::rows &&
+      work != run::Work::recurrent)
     return false;
   return std::any_of(tensors.begin(), tensors.end(), [](const run::GeometryRef& tensor) {
     return tensor && c10::isReducedFloatingType(tensor->dtype());

@@ -82,6 +82,15 @@ class IndexedPlace {
   bool is_apart_ = false;  // what indices choose comes first then
 };
 
+/// In place, of self's own memory. (Of dense tensors; of others torch cannot tell.)
+bool reads_what_it_writes(const Call& call) {
+  for (size_t i = 1; call.tensors[0].written && i < call.tensors.size(); ++i)
+    if (call.looks[i] && call.looks[i]->dense() && call.looks[0]->dense() &&
+        share_memory(call, 0, i))
+      return true;
+  return false;
+}
+
 }  // namespace
 
 bool index_put_may_be_refused(const Call& call) {
@@ -89,6 +98,7 @@ bool index_put_may_be_refused(const Call& call) {
   const auto count = static_cast<size_t>(call.args[1].toInt());
   const run::GeometryRef &self = call.looks[0], &values = call.looks[count + 1];
   if (!self || !values || self->dtype() != values->dtype()) return true;
+  if (reads_what_it_writes(call)) return true;
   IndexedPlace place(self->sizes());
   for (size_t i = 1; i <= count; ++i)
     if (!place.add(call.looks[i])) return true;

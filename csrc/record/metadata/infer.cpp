@@ -98,6 +98,20 @@ bool writes_overlapping(const Call& call) {
   return false;
 }
 
+/// Kernels refuse to write what another argument has a part of, so far as torch tells: of dense
+/// tensors (ATen/MemoryOverlap.cpp). Few refuse the whole of it.
+bool writes_part_of_another(const Call& call) {
+  if (!call.info.writes || call.info.moves_metadata || !call.info.aten) return false;
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    if (!call.tensors[i].written || !call.looks[i] || !call.looks[i]->dense()) continue;
+    for (size_t j = 0; j < call.tensors.size(); ++j)
+      if (i != j && call.looks[j] && call.looks[j]->dense() && share_memory(call, i, j) &&
+          !(call.looks[i]->data() == call.looks[j]->data()))
+        return true;
+  }
+  return false;
+}
+
 /// Whether the kernel may set the conjugate bit of a result that it is given: nothing but the call
 /// tells.
 bool may_conjugate_given(const Call& call) {
@@ -190,7 +204,8 @@ CallPlanRef infer_any(const Call& call) {
   if (call.info.returns_plain || call.info.distrust_plans) return nullptr;
   const run::Doubts doubts = run::doubts_of(doubted_kind(call));
   if (doubts.layouts) return nullptr;
-  if (writes_overlapping(call) || may_conjugate_given(call) || names_option_of_gpus(call))
+  if (writes_overlapping(call) || writes_part_of_another(call) || may_conjugate_given(call) ||
+      names_option_of_gpus(call))
     return plan_that_must_run();
   if (draws_like(call)) return plan_of_draw_like(call);
   if (casts_in_kernel(call)) return kernel_can_be_tried(call) ? ask_kernel(call) : nullptr;

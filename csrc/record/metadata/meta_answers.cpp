@@ -158,19 +158,21 @@ class ResultReader {
       }
       if (!info.tensor) return false;
       if (!info.list) {
-        if (!add(results[r].isNone() ? at::Tensor() : results[r].toTensor())) return false;
+        if (!add(info, results[r].isNone() ? at::Tensor() : results[r].toTensor())) return false;
         continue;
       }
       const std::vector<at::Tensor> list = results[r].toTensorVector();
       plan_.list_lengths.push_back(static_cast<int64_t>(list.size()));
       for (const at::Tensor& tensor : list)
-        if (!add(tensor)) return false;
+        if (!add(info, tensor)) return false;
     }
     return true;
   }
+  /// Among them is a view that the schema does not tell of.
+  bool has_unannounced_views() const { return has_unannounced_views_; }
 
  private:
-  bool add(const at::Tensor& tensor) {
+  bool add(const run::ReturnInfo& info, const at::Tensor& tensor) {
     if (!tensor.defined()) {
       plan_.outputs.push_back({Kind::undefined, 0, nullptr, 0});
       return true;
@@ -183,6 +185,7 @@ class ResultReader {
       if (inputs_[i].defined() && inputs_[i].has_storage() &&
           inputs_[i].storage().is_alias_of(tensor.storage())) {
         if (!call_.tensors[i].value) return false;  // a view of something that has no var
+        has_unannounced_views_ |= !info.may_alias;
         output.kind = Kind::view;
         output.of = static_cast<uint32_t>(i);
         output.seen_at = call_.looks[i]->offset();
@@ -198,6 +201,7 @@ class ResultReader {
   const std::optional<c10::Device> device_;
   CallPlan& plan_;
   const StandIns* const stand_ins_;
+  bool has_unannounced_views_ = false;
 };
 
 void add_rewrites(const Call& call, const StandIns& stand_ins, CallPlan& plan) {
@@ -245,10 +249,14 @@ CallPlanRef plan_from(const Call& call, For whom, const StandIns& stand_ins,
   auto plan = make_ref<CallPlan>();
   const std::optional<c10::Device> device =
       whom == For::kernel ? std::nullopt : std::optional(result_device(call));
-  if (!ResultReader(call, stand_ins.tensors(), device, *plan, &stand_ins).read(results)) {
+  ResultReader reader(call, stand_ins.tensors(), device, *plan, &stand_ins);
+  if (!reader.read(results)) {
     plan->must_run = true;
     return plan;
   }
+  // (Decompositions return their argument where the kernel copies it: channel_shuffle of one
+  // group.)
+  if (whom != For::kernel && reader.has_unannounced_views()) return nullptr;
   add_rewrites(call, stand_ins, *plan);
   // An out= argument of another shape warns, and that once.
   plan->must_run = !plan->rewrites.empty() && !call.info.moves_metadata;
@@ -287,8 +295,10 @@ bool summand_fits(const Call& call, const CallPlan& plan) {
 /// Whether a kernel refuses what its meta function took.
 bool refused_by_kernel(const Call& call, For whom) {
   // (fill_ of one element is done by another kernel: no trial tells.)
+  if (some_are_empty(call) && has_reals_for_integers(call)) return true;
   if (!numbers_fit(call)) return call.info.writes || kernel_may_refuse(call);
-  return meta_takes_more(call.info, whom) ? kernel_may_refuse(call) : kernel_refuses_dtypes(call);
+  return meta_takes_more(call.info, whom) ? kernel_may_refuse(call)
+                                          : kernel_may_refuse_dtypes(call);
 }
 
 }  // namespace

@@ -75,6 +75,21 @@ std::optional<int64_t> integer_named(const Call& call, const char* name) {
   return call.args[*arg].toInt();
 }
 
+/// Of which integers are drawn. (Of randint_like that of its tensor.)
+c10::ScalarType drawn_dtype(const Call& call) {
+  const int dtype = call.info.dtype_arg;
+  if (dtype >= 0 && call.args[dtype].isInt())
+    return static_cast<c10::ScalarType>(call.args[dtype].toInt());
+  return call.looks.empty() || !call.looks[0] ? c10::kLong : call.looks[0]->dtype();
+}
+
+/// (What fits an unsigned dtype by torch's rule may be negative.)
+bool is_within(int64_t number, c10::ScalarType dtype) {
+  if (dtype == c10::kBool) return number == 0 || number == 1;
+  if (c10::isIntegralType(dtype, false) && !c10::isSignedType(dtype) && number < 0) return false;
+  return fits_dtype(number, dtype);
+}
+
 bool is_small(const c10::IValue& number) {
   return number.isBool() || (number.isInt() && number.toInt() >= 0 && number.toInt() <= kSmall);
 }
@@ -103,6 +118,13 @@ bool numbers_fit(const Call& call) {
   return true;
 }
 
+bool has_reals_for_integers(const Call& call) {
+  return std::ranges::any_of(call.args, [](const c10::IValue& arg) { return arg.isDouble(); }) &&
+         std::ranges::all_of(call.looks, [](const run::GeometryRef& look) {
+           return !look || c10::isIntegralType(look->dtype(), /*includeBool=*/true);
+         });
+}
+
 bool can_be_drawn(const Call& call) {
   if (!call.info.random || !call.info.aten) return true;
   const c10::FunctionSchema& schema = call.info.handle.schema();
@@ -110,7 +132,10 @@ bool can_be_drawn(const Call& call) {
     if (const std::optional<int> arg = schema.argumentIndexWithName(name))
       if (call.args[*arg].isDouble() && !is_probability(call.args[*arg])) return false;
   const std::optional<int64_t> high = integer_named(call, "high");
-  return !high || integer_named(call, "low").value_or(0) < *high;
+  if (!high) return true;
+  const int64_t low = integer_named(call, "low").value_or(0);
+  const c10::ScalarType dtype = drawn_dtype(call);
+  return low < *high && is_within(low, dtype) && is_within(*high - 1, dtype);
 }
 
 }  // namespace lazyeng::record

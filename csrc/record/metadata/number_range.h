@@ -16,6 +16,10 @@ bool number_fits(const Call& call, const c10::IValue& number);
 /// Of all Scalar arguments.
 bool numbers_fit(const Call& call);
 
+/// Numbers that are no integers, and tensors of integers alone: some kernels compute in floats
+/// then, and some refuse.
+bool has_reals_for_integers(const Call& call);
+
 /// False of a draw by a probability beyond 0 to 1, or of integers between bounds with none between
 /// them: kernels refuse those, and meta functions do not look.
 bool can_be_drawn(const Call& call);

@@ -176,9 +176,10 @@ void add_sharing(const Call& call, PlanKey& key) {
     for (size_t j = 0; j < i; ++j) add_sharing(call, i, j, key);
 }
 
-/// Whether an optimizer has a momentum decides which lists it wants.
 void add_whether_zero(const c10::IValue& number, PlanKey& key) {
-  if (number.isDouble()) key.push_back(static_cast<uint64_t>(number.toDouble() == 0));
+  if (!number.isScalar()) return;
+  const c10::Scalar scalar = number.toScalar();
+  key.push_back(static_cast<uint64_t>(scalar.isBoolean() ? !scalar.toBool() : scalar.equal(0)));
 }
 
 /// What is no tensor.
@@ -186,7 +187,7 @@ bool add_others(const Call& call, PlanKey& key) {
   for (size_t i = 0; i < call.args.size(); ++i) {
     const run::ArgInfo& info = call.info.args[i];
     if (info.is_data && number_fits(call, call.args[i]) && add_scalar_kind(call.args[i], key)) {
-      if (info.kind != run::ArgKind::scalar) add_whether_zero(call.args[i], key);
+      if (info.zero_decides) add_whether_zero(call.args[i], key);
       continue;
     }
     if (!add_value(call.args[i], key)) return false;

@@ -77,16 +77,19 @@ bool takes_one_element(const Call& call, StandIns::For whom) {
 }
 
 /// Is it for their dtypes that it refuses those of one element? That may be too few of them
-/// (layer_norm says how many it wants).
-bool refuses_dtypes(const Call& call) {
+/// (layer_norm says how many it wants). Nothing: no trial tells.
+std::optional<bool> refuses_dtypes(const Call& call) {
   const std::vector<c10::ScalarType> usual = usual_dtypes(call), floats = float_dtypes(call);
   const bool is_usual = has_only(call, usual), is_floats = has_only(call, floats);
   if ((is_usual && is_floats) || takes_one_element(call, StandIns::For::one_element)) return false;
   if ((!is_usual && takes_one_element(call, StandIns::For::usual_dtypes)) ||
       (!is_floats && takes_one_element(call, StandIns::For::floats)))
     return true;
-  return !kernel_takes_smaller(call, {}) && ((!is_usual && kernel_takes_smaller(call, usual)) ||
-                                             (!is_floats && kernel_takes_smaller(call, floats)));
+  if (kernel_takes_smaller(call, {})) return false;
+  if ((!is_usual && kernel_takes_smaller(call, usual)) ||
+      (!is_floats && kernel_takes_smaller(call, floats)))
+    return true;
+  return std::nullopt;
 }
 
 bool is_named_seldom(c10::ScalarType dtype) {
@@ -103,7 +106,8 @@ bool ask_kernel(const Call& call) {
   const Trial trial = try_kernel(call, StandIns::For::one_element, 0);
   if (trial != Trial::fails) return trial == Trial::refused;
   // One element may simply be too few for the op.
-  if (!kernel_can_be_tried(call)) return !ordinary_dtypes(call) || refuses_dtypes(call);
+  if (!kernel_can_be_tried(call))
+    return !ordinary_dtypes(call) || refuses_dtypes(call).value_or(true);
   return try_kernel(call, StandIns::For::kernel, 0) != Trial::works &&
          try_kernel(call, StandIns::For::kernel, 1) != Trial::works;
 }
@@ -124,13 +128,12 @@ bool has_out(const Call& call) {
                      [](const c10::Argument& argument) { return argument.is_out(); });
 }
 
-/// Many kernels do nothing with these, and refuse nothing.
+}  // namespace
+
 bool some_are_empty(const Call& call) {
   return std::ranges::any_of(
       call.looks, [](const run::GeometryRef& look) { return look && look->numel() == 0; });
 }
-
-}  // namespace
 
 bool kernel_may_refuse(const Call& call) {
   PlanKey kind;
@@ -141,17 +144,19 @@ bool kernel_may_refuse(const Call& call) {
   return refuses;
 }
 
-bool kernel_refuses_dtypes(const Call& call) {
+bool kernel_may_refuse_dtypes(const Call& call) {
   PlanKey kind;
   if (!may_be_probed(call) || call.info.trusts_contents) return false;
   const bool usual = ordinary_dtypes(call) && has_only(call, usual_dtypes(call));
   const bool named = names_rare_dtype(call);
   if ((usual && !named) || !make_kind_key(call, kind)) return false;
   if (const std::optional<bool> known = refused_dtypes().find(kind)) return *known;
-  const bool refuses = (!usual && refuses_dtypes(call)) ||
-                       (named && try_kernel(call, StandIns::For::one_element, 0) == Trial::refused);
-  if (!some_are_empty(call)) refused_dtypes().note(kind, refuses);
-  return refuses;
+  const std::optional<bool> refuses = usual ? false : refuses_dtypes(call);
+  if (!refuses) return true;
+  const bool all =
+      *refuses || (named && try_kernel(call, StandIns::For::one_element, 0) == Trial::refused);
+  if (!some_are_empty(call)) refused_dtypes().note(kind, all);
+  return all;
 }
 
 bool out_may_be_refused(const Call& call) {
@@ -169,7 +174,9 @@ void note_kernel_accepted(const Call& call) {
   if (some_are_empty(call)) return;
   const bool asked = call.info.structured_meta || call.info.pointwise || has_out(call);
   PlanKey kind;
-  if (asked && make_kind_key(call, kind)) refusals().note(kind, false);
+  if (!make_kind_key(call, kind)) return;
+  if (asked) refusals().note(kind, false);
+  if (!refused_dtypes().find(kind)) refused_dtypes().note(kind, false);
 }
 
 }  // namespace lazyeng::record

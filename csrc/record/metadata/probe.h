@@ -18,13 +18,16 @@ namespace lazyeng::record {
 bool kernel_may_refuse(const Call& call);
 
 /// True if the kernel refuses the dtypes of the arguments, and would take usual_dtypes(): cdist of
-/// float and double, an index of floats. Few meta functions look. False where a trial could do
-/// harm, or does not tell.
-bool kernel_refuses_dtypes(const Call& call);
+/// float and double, an index of floats. Few meta functions look. Also true where no trial tells
+/// and the dtypes are not usual, until a run has; false where a trial could do harm.
+bool kernel_may_refuse_dtypes(const Call& call);
 
 /// True for calls with out= of a kind of which none has run yet: meta functions written in Python
 /// take results of other dtypes than the kernel does.
 bool out_may_be_refused(const Call& call);
+
+/// Many kernels do nothing with empty tensors, and refuse nothing.
+bool some_are_empty(const Call& call);
 
 /// A run of the call succeeded: no need to ask again for arguments of this kind.
 void note_kernel_accepted(const Call& call);

@@ -244,8 +244,7 @@ bool hides_a_bound(const Call& call, const Sizes& sizes) {
 
 /// Its sizes, if the call is one that can be asked about. Else empty.
 Sizes exchangeable(const Call& call) {
-  if (!tells_by_sizes(call.info) || !all_lie_side_by_side(call) || writes_what_it_reads(call))
-    return {};
+  if (!tells_by_sizes(call.info) || writes_what_it_reads(call)) return {};
   Sizes sizes = sizes_to_exchange(call);
   return hides_a_bound(call, sizes) ? Sizes() : sizes;
 }
@@ -253,7 +252,7 @@ Sizes exchangeable(const Call& call) {
 }  // namespace
 
 SmallerAnswer ask_kernel_on_smaller(const Call& call) {
-  const Sizes sizes = exchangeable(call);
+  const Sizes sizes = all_lie_side_by_side(call) ? exchangeable(call) : Sizes();
   if (sizes.empty()) return {};
   SmallerAnswer answer = ask(call, sizes, 0);        // as indices they are within bounds
   if (answer.refused) answer = ask(call, sizes, 1);  // as divisors they are no zeros

@@ -26,7 +26,8 @@ struct SmallerAnswer {
 };
 SmallerAnswer ask_kernel_on_smaller(const Call& call);
 
-/// Whether the kernel works on smaller tensors of these dtypes; none: of those that the call has.
+/// Whether the kernel works on smaller tensors of these dtypes (none: of those that the call has),
+/// without gaps. False: it does not, or cannot be asked.
 bool kernel_takes_smaller(const Call& call, const std::vector<c10::ScalarType>& dtypes);
 
 }  // namespace lazyeng::record

@@ -29,6 +29,10 @@ constexpr double kBytesPerMicrosecond = 10e3;
 constexpr double kLookupsPerMicrosecond = 150;
 constexpr double kElementsOfWindowsPerMicrosecond = 250;
 
+/// A kernel that fans out again and again waits for its helpers as often. Where all cores are not
+/// so many times as fast as one it has one, even if nobody else wants the others.
+constexpr float kLeastGain = 1.25;
+
 std::atomic<uint64_t> on_one_core{0};
 
 /// Nothing if the tensors are not those of a product.
@@ -58,6 +62,16 @@ std::optional<double> flops_of_convolution(const OpInfo& info,
   const GeometryRef& places = result->sizes()[1] == channels ? result : input;
   return (gradient ? 4.0 : 2.0) * static_cast<double>(places->numel()) *
          static_cast<double>(weight->numel()) / static_cast<double>(channels);
+}
+
+/// Arguments: input, the weights of input and state, ...
+std::optional<double> flops_of_recurrent_layer(const OpInfo& info,
+                                               const std::vector<GeometryRef>& tensors) {
+  if (!tensors[0] || !tensors[1] || !tensors[2] || tensors[0]->sizes().empty()) return std::nullopt;
+  const auto inputs = static_cast<double>(std::max<int64_t>(tensors[0]->sizes().back(), 1));
+  const auto weights = static_cast<double>(tensors[1]->numel() + tensors[2]->numel());
+  const bool gradient = info.short_name == "mkldnn_rnn_layer_backward";
+  return (gradient ? 4.0 : 2.0) * static_cast<double>(tensors[0]->numel()) / inputs * weights;
 }
 
 double elements(const std::vector<GeometryRef>& tensors) {
@@ -102,6 +116,8 @@ double microseconds_on_one_core(const OpInfo& info, const std::vector<GeometryRe
     case Work::convolution:
       return microseconds_of_flops(
           flops_of_convolution(info, tensors, num_args).value_or(kUnknown));
+    case Work::recurrent:
+      return microseconds_of_flops(flops_of_recurrent_layer(info, tensors).value_or(kUnknown));
     case Work::other:
       break;
   }
@@ -135,6 +151,7 @@ double Width::cost() const { return std::min(microseconds_, microseconds()); }
 
 bool Width::is_narrow(int threads) const {
   if (!may_be_one_ || threads == 1 || !has_own_threads()) return false;
+  if (has_many_regions_ && gain_of_all_.load(std::memory_order_relaxed) < kLeastGain) return true;
   // (Few elements by the table may be much work: a logarithm of a gamma function.)
   if (takes_all_cores(cost()) || has_spinning_cores(microseconds())) return false;
   return !shares_ || shares_->begin_at_vectors(threads);
@@ -146,7 +163,9 @@ bool Width::one_has_the_bits(const OpInfo& info, const torch::jit::Stack& args, 
   if (!same) {
     const int enough = cost() < kWorthAllCores ? kUsesBeforeTrial : kUsesOfLargeBeforeTrial;
     if (uses_.fetch_add(1, std::memory_order_relaxed) < enough || !trials_have_time()) return false;
-    same = one_core_gives_the_bits(info, args, threads);
+    const OneCoreTrial trial = try_one_core(info, args, threads);
+    gain_of_all_.store(trial.gain, std::memory_order_relaxed);
+    same = trial.same;
     same_on_one_.note(threads, *same);
   }
   return *same;

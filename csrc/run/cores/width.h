@@ -80,10 +80,11 @@ class Width final : public RefCounted {
       : microseconds_(microseconds),
         may_be_one_(true),
         copies_(info.work == Work::copies || info.work == Work::lookups),
+        has_many_regions_(info.work == Work::recurrent),
         shares_(std::move(shares)) {}
   /// Of an op that has eager's width in any case.
   explicit Width(double microseconds)
-      : microseconds_(microseconds), may_be_one_(false), copies_(false) {}
+      : microseconds_(microseconds), may_be_one_(false), copies_(false), has_many_regions_(false) {}
 
   /// Whether one core would do now, if that has the bits; else `threads` have it, as in eager.
   bool is_narrow(int threads) const;
@@ -113,10 +114,12 @@ class Width final : public RefCounted {
   std::atomic<float> best_{std::numeric_limits<float>::max()};
   const bool may_be_one_;
   const bool copies_;
+  const bool has_many_regions_;  // its kernel fans out again and again
   const std::optional<RowShares> shares_;
   std::atomic<int> uses_{0};
-  Finding same_on_one_;     // one core gives the bits of all
-  Finding same_in_slices_;  // slices do, taken apart in the way before this one
+  Finding same_on_one_;                // one core gives the bits of all
+  std::atomic<float> gain_of_all_{0};  // by the same trial: how many times as fast they are
+  Finding same_in_slices_;             // slices do, taken apart in the way before this one
 };
 
 /// How many ops were run on one core that would have had all of them.

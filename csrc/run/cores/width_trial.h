@@ -18,8 +18,12 @@ bool trials_have_time();
 /// For tests: they always may.
 void set_trials_bounded(bool bounded);
 
+struct OneCoreTrial {
+  bool same = false;  ///< one core has the bits of all
+  float gain = 0;     ///< its time by that of all, each at best
+};
 /// `args`: of a run. Their shapes, layouts and integers are taken.
-bool one_core_gives_the_bits(const OpInfo& info, const torch::jit::Stack& args, int threads);
+OneCoreTrial try_one_core(const OpInfo& info, const torch::jit::Stack& args, int threads);
 /// The first way to take the call apart (csrc/run/cores/slices.h) in which the slices, one by one,
 /// on one core, have the bits that the whole has on `whole_has` cores; -1: none.
 int way_to_slice(const OpInfo& info, const torch::jit::Stack& args, Looks results, int threads,
