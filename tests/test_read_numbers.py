@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lazyeng
 from tests.support.outcomes import outcome
+from tests.support.processes import printed_by
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
@@ -229,7 +230,7 @@ def test_numbers_that_autograd_knows_of_warn_as_in_eager(read, grad):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             read(x)
-        return [(str(w.message).partition(" (Trig")[0], w.category, w.filename) for w in caught]
+        return [(str(w.message), w.category, w.filename) for w in caught]
 
     torch.set_warn_always(True)
     try:
@@ -239,6 +240,25 @@ def test_numbers_that_autograd_knows_of_warn_as_in_eager(read, grad):
                 assert warned_by(lazyeng.wrap(tensor)) == warned_by(tensor)
     finally:
         torch.set_warn_always(False)
+
+
+@pytest.mark.parametrize("first", ["eager", "lazy"])
+def test_such_numbers_warn_once_in_a_process(first):
+    code = f"""if True:
+        import warnings, torch
+        from lazyeng import lazy
+        x = torch.ones((), requires_grad=True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for now in ("eager", "lazy") if {first == "eager"} else ("lazy", "eager"):
+                if now == "eager":
+                    float(x)
+                else:
+                    with lazy():
+                        float(x * 1)
+            print(len(caught))
+    """
+    assert printed_by(code).strip() == "1"
 
 
 def test_warnings_come_from_the_line_that_called():

@@ -4,6 +4,7 @@
 // Here one number of a common dtype in the CPU's memory is taken from where it lies, which costs a
 // tenth of that. What is something else, and what has failed, is left to the methods there.
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/BFloat16.h>
@@ -21,6 +22,7 @@
 #include "csrc/record/process/gate.h"
 #include "csrc/record/recorder.h"
 #include "csrc/record/sync_debug.h"
+#include "csrc/run/executor.h"
 #include "csrc/run/failures/ignored_warnings.h"
 #include "csrc/run/failures/python_error.h"
 #include "csrc/run/plain/plain_storage.h"
@@ -156,16 +158,15 @@ int bool_slot(PyObject* self) {
   return PyErr_Occurred() ? -1 : inherited_bool(self);
 }
 
-/// What torch says, once in a process, where a float that autograd knows of is taken from it.
-/// False with a Python error if that is one.
+/// What torch says, once in a process, where a float that autograd knows of is taken from it: of a
+/// plain tensor, as the text names a line of torch's. False with a Python error if that is one.
 bool warns_of_grad(PyObject* self) {
   static std::atomic<bool> warned{false};
   if (!THPVariable_Unpack(self).requires_grad() || !c10::GradMode::is_enabled()) return true;
   if (warned.exchange(true) && !run::warns_always()) return true;
-  const char* const text =
-      "Converting a tensor with requires_grad=True to a scalar may lead to unexpected behavior.\n"
-      "Consider using tensor.detach() first.";
-  return PyErr_WarnEx(PyExc_UserWarning, text, 1) == 0;
+  const run::RealDispatch below;
+  const run::PyRef plain(THPVariable_Wrap(at::zeros({}).requires_grad_()));
+  return plain && run::PyRef(PyNumber_Float(plain.get()));
 }
 
 PyObject* float_slot(PyObject* self) {
