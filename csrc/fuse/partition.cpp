@@ -17,6 +17,8 @@ constexpr size_t kNowhere = ~size_t{0};
 constexpr size_t kSettled = 16;
 /// From here on a group goes over tensors of one component only.
 constexpr int64_t kManyElements = 8192;
+/// Of operands that a group waits for: they stay in a core's second cache.
+constexpr uint64_t kMaxLateBytes = 1 << 20;
 
 run::StorageVar& var_of(const engine::Access& claim) {
   return static_cast<run::StorageVar&>(*claim.var);  // the recorder makes no other vars
@@ -120,6 +122,11 @@ bool Partition::conflicts(size_t open, const run::Node& node) {
   return false;
 }
 
+void Partition::note_writes(const run::Node& node) {
+  for (const engine::Access& claim : node.claims())
+    if (claim.write) state(var_of(claim)).written_at = at_;
+}
+
 /// Each open group that the node conflicts with. (A kernel of a custom op may read, unseen, what
 /// was recorded before it: that must not become a part of what waits for the kernel.)
 void Partition::close_those_in_conflict(const run::Node& node, size_t but) {
@@ -174,6 +181,18 @@ bool Partition::may_grow_by(size_t open, const Candidate& candidate) {
   });
 }
 
+/// Of the node's operands, those that others have made since the group was opened.
+uint64_t Partition::late_bytes(size_t open, const Candidate& candidate) {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < candidate.mappings.size(); ++i) {
+    const run::ValueRef& value = candidate.node->tensors[i].value;
+    if (!value || candidate.mappings[i].parameter || slot_in(open, value->var()) >= 0) continue;
+    if (state(value->var()).written_at > open_[open].opened_at)
+      bytes += value->geometry().span_bytes();
+  }
+  return bytes;
+}
+
 bool Partition::fits(size_t open, const Candidate& candidate) {
   const Group& group = *open_[open].group;
   if (!group.row && group.numel != candidate.iteration.numel) return false;
@@ -199,7 +218,8 @@ bool Partition::fits(size_t open, const Candidate& candidate) {
         by_row ? once_a_row(candidate.mappings[i], group) : candidate.mappings[i];
     if (!fits(open, arg.value->var(), mapping, arg.written)) return false;
   }
-  return true;
+  return !candidate.node->device.is_cpu() ||
+         open_[open].late_bytes + late_bytes(open, candidate) <= kMaxLateBytes;
 }
 
 /// The open group that the node joins; an empty one if none fits.
@@ -252,6 +272,8 @@ void Partition::open_group(size_t open) {
   to.serial = ++last_serial_;
   open_now_ |= uint32_t{1} << open;
   to.component = kNoComponent;
+  to.opened_at = at_;
+  to.late_bytes = 0;
   to.group = make_ref<Group>();
   to.uses.clear();
   to.previous_value.clear();
@@ -333,6 +355,7 @@ void Partition::join(size_t open, const Candidate& candidate, Ref<engine::Op> op
     to.group->numel = candidate.iteration.numel;
   }
   to.used = ++clock_;
+  to.late_bytes += late_bytes(open, candidate);
   Group& group = *to.group;
   if (candidate.iteration.numel >= kManyElements) to.component = component_of(candidate);
   const bool by_row = is_done_by_row(open, candidate);
@@ -395,7 +418,8 @@ Partition::Batch Partition::divide(Batch nodes, bool only_plans) {
   out_.reserve(nodes.size());
   spared_ = 0;
   describe_all(nodes);
-  for (size_t i = 0; i < nodes.size(); ++i) {
+  for (at_ = 0; at_ < nodes.size(); ++at_) {
+    const size_t i = at_;
     Ref<engine::Op>& op = nodes[i];
     auto& node = static_cast<run::Node&>(*op);
     const Candidate& candidate = candidates_[i];
@@ -404,6 +428,7 @@ Partition::Batch Partition::divide(Batch nodes, bool only_plans) {
     const bool special = place != kNowhere;
     if (!special && candidate.node) place = place_for(candidate);
     close_those_in_conflict(node, place);
+    note_writes(node);
     if (special)
       add_by_hand(place, std::move(op));
     else if (place != kNowhere)

@@ -17,6 +17,10 @@
 // ones the processor fetches none ahead, and they drive each other out of its caches. With few
 // elements what an op of the engine costs counts for more.
 //
+// For the same reason a group does not wait for many large operands: what others make after its
+// first member could run is in the processor's caches when it is made, and a total of gradients,
+// one for each step of a recurrent layer, would keep them all. (On devices a launch costs more.)
+//
 // Not thread safe: used under the lock of pushes.
 #pragma once
 
@@ -62,12 +66,15 @@ class Partition {
     std::vector<int16_t> previous_value;  ///< of each value: the one before it on the same var
     int64_t length = 0;                   ///< of the lists of a chain
     uint32_t component = kNoComponent;    ///< of its members over many elements
+    size_t opened_at = 0;                 ///< place in the window of its first member
+    uint64_t late_bytes = 0;              ///< of operands that others have made since then
   };
 
   struct VarState {
     run::StorageVar* var;
     uint32_t parent;         ///< index of a state, in the forest of components; its own: a root
     uint32_t used_by = 0;    ///< a bit for each open group
+    size_t written_at = 0;   ///< place in the window of the last node that writes it
     uint16_t slots[kSlots];  ///< its place among that group's vars
   };
 
@@ -76,6 +83,7 @@ class Partition {
   VarState& state(run::StorageVar& var);
   int slot_in(size_t open, run::StorageVar& var);
   bool conflicts(size_t open, const run::Node& node);
+  void note_writes(const run::Node& node);
   void close_those_in_conflict(const run::Node& node, size_t but);
   bool is_done_by_row(size_t open, const Candidate& candidate);
   bool fits(size_t open, const Candidate& candidate);
@@ -84,6 +92,7 @@ class Partition {
   uint32_t component_of(const Candidate& candidate);
   uint32_t representative(uint32_t state);
   bool may_grow_by(size_t open, const Candidate& candidate);
+  uint64_t late_bytes(size_t open, const Candidate& candidate);
   bool may_run_twice(size_t open, const Candidate& candidate);
   bool fits(size_t open, run::StorageVar& var, const Mapping& mapping, bool writes);
   size_t place_for(const Candidate& candidate);
@@ -101,6 +110,7 @@ class Partition {
   uint32_t open_now_ = 0;  // a bit for each
   std::vector<VarState> states_;
   std::vector<Candidate> candidates_;  // of each node of the window
+  size_t at_ = 0;                      // place in the window
   uint32_t last_serial_ = 0;
   uint64_t clock_ = 0;
   bool only_plans_ = false;

@@ -21,6 +21,7 @@
 #include "csrc/record/special/factories.h"
 #include "csrc/record/special/mkldnn_tensors.h"
 #include "csrc/record/special/nested.h"
+#include "csrc/record/special/packed_sequences.h"
 #include "csrc/record/special/recurrent.h"
 #include "csrc/record/special/tensor_lists.h"
 #include "csrc/record/special/whole_products.h"
@@ -339,6 +340,7 @@ size_t register_kernels() {
   register_opaque_composites();
   register_nested_kernels();
   register_recurrent_layers();
+  register_packed_sequences();
   register_whole_products();
   register_collectives();
   register_mkldnn_tensors();

@@ -48,9 +48,10 @@ struct Rule {
   size_t tensors;
   bool (*fits)(const Call& call);
 };
-constexpr std::array<Rule, 4> kRules = {{{"aten::masked_scatter_", 3, may_be_scattered},
+constexpr std::array<Rule, 5> kRules = {{{"aten::masked_scatter_", 3, may_be_scattered},
                                          {"aten::put_", 3, may_be_put},
                                          {"aten::bernoulli_", 2, may_be_drawn},
+                                         {"aten::bernoulli", 2, may_be_drawn},
                                          {"aten::embedding_renorm_", 2, may_be_scaled}}};
 
 }  // namespace

@@ -247,7 +247,8 @@ CallPlanRef infer(const Call& call) {
   // (No stand-in can be made of it; the kernel knows what to say of it.)
   if (std::any_of(call.looks.begin(), call.looks.end(), beyond_all_memory)) return nullptr;
   CallPlanRef plan = infer_any(call);
-  if (!plan || may_refuse_dtype(call, *plan) || !can_be_drawn(call)) return nullptr;
+  if (!plan || may_refuse_dtype(call, *plan) || !can_be_drawn(call) || !counts_between_bounds(call))
+    return nullptr;
   // (Which kernels have no deterministic form is nowhere written but in them.)
   const bool may_be_refused = call.info.torchs && !may_be_nondeterministic() &&
                               !plan->only_metadata && plan->rewrites.empty();

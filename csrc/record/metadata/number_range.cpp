@@ -7,6 +7,7 @@
 #include <c10/util/overflows.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 
@@ -75,6 +76,17 @@ std::optional<int64_t> integer_named(const Call& call, const char* name) {
   return call.args[*arg].toInt();
 }
 
+std::optional<double> real_named(const Call& call, const char* name) {
+  const std::optional<int> arg = call.info.handle.schema().argumentIndexWithName(name);
+  if (!arg || !(call.args[*arg].isDouble() || call.args[*arg].isInt())) return std::nullopt;
+  return call.args[*arg].toScalar().toDouble();
+}
+
+/// (Integers have bounds of their own.)
+bool are_bounds(std::optional<double> low, std::optional<double> high) {
+  return !low || !high || (std::isfinite(*low) && std::isfinite(*high) && *low <= *high);
+}
+
 /// Of which integers are drawn. (Of randint_like that of its tensor.)
 c10::ScalarType drawn_dtype(const Call& call) {
   const int dtype = call.info.dtype_arg;
@@ -125,12 +137,18 @@ bool has_reals_for_integers(const Call& call) {
          });
 }
 
+bool counts_between_bounds(const Call& call) {
+  return call.info.base != "aten::histc" ||
+         are_bounds(real_named(call, "min"), real_named(call, "max"));
+}
+
 bool can_be_drawn(const Call& call) {
   if (!call.info.random || !call.info.aten) return true;
   const c10::FunctionSchema& schema = call.info.handle.schema();
   for (const char* name : {"p", "dropout_p"})
     if (const std::optional<int> arg = schema.argumentIndexWithName(name))
       if (call.args[*arg].isDouble() && !is_probability(call.args[*arg])) return false;
+  if (!are_bounds(real_named(call, "from"), real_named(call, "to"))) return false;
   const std::optional<int64_t> high = integer_named(call, "high");
   if (!high) return true;
   const int64_t low = integer_named(call, "low").value_or(0);

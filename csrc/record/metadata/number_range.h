@@ -20,8 +20,11 @@ bool numbers_fit(const Call& call);
 /// then, and some refuse.
 bool has_reals_for_integers(const Call& call);
 
-/// False of a draw by a probability beyond 0 to 1, or of integers between bounds with none between
-/// them: kernels refuse those, and meta functions do not look.
+/// False of a draw by a probability beyond 0 to 1, or between bounds with nothing between them:
+/// kernels refuse those, and meta functions do not look.
 bool can_be_drawn(const Call& call);
+
+/// False of a histogram between bounds that are none.
+bool counts_between_bounds(const Call& call);
 
 }  // namespace lazyeng::record

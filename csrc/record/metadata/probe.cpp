@@ -76,12 +76,21 @@ bool takes_one_element(const Call& call, StandIns::For whom) {
   return try_kernel(call, whom, 0) == Trial::works || try_kernel(call, whom, 1) == Trial::works;
 }
 
+/// Few kernels have these, and some of one element are but copies.
+bool has_float8(const Call& call) {
+  return std::ranges::any_of(call.looks, [](const run::GeometryRef& look) {
+    return look && c10::isFloat8Type(look->dtype());
+  });
+}
+
 /// Is it for their dtypes that it refuses those of one element? That may be too few of them
 /// (layer_norm says how many it wants). Nothing: no trial tells.
 std::optional<bool> refuses_dtypes(const Call& call) {
   const std::vector<c10::ScalarType> usual = usual_dtypes(call), floats = float_dtypes(call);
   const bool is_usual = has_only(call, usual), is_floats = has_only(call, floats);
-  if ((is_usual && is_floats) || takes_one_element(call, StandIns::For::one_element)) return false;
+  if (is_usual && is_floats) return false;
+  if (takes_one_element(call, StandIns::For::one_element))
+    return has_float8(call) ? std::nullopt : std::optional(false);
   if ((!is_usual && takes_one_element(call, StandIns::For::usual_dtypes)) ||
       (!is_floats && takes_one_element(call, StandIns::For::floats)))
     return true;
