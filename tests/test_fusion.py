@@ -51,6 +51,25 @@ def test_what_may_round_otherwise_is_fused_at_any_size():
     assert lazyeng.engine_stats()["groups"] == 1
 
 
+@pytest.mark.parametrize(("side", "expected"), [(32, 1), (512, 5)])
+def test_totals_do_not_wait_for_many_large_terms(side, expected, groups):
+    """Of ten products of 1 MiB two at a time are kept, of small ones all."""
+    factors = [torch.rand(side, 8) for _ in range(10)]
+    wide = torch.rand(8, side)
+
+    def program():
+        total = -(factors[0] @ wide)
+        for factor in factors[1:]:
+            total = total + factor @ wide
+        return total
+
+    before = program()
+    with lazy("deferred"):
+        result = program()
+    assert torch.equal(result, before)
+    assert groups() == expected
+
+
 @pytest.mark.parametrize("shapes", [3, 12, 30])
 def test_lists_of_many_shapes_are_a_group_each(shapes, groups):
     """As an optimizer's parameters: each op goes over all before the next op does."""
