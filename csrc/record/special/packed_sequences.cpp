@@ -18,7 +18,6 @@
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
 #include "csrc/record/recorder.h"
-#include "csrc/record/special/composites.h"
 #include "csrc/run/executor.h"
 #include "csrc/run/failures/ignored_warnings.h"
 
@@ -81,6 +80,12 @@ at::Tensor rows_of(const Padded& padded, const at::Tensor& batch_sizes) {
   return rows;
 }
 
+/// Waits for it, and raises its error.
+at::Tensor value_of(const at::Tensor& tensor) {
+  wait_for_plain(tensor);
+  return plain_of(tensor);
+}
+
 at::Tensor made_lazy(const at::Tensor& plain) {
   static const c10::OperatorHandle lift =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::lift_fresh", "");
@@ -95,8 +100,7 @@ void pack(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
                       torch::jit::peek(*stack, 2, 3).toBool()};
   if (!lazy_impl(padded.data) || !padded.data.device().is_cpu() || !padded.has_rows())
     return record_whole(op, stack);
-  read_integers(op, stack);
-  const at::Tensor lengths = torch::jit::peek(*stack, 1, 3).toTensor();
+  const at::Tensor lengths = value_of(torch::jit::peek(*stack, 1, 3).toTensor());
   if (!are_lengths_of(lengths, padded)) return record_whole(op, stack);
   const at::Tensor batch_sizes = batch_sizes_of(lengths);
   const at::Tensor rows = padded.data.flatten(0, 1).index_select(0, rows_of(padded, batch_sizes));
