@@ -4,8 +4,9 @@
 #   pip install --no-build-isolation .   (the build must see the torch that will be used: the C++
 #                                         interface of torch differs in each minor version)
 #
-# MAX_JOBS=n compilers at once (default 2); LAZYENG_WERROR=1 turns warnings into errors;
-# LAZYENG_SANITIZE=address (or several, or thread) compiles for that sanitizer (tools/sanitize.sh);
+# MAX_JOBS=n compilers at once (default: one for each core, and 2 GiB); LAZYENG_WERROR=1 turns
+# warnings into errors; LAZYENG_SANITIZE=address (or several, or thread) compiles for that sanitizer
+# (tools/sanitize.sh);
 # LAZYENG_CHECKED=1 has accesses beyond the end of a container of the C++ library end the process.
 import os
 import runpy
@@ -22,7 +23,9 @@ check_torch = runpy.run_path(str(ROOT / "lazyeng" / "_check_torch.py"))
 
 # Importing torch loads its plugins: a lazyeng of another build would stop its own repair.
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-os.environ.setdefault("MAX_JOBS", "2")
+machine = runpy.run_path(str(ROOT / "lazyeng" / "_machine.py"))
+jobs = min(machine["cores"](), (machine["memory"]() or 4 << 30) // (2 << 30))
+os.environ.setdefault("MAX_JOBS", str(max(1, jobs)))
 
 try:
     import torch
@@ -35,6 +38,9 @@ except ModuleNotFoundError as error:
     )
 if reason := check_torch["unsupported"](torch.__version__):
     sys.exit(reason)
+
+if sys.platform != "linux":
+    sys.exit(f"lazyeng needs Linux, and this is {sys.platform}")
 
 from torch.utils.cpp_extension import (  # noqa: E402
     BuildExtension,
@@ -62,6 +68,12 @@ class build_ext(BuildExtension):  # noqa: N801 (the name of the command)
         self.force = True  # ninja, which knows the headers, decides what is out of date
 
     def build_extensions(self):
+        compiler = shlex.split(get_cxx_compiler())[0]
+        if not shutil.which(compiler):
+            sys.exit(
+                f"lazyeng needs a C++20 compiler, and {compiler!r} was not found: install g++, or "
+                "set CXX"
+            )
         (extension,) = self.extensions
         if header := self.precompiled(ROOT / "csrc" / "torch_headers.h", extension):
             extension.extra_compile_args["cxx"] += ["-include", str(header)]
@@ -166,10 +178,15 @@ kernels = [
     *(f"triton_kernels.{name}" for name in find_packages("triton_kernels")),
 ]
 
+# The C++ interface of torch differs in each minor version: pip shall not put what was built for
+# one beside another.
+major, minor = check_torch["minor"](torch.__version__)
+
 setup(
+    install_requires=[f"torch=={major}.{minor}.*", "numpy"],
     ext_modules=[extension()],
     cmdclass={"build_ext": build_ext},
-    py_modules=["pytest_lazyeng"],
+    py_modules=["lazyeng_autoload", "pytest_lazyeng"],
     packages=find_packages(include=["lazyeng", "lazyeng.*"])
     + [f"lazyeng.{name}" for name in kernels],
     package_dir={"lazyeng.triton_kernels": "triton_kernels"},

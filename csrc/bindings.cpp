@@ -3,9 +3,9 @@
 // Makes the recorder, and with it the engine.
 #include "csrc/bindings/bindings.h"
 
+#include "csrc/bindings/generator_hooks.h"
+#include "csrc/bindings/legacy_types.h"
 #include "csrc/fuse/bits/torch_functions.h"
-#include "csrc/generator_hooks.h"
-#include "csrc/legacy_types.h"
 #include "csrc/record/lazy_tensor.h"
 #include "csrc/record/library.h"
 #include "csrc/record/methods/slots.h"

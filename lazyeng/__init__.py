@@ -1,17 +1,8 @@
 """lazyeng: PyTorch's eager API over a lazy, threaded dependency engine."""
 
-__version__ = "0.1.0"  # also in pyproject.toml
+__version__ = "0.1.0"
 
-
-def _autoload() -> None:
-    """Entry point of torch's backend autoloading: importing this module is all there is to do.
-
-    Defined first: the check below imports torch, which finds this module half imported and calls
-    it.
-    """
-
-
-from lazyeng import _check_torch  # noqa: E402
+from lazyeng import _check_torch
 
 _check_torch.check()
 
@@ -59,3 +50,12 @@ __all__ = [
 ]
 
 _start(_config.read())
+
+
+def __getattr__(name: str) -> object:
+    """Modules that are loaded when somebody asks for them: tools, not for every program."""
+    if name in ("explain", "report"):
+        import importlib
+
+        return importlib.import_module(f"lazyeng.{name}")
+    raise AttributeError(f"module 'lazyeng' has no attribute {name!r}")

@@ -43,9 +43,8 @@ def unsupported(version: str) -> str | None:
 def check() -> None:
     """Raises ImportError, saying what to do, unless _C was built for this torch and this Python.
 
-    Called by lazyeng/__init__.py before anything else is imported, but after `_autoload` is
-    defined: importing torch here runs torch's own search for plugins, which finds lazyeng half
-    imported and calls `_autoload`.
+    Called by lazyeng/__init__.py before anything else is imported. Importing torch here runs
+    torch's own search for plugins, whose lazyeng_autoload.py finds lazyeng half imported.
     """
     try:
         import torch

@@ -106,24 +106,26 @@ class LazyError(Exception):
     of these, it keeps its own.
     """
 
-    op = _FromOrigin(lambda origin: origin.op, 'A string, the operator that failed: "aten.mm".')
-    inputs = _FromOrigin(
-        lambda origin: origin.inputs,
-        'A string, its inputs, never their values: "float32[2,3]@cpu".',
+    op: _FromOrigin[str] = _FromOrigin(
+        lambda origin: origin.op, 'A string, the operator that failed: "aten.mm".'
     )
-    path = _FromOrigin(
+    inputs: _FromOrigin[list[str]] = _FromOrigin(
+        lambda origin: origin.inputs,
+        'A list of strings, its inputs, never their values: ["float32[2,3]@cpu"].',
+    )
+    path: _FromOrigin[list[str]] = _FromOrigin(
         lambda origin: origin.path,
         "A list of strings: names of the ops from the failed one to the one that was read; beyond "
         "1,000, the first 1,000 and the last.",
     )
-    root_id = _FromOrigin(
+    root_id: _FromOrigin[int | None] = _FromOrigin(
         lambda origin: origin.root_id, "Equal for all exceptions that one failed op caused."
     )
     creation_stack: _FromOrigin[StackSummary] = _FromOrigin(
         lambda origin: summary(origin.creation_sites),
         "The stack that called the failed operator, outermost first; empty if not captured.",
     )
-    original = _Original()  # (_record.py adds what pickle and copy call)
+    original = _Original()  # (_exception_data.py adds what pickle and copy call)
 
 
 LazyError.__module__ = "lazyeng.errors"  # where users find it, and where pickle looks

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from lazyeng import _machine
+
 T = TypeVar("T")
 
 MODES = ("async", "deferred", "sync")
@@ -65,17 +67,12 @@ def _workers(text: str) -> int:
 
 def _spare_cores() -> int:
     """The cores that the process may use, less the one of the thread that records; at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(max(1, (cores or 1) - 1), MAX_WORKERS)
+    return min(max(1, _machine.cores() - 1), MAX_WORKERS)
 
 
 def _eighth_of_memory() -> int:
-    """An eighth of the machine's memory, at least 256 MiB."""
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        total = 0
-    return max(256 << 20, total // 8)
+    """An eighth of the memory that the process may use, at least 256 MiB."""
+    return max(256 << 20, _machine.memory() // 8)
 
 
 def _user_cache() -> Path:
@@ -130,7 +127,10 @@ class Variable(Generic[T]):
             raise ValueError(f"{self.name}: {error}, got {text!r}") from None
 
 
-_EIGHTH = "an eighth of the memory, at least 256 MiB"
+_EIGHTH = (
+    "an eighth of the memory that the process may use (its container, `ulimit -v`), at least "
+    "256 MiB"
+)
 MODE = Variable(
     "LAZYENG_MODE", _choice(*MODES), lambda: "async",
     "`async`, `deferred`, `sync`: the mode outside any `lazy()` block", "`async`",
@@ -138,7 +138,8 @@ MODE = Variable(
 NUM_WORKERS = Variable(
     "LAZYENG_NUM_WORKERS", _workers, _spare_cores,
     f"threads for CPU ops, 1 to {MAX_WORKERS}; later by `set_num_workers(n)`",
-    "the cores that the process may use, less one for the thread that records; at least 1",
+    "the cores that the process, or its container, may use, less one for the thread that records; "
+    "at least 1",
 )  # fmt: skip
 STACK_CAPTURE = Variable(
     "LAZYENG_STACKS", _choice(*STACKS), lambda: "user",

@@ -24,8 +24,8 @@ from lazyeng._dual import (
     part,
     state,
 )
-from lazyeng._record import (
-    Record,
+from lazyeng._exception_data import (
+    ExceptionData,
     bare,
     fresh,
     put_together_alone,
@@ -71,7 +71,7 @@ class UnseenFailureWarning(UserWarning):
 # ---- for the C++ core
 
 
-def detach(original: BaseException) -> Record:
+def detach(original: BaseException) -> ExceptionData:
     """Takes an exception apart so that it keeps no frame, no local and no other exception alive.
 
     The result is what `build` and `warn_unseen` want; the frames of a kernel written in Python stay
@@ -86,7 +86,7 @@ def detach(original: BaseException) -> Record:
 
 
 def build(
-    original: Record | BaseException,
+    original: ExceptionData | BaseException,
     *,
     op: str,
     inputs: Sequence[str],
@@ -118,7 +118,7 @@ def build(
         is no `Exception` (KeyboardInterrupt, SystemExit); a LazyError if it cannot be subclassed.
         Its cause is a private copy of the original with the traceback of the creation.
     """
-    record = original if isinstance(original, Record) else take_apart(original)
+    record = original if isinstance(original, ExceptionData) else take_apart(original)
     called, forward = sites_of(stack), sites_of(forward_stack)
     sites = shown_or_all(joined(forward, called))
     try:
@@ -142,7 +142,7 @@ def build(
     return error
 
 
-def _put_together(record: Record) -> tuple[BaseException, BaseException]:
+def _put_together(record: ExceptionData) -> tuple[BaseException, BaseException]:
     """What the reader gets, and its cause; the same one if that is no `Exception`."""
     cause = put_together_as(fresh(record), lazy=False)
     if not issubclass(record.cls, Exception):
@@ -154,13 +154,13 @@ def _put_together(record: Record) -> tuple[BaseException, BaseException]:
 
 
 def warn_unseen(
-    original: Record | BaseException, op: str, stack: Stack, forward_stack: Stack = ()
+    original: ExceptionData | BaseException, op: str, stack: Stack, forward_stack: Stack = ()
 ) -> None:
     """Warns of a failure that nobody saw: one line that names op, place, type and message.
 
     Never raises it, also if the program turns warnings into errors: see `show_warning`.
     """
-    if isinstance(original, Record):
+    if isinstance(original, ExceptionData):
         name, text = original.cls.__qualname__, original.text
     else:
         name, text = type(original).__qualname__, text_of(original)

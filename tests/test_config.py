@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lazyeng
-from lazyeng import LazyTensor, lazy, wrap
+from lazyeng import LazyTensor, _machine, lazy, wrap
 from tests.support.processes import alone, check, run
 
 STATS = {
@@ -55,6 +55,47 @@ def test_wrong_value_names_the_variable(name, value):
     done = run("", **{name: value})
     assert done.returncode != 0
     assert name in done.stderr and value in done.stderr
+
+
+@pytest.mark.parametrize(("groups", "files", "cores", "memory"), [
+    ("0::/\n", {"cpu.max": "max 100000", "memory.max": "max"}, 8, 64 << 30),
+    ("0::/\n", {"cpu.max": "150000 100000", "memory.max": "1073741824"}, 2, 1 << 30),
+    ("0::/a/b\n", {"a/cpu.max": "300000 100000", "a/b/cpu.max": "400000 100000",
+                    "a/b/memory.max": "max", "a/memory.max": "2147483648"}, 3, 2 << 30),
+    ("0::/host/path/of/a/container\n", {"memory.max": "1073741824"}, 8, 1 << 30),
+    ("4:memory:/a\n1:cpu,cpuacct:/b\n0::/\n", {
+        "memory/a/memory.limit_in_bytes": "1073741824",
+        "memory/memory.limit_in_bytes": str((1 << 63) - 4096),
+        "cpu/b/cpu.cfs_quota_us": "500000", "cpu/b/cpu.cfs_period_us": "100000",
+        "cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 5, 1 << 30),
+    ("0::/\n", {"cpu.max": "5000 100000", "memory.max": "nonsense"}, 1, 64 << 30),
+    ("", {}, 8, 64 << 30),
+])  # fmt: skip
+def test_limits_of_containers_count(monkeypatch, tmp_path, groups, files, cores, memory):
+    own, root = tmp_path / "cgroup", tmp_path / "fs"
+    own.write_text(groups)
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+    monkeypatch.setattr(_machine, "_OWN", own)
+    monkeypatch.setattr(_machine, "_ROOT", root)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
+    sizes = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": (64 << 30) // 4096}
+    monkeypatch.setattr("os.sysconf", lambda name: sizes[name])
+    assert (_machine.cores(), _machine.memory()) == (cores, memory)
+
+
+def test_a_limit_of_the_address_space_counts():
+    body = """
+    import resource
+    from lazyeng import _machine
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 37, resource.RLIM_INFINITY))
+    before = _machine.memory()
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 36, resource.RLIM_INFINITY))
+    print(before <= 1 << 37, _machine.memory() <= 1 << 36)
+    """
+    done = run(body, own=True)
+    assert done.stdout.split() == ["True", "True"], done.stderr
 
 
 def test_blanks_and_empty_names_do_not_count():

@@ -5,12 +5,14 @@ import os
 import pickle
 import subprocess
 import sys
+import textwrap
 
 import pytest
 import torch
 
 from lazyeng import lazy, prefetch, synchronize, wrap
 from lazyeng.explain import explain, main
+from tests.support.processes import alone
 
 
 def failed():
@@ -260,3 +262,15 @@ def test_of_a_program_that_ends_itself(tmp_path):
         )  # fmt: skip
         assert done.returncode == status, done.stderr
         assert ("failed op  aten.take" in done.stdout) == (status == 1)
+
+
+def test_it_is_there_after_import_lazyeng():
+    body = """
+    print("lazyeng.explain" in sys.modules)
+    print(callable(lazyeng.explain.explain), lazyeng.report.__name__)
+    try: lazyeng.explian
+    except AttributeError as error: print(error)
+    """
+    done = alone("import sys, lazyeng\n" + textwrap.dedent(body))
+    wanted = "False\nTrue lazyeng.report\nmodule 'lazyeng' has no attribute 'explian'\n"
+    assert done.stdout == wanted, done.stderr

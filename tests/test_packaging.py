@@ -34,8 +34,7 @@ ANSWER = """\
 int answer() { return kAnswer; }
 """
 TRIVIAL_INIT = """\
-def _autoload():
-    pass
+__version__ = "0.1.0"
 from lazyeng._check_torch import check
 check()
 from lazyeng._C import answer
@@ -70,7 +69,7 @@ def checkout(tmp_path):
             copy / folder,
             ignore=shutil.ignore_patterns("__pycache__", "_build_info.py", "*.so"),
         )
-    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md"):
+    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "lazyeng_autoload.py"):
         shutil.copy(ROOT / name, copy)
     (copy / "lazyeng" / "__init__.py").write_text(TRIVIAL_INIT)
     (copy / "csrc" / "run").mkdir(parents=True)
@@ -116,7 +115,7 @@ def test_imports_from_anywhere(tmp_path):
 
 def test_torch_finds_the_backend():
     names = [point.value for point in importlib.metadata.entry_points(group="torch.backends")]
-    assert names.count("lazyeng:_autoload") == 1
+    assert names.count("lazyeng_autoload:load") == 1
 
 
 def test_version_is_that_of_the_distribution():
@@ -130,10 +129,9 @@ def test_build_info_names_the_torch_it_was_built_against():
     assert info.TORCH_VERSION.split(".")[:2] == torch.__version__.split(".")[:2]
 
 
-def test_requirement_agrees_with_the_check():
-    from lazyeng import _check_torch
-
-    assert f'"{_check_torch.REQUIREMENT}"' in (ROOT / "pyproject.toml").read_text()
+def test_a_build_requires_the_minor_version_of_torch_that_it_is_for():
+    major, minor = torch.__version__.split(".")[:2]
+    assert f"torch=={major}.{minor}.*" in importlib.metadata.requires("lazyeng")
 
 
 # Installing
@@ -149,7 +147,10 @@ def test_wheel_holds_the_package_and_nothing_else(checkout, tmp_path):
     for name in ("__init__.py", "py.typed", "_build_info.py", f"_C{suffix}"):
         assert f"lazyeng/{name}" in names
     assert "lazyeng/triton_kernels/__init__.py" in names
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"lazyeng"}
+    assert {name.split("/")[0].split("-")[0] for name in names} == {
+        "lazyeng",
+        "lazyeng_autoload.py",
+    }
     assert not (checkout / "lazyeng" / "_build_info.py").exists()
 
 
@@ -261,6 +262,22 @@ def test_import_of_what_is_not_built(package_like, build_info):
     # With the editable install in sight, the copy must not borrow the extension of the original.
     message = import_message(package_like(build_info, with_extension=False))
     assert message.startswith("ImportError: lazyeng._C is not built for this Python: run `pip")
+
+
+def test_torch_can_be_imported_beside_a_build_for_another(package_like):
+    folder = package_like("2.12.1+cu130", with_extension=True)
+    code = "import torch; print(torch.ones(2).sum().item())"
+    done = python("-c", code, path=[folder], cwd=folder)
+    assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr
+    assert "RuntimeWarning: lazyeng is not loaded: lazyeng was built for torch 2.12" in done.stderr
+
+
+def test_build_without_a_compiler(checkout, monkeypatch):
+    monkeypatch.setenv("CXX", "/nonexistent/c++")
+    done = python("setup.py", "build_ext", cwd=checkout)
+    assert done.returncode != 0
+    wanted = "lazyeng needs a C++20 compiler, and '/nonexistent/c++' was not found: install g++"
+    assert done.stderr.splitlines()[-1].startswith(wanted)
 
 
 # The import rules

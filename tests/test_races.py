@@ -11,6 +11,7 @@ import torch
 
 import lazyeng
 from lazyeng import _C, lazy, wrap
+from tests.support.processes import check
 from tests.support.threads import threads_of_torch
 
 SECONDS = float(os.environ.get("SECONDS", "2.5"))
@@ -137,3 +138,45 @@ def test_custom_ops_defined_while_others_record():
         stop.set()
         thread.join()
     assert seen and not any(seen)
+
+
+def test_one_thread_waits_for_room_that_another_takes_in_deferred_mode():
+    """Nobody but the one that waits would push what the other has recorded: more than half of what
+    may be pending, the room that is waited for."""
+    body = """
+    import threading
+    permits, done = threading.Semaphore(0), threading.Event()
+    @torch.library.custom_op("room::wait", mutates_args=())
+    def wait(x: torch.Tensor) -> torch.Tensor:
+        permits.acquire(timeout=60)
+        return x.clone()
+    wait.register_fake(torch.empty_like)
+
+    def pending_is(condition):
+        while not condition(lazyeng.engine_stats()["pending_ops"]): time.sleep(0.001)
+
+    def first():
+        with lazy():
+            x = wrap(torch.zeros(2))
+            for _ in range(100): x = wait(x)
+        done.set()
+
+    def second():
+        y, kept = wrap(torch.zeros(2)), []
+        with lazy("deferred"):
+            pending_is(lambda n: n > 64)
+            time.sleep(0.1)  # (the first waits for room)
+            permits.release(20)
+            for _ in range(40):
+                pending_is(lambda n: n < 60)
+                kept.append(y := y + 1)
+                permits.release()
+            permits.release(100)
+            print(done.wait(20))
+        print(y.sum().item())
+
+    threads = [threading.Thread(target=f) for f in (first, second)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    """
+    check(body, "True 80.0", LAZYENG_MAX_PENDING_OPS="64")

@@ -17,9 +17,9 @@ from pathlib import Path
 # A module of lazyeng that is not named here is of the layer of tensor, mode and data: wrapping,
 # lagged, stats, and what setup_core installs (torch_patches, device, sharing, ...).
 PYTHON_LAYERS = {
-    "_C": 0, "_build_info": 0, "_check_torch": 0, "triton_kernels": 0,
-    "errors": 1, "_record": 1, "_containers": 1, "_dual": 1, "_device_loss": 1, "_traceback": 1,
-    "config": 1, "fuse": 1,
+    "_C": 0, "_build_info": 0, "_check_torch": 0, "_machine": 0, "triton_kernels": 0,
+    "errors": 1, "_exception_data": 1, "_fresh_copies": 1, "_dual": 1, "_device_loss": 1,
+    "_traceback": 1, "config": 1, "fuse": 1,
     "setup_core": 3,
     "__init__": 4,
 }  # fmt: skip

@@ -48,7 +48,9 @@ step() {
 torch_requirement() {
   case $1 in
     newest)
-      sed -n 's/^dependencies = \["\(torch[^"]*\)".*/\1/p' "$root/pyproject.toml" ;;
+      awk -F '[(,) ]+' '/^OLDEST/ {oldest = $3 "." $4}
+                        /^NEWEST/ {print "torch>=" oldest ",<" $3 "." $4 + 1}' \
+        "$root/lazyeng/_check_torch.py" ;;
     *.*.*) echo "torch==$1" ;;
     *) echo "torch==$1.*" ;;
   esac

@@ -3,7 +3,6 @@
 // An op may find an access taken: by an op that another thread is running, or by the op from within
 // which it is pushed. It is then left to the thread that completes that one. Pushing never waits,
 // so threads that hold a lock of their own while they push (the GIL) cannot deadlock.
-#include <vector>
 
 #include "csrc/engine/tracked_engine.h"
 

@@ -37,6 +37,17 @@ class Visit final : public Guest {
   bool runs_op() const noexcept { return runs_op_; }
 
  private:
+  /// While it runs an op, or parts of one: it is no guest for what that waits for.
+  class Runs {
+   public:
+    explicit Runs(Visit& visit) : visit_(visit) { visit_.runs_op_ = true; }
+    ~Runs() { visit_.runs_op_ = false; }
+    Runs(const Runs&) = delete;
+
+   private:
+    Visit& visit_;
+  };
+
   void pass_on();
   void prepare();
   bool help();
@@ -305,10 +316,8 @@ bool Visit::help() {
   WorkerPool& pool = engine_->pool_of(QueueId::cpu);
   if (!pool.offers_parts()) return false;
   prepare();
-  runs_op_ = true;
-  const bool helped = pool.help();
-  runs_op_ = false;
-  return helped;
+  const Runs runs(*this);
+  return pool.help();
 }
 
 bool Visit::run_one() {
@@ -318,9 +327,10 @@ bool Visit::run_one() {
                                        : nullptr;
   if (!op) return help();
   prepare();
-  runs_op_ = true;
-  next_ = engine_->perform(op, pool);
-  runs_op_ = false;
+  {
+    const Runs runs(*this);
+    next_ = engine_->perform(op, pool);
+  }
   if (next_ && !next_->brief) pass_on();
   arrive();  // in case that the op waited
   return true;

@@ -16,6 +16,19 @@ class Mark final : public Op {
   FailurePtr run() noexcept override { return nullptr; }
 };
 
+/// One more, for a scope: other threads look at the count (seq_cst, see retire).
+class Announced {
+ public:
+  explicit Announced(std::atomic<uint32_t>& count) : count_(count) {
+    count_.fetch_add(1, std::memory_order_seq_cst);
+  }
+  ~Announced() { count_.fetch_sub(1, std::memory_order_relaxed); }
+  Announced(const Announced&) = delete;
+
+ private:
+  std::atomic<uint32_t>& count_;
+};
+
 }  // namespace
 
 void TrackedEngine::append(std::span<Ref<Op>> ops, ReadyList& ready) {
@@ -202,11 +215,8 @@ WaitResult TrackedEngine::wait_for_all(const Interrupt& interrupt) {
 
 WaitResult TrackedEngine::wait_below_limits(const Interrupt& interrupt) {
   if (within_half_limits()) return WaitResult::done;
-  limit_waits_.fetch_add(1, std::memory_order_seq_cst);
-  const WaitResult result =
-      news_.await([this] { return within_half_limits(); }, interrupt, guest());
-  limit_waits_.fetch_sub(1, std::memory_order_relaxed);
-  return result;
+  const Announced announced(limit_waits_);
+  return news_.await([this] { return within_half_limits(); }, interrupt, guest());
 }
 
 }  // namespace lazyeng::engine

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cstdio>
 
-#include "csrc/engine/dependency_tracker.h"
 #include "csrc/engine/prefetch.h"
 #include "csrc/fuse/binding.h"
 #include "csrc/fuse/device/device_calls.h"

@@ -7,7 +7,6 @@
 #include "csrc/record/forward_stacks.h"
 #include "csrc/record/metadata/doubts.h"
 #include "csrc/record/metadata/failed_first_call.h"
-#include "csrc/record/metadata/meta_answers.h"
 #include "csrc/record/metadata/probe.h"
 #include "csrc/record/node_builder.h"
 #include "csrc/record/recorder.h"
@@ -17,6 +16,7 @@
 #include "csrc/run/executor.h"
 #include "csrc/run/failures/failure_log.h"
 #include "csrc/run/plain/plain_storage.h"
+#include "csrc/run/plain/plain_values.h"
 #include "csrc/run/python_ref.h"
 
 namespace lazyeng::record {

@@ -10,7 +10,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <array>
 #include <unordered_map>
 
 #include "csrc/record/metadata/meta_answers.h"

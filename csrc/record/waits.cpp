@@ -18,7 +18,6 @@
 #include "csrc/run/device/launch_log.h"
 #include "csrc/run/device/launch_order.h"
 #include "csrc/run/failures/kernel_warnings.h"
-#include "csrc/run/failures/python_error.h"
 #include "csrc/run/plain/plain_storage.h"
 #include "csrc/run/plain/plain_values.h"
 #include "csrc/run/python_ref.h"

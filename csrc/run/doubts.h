@@ -6,7 +6,6 @@
 // the same cause.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 
 namespace lazyeng::run {

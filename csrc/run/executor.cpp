@@ -10,7 +10,6 @@
 #include "csrc/run/cores/openmp_team.h"
 #include "csrc/run/failures/kernel_warnings.h"
 #include "csrc/run/memory/cpu_allocator.h"
-#include "csrc/run/plain/plain_storage.h"
 
 namespace lazyeng::run {
 namespace {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-#include "csrc/run/caller/as_engine_thread.h"
 #include "csrc/run/caller/caller_modes.h"
 #include "csrc/run/device/free_memory.h"
 #include "csrc/run/device/launch_log.h"

@@ -5,6 +5,6 @@ iterator that takes it; `prefetch` and `loader` put them together for a source o
 """
 
 from lazyeng.data.loader import DataLoader
-from lazyeng.data.prefetch import prefetch
+from lazyeng.data.prefetching import prefetch
 
 __all__ = ["DataLoader", "prefetch"]

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from lazyeng import errors
-from lazyeng._record import Record, bare
+from lazyeng._exception_data import ExceptionData, bare
 
 if TYPE_CHECKING:
     from lazyeng.data.runner import Runner
@@ -32,7 +32,7 @@ class Item:
 class Failure:
     """What the source raised in place of an item, as plain data: no frame stays alive."""
 
-    record: Record
+    record: ExceptionData
     position: int
     state: Any
 
@@ -52,7 +52,7 @@ class Nudge:
 Outcome = Item | Failure | End
 
 
-def _record_of(error: BaseException) -> Record:
+def _record_of(error: BaseException) -> ExceptionData:
     try:
         return errors.detach(error)
     except KeyboardInterrupt as interrupt:  # Ctrl-C, if this is the consumer's thread

@@ -14,7 +14,7 @@ import torch.utils.data
 from lazyeng import errors
 from lazyeng.data.channel import Channel, no_state
 from lazyeng.data.passes import Life, Pass
-from lazyeng.data.prefetch import checked_depth
+from lazyeng.data.prefetching import checked_depth
 from lazyeng.data.rewind import generators_of, parts_of, rewind, snapshot_of
 from lazyeng.data.shared import Kept, held_elsewhere
 from lazyeng.data.transfer import convert_to

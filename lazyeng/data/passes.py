@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from lazyeng import _C, errors
-from lazyeng._record import put_together
+from lazyeng._exception_data import put_together
 from lazyeng.data.channel import Channel, Failure, Item, Nudge
 from lazyeng.data.runner import Runner
 from lazyeng.sync_debug import allow_sync

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
-from lazyeng._record import portable, put_together
+from lazyeng._exception_data import portable, put_together
 from lazyeng.wrapping import unwrap
 
 

@@ -8,6 +8,7 @@
 
 #include <condition_variable>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -51,7 +52,11 @@ class KernelRequests {
   /// serves.
   void hold() { mutex_.lock(); }
   void let_go() { mutex_.unlock(); }
-  void after_fork_in_child() { served_ = false; }
+  void after_fork_in_child() {
+    served_ = false;
+    // The threads that waited for news are gone, and it may count on them: begun anew, not ended.
+    std::construct_at(&news_);
+  }
 
   /// Requests that are not answered.
   size_t pending() const;

@@ -1,7 +1,6 @@
 // csrc/fuse/graphs/capture_values.cpp: exchanging values in ops, and back.
 #include "csrc/fuse/graphs/capture_values.h"
 
-#include "csrc/run/device/launch_order.h"
 #include "csrc/run/failures/failure.h"
 #include "csrc/run/failures/python_error.h"
 

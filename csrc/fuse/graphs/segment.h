@@ -8,7 +8,6 @@
 // Built under the lock of pushes, then run by one engine thread.
 #pragma once
 
-#include <unordered_map>
 #include <vector>
 
 #include "csrc/fuse/group.h"

@@ -12,7 +12,6 @@
 #include "csrc/record/metadata/doubts.h"
 #include "csrc/record/metadata/number_range.h"
 #include "csrc/record/metadata/probe.h"
-#include "csrc/record/thread_mode.h"
 #include "csrc/run/caller/caller_modes.h"
 #include "csrc/run/cores/width.h"
 #include "csrc/run/executor.h"

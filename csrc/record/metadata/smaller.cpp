@@ -9,7 +9,6 @@
 #include <array>
 
 #include "csrc/record/metadata/costs.h"
-#include "csrc/record/metadata/doubts.h"
 #include "csrc/record/metadata/meta_answers.h"
 #include "csrc/run/cores/width.h"
 #include "csrc/run/executor.h"

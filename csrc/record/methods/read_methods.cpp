@@ -17,7 +17,6 @@
 #include <variant>
 
 #include "csrc/record/lazy_tensor.h"
-#include "csrc/record/methods/direct.h"
 #include "csrc/record/methods/slots.h"
 #include "csrc/record/process/gate.h"
 #include "csrc/record/recorder.h"

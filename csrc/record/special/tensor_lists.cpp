@@ -16,7 +16,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
-#include <array>
 
 #include "csrc/engine/reserve.h"
 #include "csrc/record/lazy_tensor.h"

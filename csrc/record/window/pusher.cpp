@@ -2,7 +2,6 @@
 #include "csrc/record/window/pusher.h"
 
 #include <iterator>
-#include <optional>
 
 #include "csrc/engine/reserve.h"
 #include "csrc/fuse/group.h"

@@ -32,10 +32,16 @@ void Recorder::throttle(const run::Node& node) {
   if (!engine_->above_limits() || pusher_.fits_when_fused()) return;
   WaitScope waits("more is recorded and not run than the bounds of run-ahead allow");
   if (waits.wanted()) waits.begin(node.info.torch_name);
-  pusher_.flush_for_room(thread_mode().mode == Mode::async);
+  const bool async = thread_mode().mode == Mode::async;
+  pusher_.flush_for_room(async);
   const Pusher::WaitsForRoom waiting(pusher_);
-  wait_until_done(
-      [&](const engine::Interrupt& interrupt) { return engine_->wait_below_limits(interrupt); });
+  wait_until_done([&](const engine::Interrupt& interrupt) {
+    return engine_->wait_below_limits([&] {
+      // (Other threads' deferred nodes count, too, and nobody fetches those from the window.)
+      pusher_.flush_for_room(async);
+      return interrupt();
+    });
+  });
   waits.report();
 }
 

@@ -46,10 +46,10 @@ void run_in_parts(int count, ThreadSettings settings, const std::function<void(i
   std::exception_ptr thrown;
   engine_of_parts.load(std::memory_order_acquire)
       ->run_in_parts(static_cast<unsigned>(count), [&](unsigned i) noexcept {
-        settings.apply();
-        const Unseen unseen;
-        const OneCore one(settings.num_threads);
         try {
+          settings.apply();
+          const Unseen unseen;
+          const OneCore one(settings.num_threads);
           part(static_cast<int>(i));
         } catch (...) {
           const std::lock_guard lock(mutex);

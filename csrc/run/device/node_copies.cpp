@@ -1,7 +1,6 @@
 // csrc/run/device/node_copies.cpp: nodes that copy between host and device.
 #include "csrc/run/device/launch_log.h"
 #include "csrc/run/device/launch_order.h"
-#include "csrc/run/executor.h"
 #include "csrc/run/node.h"
 #include "csrc/run/traces/stream_trace.h"
 

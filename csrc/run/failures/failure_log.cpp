@@ -63,6 +63,8 @@ void FailureLog::add_shared(const std::shared_ptr<FailureRoot>& root, uint64_t b
 void FailureLog::add(Item item) {
   std::vector<Item> over;  // dropped after the lock: a root's destructor may take the GIL
   std::vector<Ref<engine::Var>> not_held;
+  if (const std::shared_ptr<FailureRoot> root = item.root.lock())
+    item.autograd_node = root->autograd_node;
   std::lock_guard lock(mutex_);
   if (!is_open_locked(item.block)) not_held.swap(item.plain);
   if (items_.size() >= sweep_at_) {
@@ -70,6 +72,17 @@ void FailureLog::add(Item item) {
     sweep_at_ = std::max<size_t>(64, 2 * items_.size());
   }
   items_.push_back(std::move(item));
+  note_locked(items_.back());
+}
+
+void FailureLog::note_locked(const Item& item) {
+  if (item.autograd_node != 0) by_autograd_node_[item.autograd_node] = item.root;
+}
+
+void FailureLog::set_items_locked(std::vector<Item> items) {
+  items_ = std::move(items);
+  by_autograd_node_.clear();
+  for (const Item& item : items_) note_locked(item);
 }
 
 /// What needs to be kept no longer.
@@ -83,21 +96,14 @@ std::vector<FailureLog::Item> FailureLog::take_over_locked() {
     too_many -= forget ? 1 : 0;
     (forget || item.is_over() ? over : left).push_back(std::move(item));
   }
-  items_ = std::move(left);
+  set_items_locked(std::move(left));
   return over;
 }
 
 std::shared_ptr<FailureRoot> FailureLog::of_autograd_node(uint64_t node) {
-  std::shared_ptr<FailureRoot> found;
-  std::vector<std::shared_ptr<FailureRoot>> seen;  // dropped after the lock
   std::lock_guard lock(mutex_);
-  for (const Item& item : items_) {
-    std::shared_ptr<FailureRoot> root = item.root.lock();
-    if (!root) continue;
-    if (root->autograd_node == node) found = root;
-    seen.push_back(std::move(root));
-  }
-  return found;
+  const auto found = by_autograd_node_.find(node);
+  return found == by_autograd_node_.end() ? nullptr : found->second.lock();
 }
 
 FailureLog::Unreported FailureLog::unreported() {
@@ -105,9 +111,12 @@ FailureLog::Unreported FailureLog::unreported() {
   {
     std::lock_guard lock(mutex_);
     found.items.swap(items_);
+    std::vector<Item> left;
     for (Item& item : found.items)  // (one of a block is reported once, and stays until its end)
       if (!item.plain.empty())
-        items_.push_back({item.kind, item.root, item.kept, item.block, std::move(item.plain)});
+        left.push_back({item.kind, item.root, item.kept, item.block, std::move(item.plain),
+                        item.autograd_node});
+    set_items_locked(std::move(left));
   }
   for (Item& item : found.items) {
     if (item.kind == Item::Kind::shared) continue;  // (it is there once more, for its lazy tensor)
@@ -121,7 +130,7 @@ FailureLog::Unreported FailureLog::unreported() {
 void FailureLog::put_back(Unreported unreported) {
   std::lock_guard lock(mutex_);
   std::move(items_.begin(), items_.end(), std::back_inserter(unreported.items));
-  items_.swap(unreported.items);
+  set_items_locked(std::move(unreported.items));
 }
 
 std::vector<std::shared_ptr<FailureRoot>> FailureLog::of_block(uint64_t block) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #include "csrc/run/failures/failure.h"
@@ -65,6 +66,7 @@ class FailureLog {
     std::shared_ptr<FailureRoot> kept = {};  ///< the same, of what nobody else need hold
     uint64_t block = 0;                      ///< whose write failed; the root may be of another
     std::vector<Ref<engine::Var>> plain = {};
+    uint64_t autograd_node = 0;  ///< that of the root
 
     bool is_of_block() const { return kind == Kind::of_block || kind == Kind::shared; }
     bool is_over() const {
@@ -84,11 +86,16 @@ class FailureLog {
  private:
   void add(Item item);
   std::vector<Item> take_over_locked();
+  void set_items_locked(std::vector<Item> items);
+  void note_locked(const Item& item);
   bool is_open_locked(uint64_t block) const;
   bool is_held_locked(const engine::Var& var) const;
 
   std::mutex mutex_;
   std::vector<Item> items_;
+  /// The roots of items_ that have an autograd node, by that: each backward op looks here while
+  /// some failure is alive.
+  std::unordered_map<uint64_t, std::weak_ptr<FailureRoot>> by_autograd_node_;
   std::vector<uint64_t> open_blocks_;
   size_t sweep_at_ = 64;
 };

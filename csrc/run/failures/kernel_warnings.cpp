@@ -3,7 +3,14 @@
 
 #include <c10/util/Exception.h>
 
+#include <atomic>
 #include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "csrc/run/failures/python_error.h"
 #include "csrc/run/python_ref.h"
@@ -77,9 +84,13 @@ bool deliver(const Kept& kept) {
   PyRef stack(stacks::to_python(kept.op.stack));
   PyRef forward(stacks::to_python(kept.op.forward_stack));
   if (!function || !inputs || !stack || !forward) return false;
+  const std::string text = text_of(kept.warning);  // (of anybody's kernel: not always UTF-8)
+  PyRef shown(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
+  if (!shown) return false;
   PyRef result(PyObject_CallFunction(
-      function.get(), "OssOOOK", deprecation ? PyExc_DeprecationWarning : PyExc_UserWarning,
-      text_of(kept.warning).c_str(), kept.op.name.c_str(), inputs.get(), stack.get(), forward.get(),
+      function.get(), "OOsOOOK", deprecation ? PyExc_DeprecationWarning : PyExc_UserWarning,
+      shown.get(), kept.op.name.c_str(), inputs.get(), stack.get(), forward.get(),
       static_cast<unsigned long long>(kept.op.number)));
   return static_cast<bool>(result);
 }

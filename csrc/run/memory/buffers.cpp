@@ -97,10 +97,12 @@ class Pool {
     return true;
   }
 
-  void empty() {
-    std::vector<Record> dropped;
-    std::lock_guard lock(mutex_);
-    while (kept_bytes_ != 0) dropped.push_back(drop_oldest());
+  /// (One by one: who calls it lacks memory, also for a list of them.)
+  void empty() noexcept {
+    Record dropped;
+    do {
+      dropped = take_oldest();  // (frees the one before, without the lock)
+    } while (dropped);
   }
 
   void hold() { mutex_.lock(); }
@@ -141,6 +143,11 @@ class Pool {
     record.mapped().kept_as = ++ever_kept_;
     kept_[index].push_back(std::move(record));
     kept_bytes_ += size;
+  }
+
+  Record take_oldest() noexcept {
+    std::lock_guard lock(mutex_);
+    return kept_bytes_ == 0 ? Record() : drop_oldest();
   }
 
   /// What has not been asked for for longest. Something must be kept.

@@ -148,9 +148,12 @@ ValueRef PlainValues::value_of(const at::Tensor& plain, bool viewed) {
 template <class Condition>
 void PlainValues::drop_if(const Condition& condition) {
   std::vector<Entry> dropped;  // until after the lock
+  {
+    const std::lock_guard<engine::SpinLock> lock(mutex_);
+    if (used_ == 0) return;
+  }
   dropped.reserve(kEntries);
   const std::lock_guard<engine::SpinLock> lock(mutex_);
-  if (used_ == 0) return;
   for (Entry& entry : entries_) {
     if (!condition(entry)) continue;
     dropped.push_back(std::exchange(entry, {}));

@@ -1,7 +1,7 @@
 """Exceptions as plain data: taken apart once, put together anew for each reader.
 
-A Record holds no frame, no traceback and no exception, so a stored failure keeps nothing of its
-surroundings alive, and no reader can change what the next one gets. Pickle and copy use it too.
+An ExceptionData holds no frame, no traceback and no exception, so a stored failure keeps nothing of
+its surroundings alive, and no reader can change what the next one gets. Pickle and copy use it too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from types import (
 )
 from typing import Any
 
-from lazyeng._containers import copier
 from lazyeng._dual import (
     ORIGIN,
     PRIVATE,
@@ -39,13 +38,14 @@ from lazyeng._dual import (
     part,
     state,
 )
+from lazyeng._fresh_copies import copier
 from lazyeng._traceback import Site, detached, make_traceback, shown, sites_of, stack_of
 
 _MAX_CHAIN = 64  # longer chains of causes and contexts are cut
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ExceptionData:
     """One exception as plain data."""
 
     cls: type[BaseException]
@@ -55,9 +55,9 @@ class Record:
     attributes: dict[str, Any]
     text: str
     sites: tuple[Site, ...]  # of its traceback
-    exceptions: tuple[Record, ...] | None  # of a group
-    cause: Record | None
-    context: Record | None
+    exceptions: tuple[ExceptionData, ...] | None  # of a group
+    cause: ExceptionData | None
+    context: ExceptionData | None
     suppress_context: bool
     origin: Origin | None
 
@@ -66,26 +66,26 @@ class Record:
         return (_unpickled, (name_of_builtin(self.cls), *rest))
 
 
-def _unpickled(named: type[BaseException] | str, *rest: Any) -> Record:
-    return Record(class_of_name(named), *rest)
+def _unpickled(named: type[BaseException] | str, *rest: Any) -> ExceptionData:
+    return ExceptionData(class_of_name(named), *rest)
 
 
 # ---- taking apart
 
 
-def take_apart(error: BaseException, *, keep_traceback: bool = True) -> Record:
+def take_apart(error: BaseException, *, keep_traceback: bool = True) -> ExceptionData:
     """The record of an exception and of its chain. Leaves `error` as it is."""
     return _take_apart(error, {}, 0, keep_traceback)
 
 
-def bare(error: BaseException) -> Record:
+def bare(error: BaseException) -> ExceptionData:
     """The class and the arguments alone, for what cannot be taken apart; runs no user code."""
     cls = original_class(type(error))
     grouped = issubclass(type(error), BaseExceptionGroup)  # its arguments hold live exceptions
     args: tuple[Any, ...] = () if grouped else part(error, "args")
     told = len(args) == 1 and type(args[0]) is str
     text = args[0] if told else f"<{_class_name(cls)} that cannot be taken apart>"
-    return Record(
+    return ExceptionData(
         cls=RuntimeError if grouped else cls,
         lazy=issubclass(type(error), LazyError),
         args=(text,) if grouped else args,
@@ -101,7 +101,7 @@ def bare(error: BaseException) -> Record:
     )
 
 
-def told(record: Record) -> Record:
+def told(record: ExceptionData) -> ExceptionData:
     """Its text and its positions alone, for what cannot be put together."""
     text = f"{_class_name(record.cls)}: {record.text}"
     return dataclasses.replace(
@@ -115,14 +115,17 @@ def _class_name(cls: type) -> str:
 
 
 def _take_apart(
-    error: BaseException, seen: dict[int, Record | None], depth: int, keep_traceback: bool = True
-) -> Record:
+    error: BaseException,
+    seen: dict[int, ExceptionData | None],
+    depth: int,
+    keep_traceback: bool = True,
+) -> ExceptionData:
     seen[id(error)] = None  # in progress: a cycle is cut here
     traceback = part(error, "__traceback__") if keep_traceback else None
     attributes = _attributes(error)
     parts = _exceptions_of(error)
     children = None if parts is None else tuple(_take_apart(e, seen, depth) for e in parts)
-    record = Record(
+    record = ExceptionData(
         cls=original_class(type(error)),
         lazy=issubclass(type(error), LazyError),
         args=part(error, "args") if parts is None else (),  # a group's hold live exceptions
@@ -147,8 +150,8 @@ def _exceptions_of(error: BaseException) -> tuple[BaseException, ...] | None:
 
 
 def _linked(
-    error: BaseException | None, seen: dict[int, Record | None], depth: int
-) -> Record | None:
+    error: BaseException | None, seen: dict[int, ExceptionData | None], depth: int
+) -> ExceptionData | None:
     if error is None or depth >= _MAX_CHAIN:
         return None
     return seen[id(error)] if id(error) in seen else _take_apart(error, seen, depth)
@@ -203,17 +206,17 @@ def text_of(error: BaseException) -> str:
 # ---- putting together
 
 
-def put_together(record: Record) -> BaseException:
+def put_together(record: ExceptionData) -> BaseException:
     """A new exception, with its chain and a synthetic traceback. User constructors do not run."""
     return put_together_as(record, record.lazy)
 
 
-def fresh(record: Record) -> Record:
+def fresh(record: ExceptionData) -> ExceptionData:
     """The record with containers of its own, for one reader to change."""
     return _mapped(record, copier(), lambda cls: cls, {})
 
 
-def to_keep(record: Record) -> Record:
+def to_keep(record: ExceptionData) -> ExceptionData:
     """The record, with copies of the exceptions, tracebacks and frames that the exception holds
     itself (in its arguments or attributes, and in containers there): they have locals."""
     made: dict[int, BaseException] = {}
@@ -231,17 +234,17 @@ def to_keep(record: Record) -> Record:
     return _mapped(record, copier(without_locals), lambda cls: cls, {})
 
 
-def put_together_as(record: Record, lazy: bool) -> BaseException:
+def put_together_as(record: ExceptionData, lazy: bool) -> BaseException:
     """As `put_together`; `lazy` tells whether it is to be a LazyError."""
     return _with_chain(record, lazy, {})
 
 
-def put_together_alone(record: Record, lazy: bool) -> BaseException:
+def put_together_alone(record: ExceptionData, lazy: bool) -> BaseException:
     """As `put_together_as`, without chain and traceback."""
     return _alone(record, lazy, {})
 
 
-def _with_chain(record: Record, lazy: bool, made: dict[int, BaseException]) -> BaseException:
+def _with_chain(record: ExceptionData, lazy: bool, made: dict[int, BaseException]) -> BaseException:
     error = _alone(record, lazy, made)
     made[id(record)] = error
     assign(error, "__traceback__", make_traceback(shown(record.sites)))
@@ -255,7 +258,7 @@ def _with_chain(record: Record, lazy: bool, made: dict[int, BaseException]) -> B
     return error
 
 
-def _alone(record: Record, lazy: bool, made: dict[int, BaseException]) -> BaseException:
+def _alone(record: ExceptionData, lazy: bool, made: dict[int, BaseException]) -> BaseException:
     cls = (dual_class(record.cls) or LazyError) if lazy else record.cls
     if record.exceptions is not None and issubclass(cls, BaseExceptionGroup):
         children = [_with_chain(child, child.lazy, made) for child in record.exceptions]
@@ -297,7 +300,7 @@ def _fresh_notes(attributes: dict[str, Any]) -> dict[str, Any]:
 
 def portable(
     error: BaseException, *, keep_traceback: bool = True, protocol: int | None = None
-) -> Record:
+) -> ExceptionData:
     """As `take_apart`, for another process: what cannot be pickled becomes its repr.
 
     Args:
@@ -345,17 +348,17 @@ for _name, _method in {
 
 
 def _mapped(
-    record: Record,
+    record: ExceptionData,
     value: Callable[[Any], Any],
     cls: Callable[[type[BaseException]], type[BaseException]],
-    done: dict[int, Record],
-) -> Record:
+    done: dict[int, ExceptionData],
+) -> ExceptionData:
     """The record with `value` applied to all that is a user's, and `cls` to the classes.
 
     `done` keeps records shared that were: cause and context are often the same one.
     """
 
-    def again(part: Record | None) -> Record | None:
+    def again(part: ExceptionData | None) -> ExceptionData | None:
         return None if part is None else _mapped(part, value, cls, done)
 
     def values(items: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-// csrc/legacy_types.h: isinstance(x, torch.FloatTensor) of a lazy tensor.
+// csrc/bindings/legacy_types.h: isinstance(x, torch.FloatTensor) of a lazy tensor.
 #pragma once
 
 #include <Python.h>

@@ -1,5 +1,5 @@
-// csrc/legacy_types.cpp: isinstance(x, torch.FloatTensor) of a lazy tensor.
-#include "csrc/legacy_types.h"
+// csrc/bindings/legacy_types.cpp: isinstance(x, torch.FloatTensor) of a lazy tensor.
+#include "csrc/bindings/legacy_types.h"
 
 #include <torch/csrc/autograd/python_variable.h>
 

@@ -1,4 +1,4 @@
-// csrc/generator_hooks.h: torch.Generator's state is read and set in program order.
+// csrc/bindings/generator_hooks.h: torch.Generator's state is read and set in program order.
 #pragma once
 
 #include <Python.h>

@@ -1,5 +1,5 @@
-// csrc/generator_hooks.cpp: torch.Generator's state is read and set in program order.
-#include "csrc/generator_hooks.h"
+// csrc/bindings/generator_hooks.cpp: torch.Generator's state is read and set in program order.
+#include "csrc/bindings/generator_hooks.h"
 
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/autograd/python_variable.h>
