@@ -117,6 +117,19 @@ void helpers_spin_for_what_has_all_cores_anyway() {
   check(machine.cores.for_helpers(), "large ops have all cores");
 }
 
+/// (By the last tenth of a second alone, each burst would take a core away for as long again.)
+void a_loop_that_records_in_bursts_leaves_its_core() {
+  Machine machine;
+  bool always = true;
+  for (int step = 0; step < 20; ++step) {
+    machine.runs(milliseconds(100), milliseconds(0), milliseconds(5));
+    always &= step < 3 || machine.cores.for_large_ops();
+    machine.runs(milliseconds(900), milliseconds(5), milliseconds(10));
+    always &= machine.cores.for_large_ops();
+  }
+  check(always, "it records for a tenth of the time");
+}
+
 void who_sleeps_needs_no_core() {
   Machine machine;
   program_cpu = 500;
@@ -142,6 +155,8 @@ int main(int argc, char** argv) {
        {"a long wait counts before it ends", a_long_wait_counts_before_it_ends},
        {"what was long ago is forgotten", what_was_long_ago_is_forgotten},
        {"helpers spin for what has all cores anyway", helpers_spin_for_what_has_all_cores_anyway},
+       {"a loop that records in bursts leaves its core",
+        a_loop_that_records_in_bursts_leaves_its_core},
        {"who sleeps needs no core", who_sleeps_needs_no_core},
        {"without large ops there are none", without_large_ops_there_are_none}});
 }

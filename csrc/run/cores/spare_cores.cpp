@@ -26,8 +26,10 @@ void SpareCores::ran_on_all(double microseconds, int cores, Clock::time_point no
 void SpareCores::ran(double microseconds, int cores, Clock::time_point now, bool in_any_case) {
   if (cores < 2) return;  // whoever asked for one thread has nothing to share
   const std::lock_guard lock(mutex_);
-  large_ += microseconds;
-  if (in_any_case) on_all_ += microseconds;
+  for (Sums* sums : {&recent_, &lasting_}) {
+    sums->large += microseconds;
+    if (in_any_case) sums->on_all += microseconds;
+  }
   without_large_ = {};
   if (now - period_ < kPeriod) return;
   // (A program that had nothing large to do for long is measured from now on.)
@@ -49,13 +51,19 @@ void SpareCores::decide(int cores, Clock::time_point now) {
   Clock::duration waited = waited_;
   if (program_waits()) waited += now - std::max(waits_since_, period_);
   const double awake = std::chrono::duration<double, std::micro>(now - period_ - waited).count();
-  own_ += std::min(awake, program_cpu_().value_or(awake));
+  const double own = std::min(awake, program_cpu_().value_or(awake));
+  recent_.own += own;
+  lasting_.own += own;
   const double times = for_large_ops() ? kStillPays : kPays;
-  for_large_ops_.store(large_ * (cores - 1) > times * own_, std::memory_order_relaxed);
-  for_helpers_.store(on_all_ * (cores - 1) > kHelpersPay * own_, std::memory_order_relaxed);
-  large_ *= kRemembers;
-  on_all_ *= kRemembers;
-  own_ *= kRemembers;
+  const double helpers = cores - 1;
+  for_large_ops_.store(
+      either([&](const Sums& sums) { return sums.large * helpers > times * sums.own; }),
+      std::memory_order_relaxed);
+  for_helpers_.store(
+      either([&](const Sums& sums) { return sums.on_all * helpers > kHelpersPay * sums.own; }),
+      std::memory_order_relaxed);
+  recent_.fade(kRemembers);
+  lasting_.fade(kRemembersLong);
 }
 
 SpareCores& spare_cores() {

@@ -14,6 +14,12 @@
 // or what its threads have had of the cores, if that is less: a thread that sleeps needs none. A
 // program that has recorded for a while without large ops leaves no cores to large ops.
 //
+// All cores pay if they do by the last tenth of a second or by the last second. A loop that never
+// reads records hundreds of steps within a few periods, waits for room, and records on: by the
+// second it leaves a core to spare, while by the tenth it would take turns, and each change wakes
+// helpers or puts them to sleep. And what has just begun to wait, or has had its first steps, in
+// which much is planned and tried, need not wait for a second to be over.
+//
 // Some ops have all cores in any case: those of which it is not known that one gives their bits.
 // For them the choice is only whether OpenMP's helpers sleep in between, at a wake-up for each op,
 // or spin. They may spin where such ops take more than the program: with shapes that are never the
@@ -34,8 +40,8 @@ class SpareCores {
   using Clock = std::chrono::steady_clock;
 
   static constexpr std::chrono::milliseconds kPeriod{10};
-  /// What the sums keep after each: some steps of most programs.
-  static constexpr double kRemembers = 0.9;
+  /// What the sums keep after each: those of some steps of most programs, and of many.
+  static constexpr double kRemembers = 0.9, kRemembersLong = 0.99;
   /// W * (c - 1) in multiples of R: from the first large ops take one core no longer, below the
   /// second all cores no longer.
   static constexpr double kPays = 6, kStillPays = 4;
@@ -72,15 +78,24 @@ class SpareCores {
   }
 
  private:
+  /// W, of it what has all cores in any case, and R, in microseconds; earlier periods count less.
+  struct Sums {
+    double large = 0, on_all = 0, own = 0;
+    void fade(double kept) { large *= kept, on_all *= kept, own *= kept; }
+  };
+
   void ran(double microseconds, int cores, Clock::time_point now, bool in_any_case);
   void decide(int cores, Clock::time_point now);
+  template <class Condition>
+  bool either(Condition pays) const {
+    return pays(recent_) || pays(lasting_);
+  }
 
   const ProgramCpu program_cpu_;
   std::atomic<bool> for_large_ops_{false}, for_helpers_{false};
   std::atomic<int> waiting_{0};
   std::mutex mutex_;
-  // W, of it what has all cores in any case, and R, in microseconds; earlier periods count less.
-  double large_ = 0, on_all_ = 0, own_ = 0;
+  Sums recent_, lasting_;
   Clock::time_point period_{};       // its begin
   Clock::time_point waits_since_{};  // somebody does, since then or the period's begin
   Clock::duration waited_{};         // in this period, before that
