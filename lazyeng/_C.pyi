@@ -91,6 +91,9 @@ def plain(tensor: torch.Tensor, /) -> torch.Tensor:
 def share_version(of: torch.Tensor, to: torch.Tensor, /) -> None:
     """Gives `to`, of the same memory, the version counter of `of`. Nothing if one has none."""
 
+def share_history(of: torch.Tensor, to: torch.Tensor, /) -> None:
+    """Gives `to`, a leaf that needs no gradient, the autograd node of `of`: both have one gradient."""
+
 def plain_view(tensor: torch.Tensor, /) -> torch.Tensor:
     """As `plain`, but a view in autograd's eyes: of the same history and version, also when written."""
 

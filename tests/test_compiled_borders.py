@@ -349,3 +349,125 @@ def test_marks_for_the_compiler_cross(way):
                 torch._dynamo.mark_dynamic(x, x.dim() - 1)
                 assert compiled(x).tolist() == (torch.ones(x.shape) + 1).tolist()
     assert len(graphs) == 3  # of two rows, none, and one; of no n alone
+
+
+# ---- results that have to do with each other
+
+Program = Callable[[Callable[..., Callable[..., Tensor]], Tensor], object]
+
+
+def doubled_and(results: Callable[[Tensor], object]) -> Callable[[Tensor], object]:
+    return lambda x: results(x * 2)
+
+
+def two_of_one(compiled, x):
+    a, b = compiled(doubled_and(lambda y: (y, y)))(x)
+    a.mul_(5)
+    b.sum().backward()
+    return a is b
+
+
+def a_result_and_its_row(compiled, x):
+    a, row = compiled(doubled_and(lambda y: (y, y[0])))(x)
+    row.mul_(3)
+    a.sum().backward()
+    return row._is_view(), row._base is a
+
+
+def two_views(compiled, x):
+    a, b = compiled(doubled_and(lambda y: (y.view(-1), y.t())))(x)
+    a.mul_(5)
+    b.sum().backward()
+
+
+def real_part_of_an_argument(compiled, x):
+    y = torch.complex(x * 2, x)
+    compiled(lambda y: y.real)(y).mul_(3)
+    torch.view_as_real(y).sum().backward()
+
+
+def named_results(compiled, x):
+    found = compiled(doubled_and(lambda h: {"hidden": h, "logits": h}))(x)
+    found["logits"].mul_(3)
+    found["hidden"].sum().backward()
+
+
+def appended_and_returned(compiled, x):
+    def function(x, kept):
+        y = x * 2
+        kept.append(y)
+        return y
+
+    kept: list[Tensor] = []
+    result = compiled(function)(x, kept)
+    result.mul_(5)
+    kept[0].sum().backward()
+    return kept[0] is result
+
+
+def piece_written(compiled, x):
+    first, second = compiled(lambda x: (x * 2).chunk(2))(x)
+    kept = first.exp()
+    try:
+        second.mul_(2)
+    except RuntimeError as error:
+        return str(error)[:7], str(error)[-60:]  # (which output of what differs)
+    return (kept.sum() + second.sum()).backward()
+
+
+def loss_by_hidden(compiled, x):
+    def net(x):
+        h = x * 2
+        torch._dynamo.graph_break()
+        return h.pow(2).sum(), h
+
+    loss, h = compiled(net)(x)
+    told: list[list[list[float]]] = []
+    h.retain_grad()
+    h.register_hook(lambda grad: told.append(grad.tolist()))
+    (grad,) = torch.autograd.grad(loss, h, retain_graph=True)
+    (loss + (h * 3).sum()).backward()
+    return grad.tolist(), told, h.grad.tolist()
+
+
+def second_derivative_by_hidden(compiled, x):
+    loss, h = compiled(doubled_and(lambda h: (h.pow(3).sum(), h)))(x)
+    try:
+        (grad,) = torch.autograd.grad(loss, h, create_graph=True)
+        (grad.sum() * 2).backward()
+    except RuntimeError as error:  # (AOTAutograd has no second derivatives)
+        return str(error)[:30]
+    return grad.tolist()
+
+
+SHARING: list[Program] = [
+    two_of_one, a_result_and_its_row, two_views, real_part_of_an_argument, named_results,
+    appended_and_returned, piece_written, loss_by_hidden, second_derivative_by_hidden,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("program", SHARING, ids=lambda f: f.__name__)
+def test_results_share_memory_and_gradients_as_in_torch(program, backend, way):
+    def run(leaf: Tensor, block: contextlib.AbstractContextManager[object]) -> object:
+        torch._dynamo.reset()
+        with block:
+            told = program(lambda function: torch.compile(function, backend=backend), leaf)
+            return told, leaf.grad.tolist() if leaf.grad is not None else None
+
+    expected = run(torch.rand(2, 2).fill_(1.5).requires_grad_(), contextlib.nullcontext())
+    leaf = given(way, torch.rand(2, 2).fill_(1.5)).requires_grad_()
+    assert run(leaf, in_block(way)) == expected
+
+
+SETTINGS = {"n": 1, "sizes": [2, 3]}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_has_no_tensor_comes_back_as_it_is(backend, way):
+    compiled = torch.compile(lambda x: (SETTINGS, x.shape, {"of": x.shape}, x * 2), backend=backend)
+    with in_block(way):
+        settings, shape, within, doubled = compiled(given(way, torch.ones(2, 3)))
+        assert settings is SETTINGS
+        assert type(shape) is type(within["of"]) is torch.Size
+        assert doubled.tolist() == [[2.0] * 3] * 2

@@ -114,6 +114,15 @@ PyObject* share_version(PyObject*, PyObject* const* args, Py_ssize_t) {
   });
 }
 
+PyObject* share_history(PyObject*, PyObject* const* args, Py_ssize_t) {
+  return guarded([&]() -> PyObject* {
+    namespace impl = torch::autograd::impl;
+    const at::Tensor &from = THPVariable_Unpack(args[0]), &to = THPVariable_Unpack(args[1]);
+    impl::set_gradient_edge(to, impl::gradient_edge(from));
+    Py_RETURN_NONE;
+  });
+}
+
 PyObject* plain_view(PyObject*, PyObject* object) {
   return guarded([&] {
     const run::ValueRef value = value_of(object);  // (`.data =` of another thread may replace it)
@@ -433,6 +442,8 @@ PyMethodDef tensor_methods[] = {
      METH_FASTCALL, nullptr},
     {"plain", plain, METH_O, nullptr},
     {"share_version", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(share_version)),
+     METH_FASTCALL, nullptr},
+    {"share_history", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(share_history)),
      METH_FASTCALL, nullptr},
     {"plain_view", plain_view, METH_O, nullptr},
     {"values", values, METH_O, nullptr},

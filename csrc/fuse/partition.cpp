@@ -428,13 +428,13 @@ Partition::Batch Partition::divide(Batch nodes, bool only_plans) {
     const bool special = place != kNowhere;
     if (!special && candidate.node) place = place_for(candidate);
     close_those_in_conflict(node, place);
-    note_writes(node);
     if (special)
       add_by_hand(place, std::move(op));
     else if (place != kNowhere)
       join(place, candidate, std::move(op));
     else
       out_.push_back(std::move(op));
+    note_writes(node);  // (what it writes itself does not come late to its group)
     if (place == kLists) note_places(node, lists_of(node));
     if (ends_pair) close(kPair);
   }

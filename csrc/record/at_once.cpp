@@ -13,6 +13,8 @@
 // for (`table[i, j] = x`): these read their arguments from the stack, without a Call.
 #include "csrc/record/at_once.h"
 
+#include <c10/core/GradMode.h>
+
 #include "csrc/fuse/op_table.h"
 #include "csrc/record/forward_stacks.h"
 #include "csrc/record/lazy_tensor.h"
@@ -143,6 +145,17 @@ run::StorageVarRef known_var(const at::Tensor& tensor) {
   return lazy ? lazy->value()->var_ref() : run::plain_storages().find(tensor);
 }
 
+/// An argument has the written number's memory, as a tensor of its own. Kernels refuse some of
+/// these, and see it by storages, which those of a plain tensor and of its view here are two.
+bool is_read_as_another(const torch::jit::Stack& arguments) {
+  const at::Tensor& written = arguments[0].toTensor();
+  return std::any_of(arguments.begin() + 1, arguments.end(), [&](const c10::IValue& argument) {
+    return argument.isTensor() && argument.toTensor().defined() &&
+           !argument.toTensor().is_same(written) &&
+           argument.toTensor().const_data_ptr() == written.const_data_ptr();
+  });
+}
+
 /// Runs the kernel. False if it threw: the usual way finds out what becomes of that.
 bool write_number(const run::OpInfo& info, torch::jit::Stack& arguments) {
   std::vector<c10::Warning> warned;
@@ -182,7 +195,9 @@ bool write_number_at_once(const run::OpInfo& info, torch::jit::Stack& stack, con
   const run::StorageVarRef var = known_var(written);
   if (var && !(is_read(written, *var) && is_untouched(*var, window))) return false;
   torch::jit::Stack arguments(stack.end() - static_cast<ptrdiff_t>(count), stack.end());
-  if (!complete_tensors(info, arguments) || !write_number(info, arguments)) return false;
+  if (!complete_tensors(info, arguments) || is_read_as_another(arguments) ||
+      !write_number(info, arguments))
+    return false;
   note_backward_of_lazy();
   run::OwnWrites own_writes;
   var ? own_writes.count(written) : own_writes.count_without_var(written);
@@ -274,7 +289,9 @@ bool Recorder::run_at_once(const Call& call, const CallPlan& plan, AtOnce& done)
   done.values = make_values(call, plan);
   try {
     const run::WarningsOfCall warnings(done.warned);
+    const bool grad_mode = c10::GradMode::is_enabled();
     const run::AsEngineThread as_engine_thread;
+    const c10::AutoGradMode as_of_caller(grad_mode);  // (some kernels ask: as in Node::execute)
     torch::jit::Stack stack = real_arguments(call);
     call_kernel(call, plan, stack);
     run::install_results({call.info, plan.kind, call.tensors}, done.values, stack);

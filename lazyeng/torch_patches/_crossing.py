@@ -68,7 +68,7 @@ class Crossing:
             )
         self._note(base, plain)
         for view in views:
-            passed = plain.as_strided(*_place_of(view))
+            passed = _same_view(view, plain)
             _pass_marks(view, passed)
             self._note(view, passed)
 
@@ -103,14 +103,14 @@ class Crossing:
         places = [*given] if isinstance(given, dict) else range(len(given))
         passed = [self._pass(given[place]) for place in places]
         if all(given[place] is item for place, item in zip(places, passed, strict=True)):
-            self._given[id(given)] = given
-            return given
-        copied = copy.copy(given)
-        for place, item in zip(places, passed, strict=True):
-            copied[place] = item
-        self._note(given, copied)
-        self._containers.append((given, copied, _contents(copied)))
-        return copied
+            container = given
+        else:
+            container = copy.copy(given)
+            for place, item in zip(places, passed, strict=True):
+                container[place] = item
+        self._note(given, container)
+        self._containers.append((given, container, _contents(container)))
+        return container
 
     def _tell_writes(self) -> None:
         for twin in self._twins:
@@ -133,38 +133,55 @@ class Crossing:
             if len(now) == len(before) and all(map(operator.is_, now, before)):
                 continue
             now = self._back(passed, of_itself=True)
+            if now is given:
+                continue
             given.clear()
             given.update(now) if isinstance(given, dict) else given.extend(now)
 
     def _back(self, value: Any, of_itself: bool = False) -> Any:
-        """Lazy, with the objects that were given in the place of those that were passed."""
+        """Lazy, with the objects that were given in the place of those that were passed. What has
+        neither in it is the object that it is."""
 
         def is_known(part: Any) -> bool:
             return id(part) in self._given and not (of_itself and part is value)
 
-        leaves, structure = pytree.tree_flatten(value, is_leaf=is_known)
-        known = [self._given.get(id(leaf)) for leaf in leaves]
-        views = [
-            self._view_of_given(leaf) if old is None else old
-            for leaf, old in zip(leaves, known, strict=True)
-        ]
-        left = iter(
-            _to_lazy([leaf for leaf, old in zip(leaves, views, strict=True) if old is None])
-        )
-        return pytree.tree_unflatten([next(left) if v is None else v for v in views], structure)
+        leaves = pytree.tree_leaves(value, is_leaf=is_known)
+        self._make_lazy([x for x in leaves if not is_known(x) and _becomes_lazy(x)])
+        return self._rebuilt(value, is_known)
 
-    def _view_of_given(self, result: Any) -> torch.Tensor | None:
+    def _rebuilt(self, value: Any, is_known: Callable[[Any], bool]) -> Any:
+        if is_known(value):
+            return self._given[id(value)]
+        node = pytree.SUPPORTED_NODES.get(pytree._get_node_type(value))
+        if node is None:
+            return value
+        children, context = node.flatten_fn(value)
+        rebuilt = [self._rebuilt(child, is_known) for child in children]
+        same = all(map(operator.is_, rebuilt, children))
+        return value if same else node.unflatten_fn(rebuilt, context)
+
+    def _make_lazy(self, results: list[torch.Tensor]) -> None:
+        """Each object once, and with its views among them: what one is written to, all see."""
+        new = []
+        for result in {id(result): result for result in results}.values():
+            view = self._view_of_given(result)
+            if view is None:
+                new.append(result)
+            else:
+                self._note(view, result)
+        for base, views in _families(new):
+            lazy = _lazy_one(base)
+            self._note(lazy, base)
+            for view in views:
+                self._note(_same_view(view, lazy), view)
+
+    def _view_of_given(self, result: torch.Tensor) -> torch.Tensor | None:
         """A view of a lazy argument; of a plain one the view itself, so that autograd sees what it
         is written to."""
-        if type(result) is not torch.Tensor or not result._is_view():
+        base: Any = self._given.get(id(result._base)) if _is_view(result) else None
+        if base is None:
             return None
-        base: Any = self._given.get(id(result._base))
-        if base is not None and not is_lazy(base):
-            return result
-        if base is None or not _is_place_in_base(result):
-            return None
-        view: torch.Tensor = base.as_strided(*_place_of(result))
-        return view
+        return _same_view(result, base) if is_lazy(base) else result
 
 
 def _pass_marks(lazy: torch.Tensor, plain: torch.Tensor) -> None:
@@ -175,13 +192,13 @@ def _pass_marks(lazy: torch.Tensor, plain: torch.Tensor) -> None:
 
 
 def _families(
-    lazy: Sequence[torch.Tensor],
+    tensors: Sequence[torch.Tensor],
 ) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
     """Each with its views among them: what one of them is written to, the others see. A base that
     is not among them is there if it has two views that are; what is alone is its own base."""
     families: dict[int, tuple[Any, list[torch.Tensor]]] = {}
-    for tensor in lazy:
-        base = tensor._base if _is_place_in_base(tensor) else tensor
+    for tensor in tensors:
+        base = tensor._base if _is_view(tensor) else tensor
         members = families.setdefault(id(base), (base, []))[1]
         members.append(tensor)
     found = []
@@ -191,15 +208,26 @@ def _families(
     return found
 
 
-def _is_place_in_base(tensor: torch.Tensor) -> bool:
-    """Whether as_strided of its base makes it."""
-    base = tensor._base if tensor._is_view() else None
-    if base is None or tensor.dtype != base.dtype or tensor.layout != torch.strided:
-        return False
-    if any(t.is_conj() or t.is_neg() for t in (tensor, base)):
-        return False
-    # (An autograd.Function's view has a gradient of its own.)
-    return autograd._get_creation_meta(tensor) == autograd.CreationMeta.DEFAULT
+def _is_view(tensor: torch.Tensor) -> bool:
+    """Of its base, by ops. (An autograd.Function's view has a gradient of its own.)"""
+    return tensor._is_view() and autograd._get_creation_meta(tensor) in (
+        autograd.CreationMeta.DEFAULT,
+        autograd.CreationMeta.MULTI_OUTPUT_NODE,  # which must not be written
+    )
+
+
+def _same_view(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """As `view` is one of its own base, of `base`, which looks like that."""
+    plain_look = (view.dtype, view.is_conj(), view.is_neg(), view.layout)
+    of: Any = view._base
+    if plain_look == (of.dtype, of.is_conj(), of.is_neg(), torch.strided):
+        same = base.as_strided(*_place_of(view))
+    else:
+        same = view._view_func_unsafe(base)  # type: ignore[attr-defined]
+    meta = autograd._get_creation_meta(view)
+    if same._is_view() and meta != autograd._get_creation_meta(same):
+        autograd._set_creation_meta(same, meta)
+    return same
 
 
 def _place_of(view: torch.Tensor) -> tuple[Sequence[int], Sequence[int], int]:
@@ -226,6 +254,18 @@ def to_plain(leaves: Sequence[Any]) -> list[Any]:
 def to_twins(leaves: Sequence[Any]) -> list[Any]:
     """Plain ones that have the versions of the lazy ones."""
     return _with_versions_of(leaves, to_plain(leaves))
+
+
+def _lazy_one(plain: torch.Tensor) -> torch.Tensor:
+    """A result. Where autograd follows it, it has the gradient of the plain one, which others may
+    have been made of: the losses of a function that returns its hidden states, too."""
+    node = plain.grad_fn
+    if node is None or not torch.is_grad_enabled() or _has_tangent(plain):
+        return _to_lazy([plain])[0]
+    (lazy,) = _with_versions_of([plain], [wrap(plain.detach())])
+    _C.share_history(plain, lazy)
+    node.register_prehook(lambda grads: tuple(to_plain(grads)))
+    return lazy
 
 
 def _to_lazy(leaves: Sequence[Any]) -> list[Any]:

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <array>
 
 #include "csrc/fuse/bits/trials.h"
 #include "csrc/record/metadata/costs.h"
@@ -82,8 +83,9 @@ bool may_refuse_dtype(const Call& call, const CallPlan& plan) {
   if (draws("randint") || draws("randperm"))
     return dtype == c10::kBool ||
            (!c10::isIntegralType(dtype, false) && dtype != c10::kFloat && dtype != c10::kDouble);
-  return (draws("rand") || draws("normal")) && !c10::isFloatingType(dtype) &&
-         dtype != c10::kComplexFloat && dtype != c10::kComplexDouble;
+  constexpr std::array kDrawn = {c10::kFloat,    c10::kDouble,       c10::kHalf,
+                                 c10::kBFloat16, c10::kComplexFloat, c10::kComplexDouble};
+  return (draws("rand") || draws("normal")) && std::ranges::find(kDrawn, dtype) == kDrawn.end();
 }
 
 /// Kernels refuse to write a tensor some of whose elements share memory; not all meta functions do.
@@ -98,16 +100,22 @@ bool writes_overlapping(const Call& call) {
   return false;
 }
 
+bool is_dense(const run::GeometryRef& look) {
+  return look && (look->dense() || look->numel() == 0);
+}
+
 /// Kernels refuse to write what another argument has a part of, so far as torch tells: of dense
-/// tensors (ATen/MemoryOverlap.cpp). Few refuse the whole of it.
-bool writes_part_of_another(const Call& call) {
+/// tensors (ATen/MemoryOverlap.cpp). What goes element by element takes the whole of it.
+bool writes_of_another(const Call& call) {
   if (!call.info.writes || call.info.moves_metadata || !call.info.aten) return false;
+  const bool takes_whole = call.info.pointwise || call.info.base == "aten::copy_";
   for (size_t i = 0; i < call.tensors.size(); ++i) {
-    if (!call.tensors[i].written || !call.looks[i] || !call.looks[i]->dense()) continue;
-    for (size_t j = 0; j < call.tensors.size(); ++j)
-      if (i != j && call.looks[j] && call.looks[j]->dense() && share_memory(call, i, j) &&
-          !(call.looks[i]->data() == call.looks[j]->data()))
-        return true;
+    if (!call.tensors[i].written || !is_dense(call.looks[i])) continue;
+    for (size_t j = 0; j < call.tensors.size(); ++j) {
+      if (i == j || !is_dense(call.looks[j])) continue;
+      const bool is_whole = call.looks[i]->data() == call.looks[j]->data();
+      if (!(is_whole && takes_whole) && share_memory(call, i, j)) return true;
+    }
   }
   return false;
 }
@@ -204,7 +212,7 @@ CallPlanRef infer_any(const Call& call) {
   if (call.info.returns_plain || call.info.distrust_plans) return nullptr;
   const run::Doubts doubts = run::doubts_of(doubted_kind(call));
   if (doubts.layouts) return nullptr;
-  if (writes_overlapping(call) || writes_part_of_another(call) || may_conjugate_given(call) ||
+  if (writes_overlapping(call) || writes_of_another(call) || may_conjugate_given(call) ||
       names_option_of_gpus(call))
     return plan_that_must_run();
   if (draws_like(call)) return plan_of_draw_like(call);

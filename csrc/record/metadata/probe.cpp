@@ -113,6 +113,7 @@ bool names_rare_dtype(const Call& call) {
 
 bool ask_kernel(const Call& call) {
   const Trial trial = try_kernel(call, StandIns::For::one_element, 0);
+  if (trial == Trial::works && has_float8(call)) return true;
   if (trial != Trial::fails) return trial == Trial::refused;
   // One element may simply be too few for the op.
   if (!kernel_can_be_tried(call))
@@ -135,6 +136,14 @@ bool has_out(const Call& call) {
   const std::vector<c10::Argument>& arguments = call.info.handle.schema().arguments();
   return std::any_of(arguments.begin(), arguments.end(),
                      [](const c10::Argument& argument) { return argument.is_out(); });
+}
+
+/// What takes a float8 tensor of one element, or rows of one, may have copied it.
+bool tells_little(const Call& call) {
+  const auto has_one = [](const run::GeometryRef& look) {
+    return look && std::find(look->sizes().begin(), look->sizes().end(), 1) != look->sizes().end();
+  };
+  return has_float8(call) && std::ranges::any_of(call.looks, has_one);
 }
 
 }  // namespace
@@ -180,7 +189,7 @@ bool out_may_be_refused(const Call& call) {
 }
 
 void note_kernel_accepted(const Call& call) {
-  if (some_are_empty(call)) return;
+  if (some_are_empty(call) || tells_little(call)) return;
   const bool asked = call.info.structured_meta || call.info.pointwise || has_out(call);
   PlanKey kind;
   if (!make_kind_key(call, kind)) return;

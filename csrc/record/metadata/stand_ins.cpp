@@ -31,6 +31,8 @@ c10::Storage filled(const std::vector<const run::GeometryData*>& over, uint64_t 
   for (const run::GeometryData* g : over) {
     const bool integral = c10::isIntegralType(g->dtype, /*includeBool=*/true);
     if (nbytes == 0 || (integral && integers == 0)) continue;
+    // (Of bits and pairs of numbers nobody knows what a number is: zeros will do.)
+    if (c10::isBitsType(g->dtype) || g->dtype == c10::ScalarType::Float4_e2m1fn_x2) continue;
     at::Tensor typed = at::empty({0}, at::TensorOptions().dtype(g->dtype));
     const int64_t count = static_cast<int64_t>(nbytes / typed.element_size());
     typed.set_(bytes.storage(), 0, {count}, {1}).fill_(integral ? integers : 1);

@@ -38,6 +38,8 @@ struct Padded {
   bool has_rows() const {
     return data.dim() >= 2 && data.numel() > 0 && data.stride(0) == data.size(1) * data.stride(1);
   }
+  /// Of which index_select takes whatever torch's kernel does.
+  bool has_usual_dtype() const { return !c10::isBarebonesUnsignedType(data.scalar_type()); }
 };
 
 /// Longest first, none empty or longer than the padding. (What does not fit is torch's to refuse.)
@@ -98,7 +100,8 @@ at::Tensor made_lazy(const at::Tensor& plain) {
 void pack(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Padded padded{torch::jit::peek(*stack, 0, 3).toTensor(),
                       torch::jit::peek(*stack, 2, 3).toBool()};
-  if (!lazy_impl(padded.data) || !padded.data.device().is_cpu() || !padded.has_rows())
+  if (!lazy_impl(padded.data) || !padded.data.device().is_cpu() || !padded.has_rows() ||
+      !padded.has_usual_dtype())
     return record_whole(op, stack);
   const at::Tensor lengths = value_of(torch::jit::peek(*stack, 1, 3).toTensor());
   if (!are_lengths_of(lengths, padded)) return record_whole(op, stack);
