@@ -174,6 +174,27 @@ class Tagged(Numbers):
         return self.tag
 
 
+@pytest.mark.parametrize("mode", ["async", "deferred"])
+@pytest.mark.parametrize("more", [{}, {"prefetch": 0}, {"num_workers": 1}])
+def test_a_block_may_write_its_own_dataset_between_passes(mode, more):
+    """The thread that reads it is not in the block."""
+
+    def epochs(loader, block):
+        values = torch.arange(24.0).reshape(8, 3)
+        sums = []
+        with block:
+            values.sub_(values.mean(0)).div_(values.std(0))
+            for _ in range(3):
+                batches = loader(data.TensorDataset(values), batch_size=4)
+                sums.append([batch.sum().item() for (batch,) in batches])
+                values += 1
+        return sums
+
+    expected = epochs(data.DataLoader, contextlib.nullcontext())
+    for _ in range(3):  # (it depends on who is first)
+        assert epochs(lambda *a, **k: DataLoader(*a, **more, **k), lazyeng.lazy(mode)) == expected
+
+
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_worker_init_fn_sees_the_dataset(start):
     loader = DataLoader(Tagged(4), num_workers=2, worker_init_fn=tag, multiprocessing_context=start)

@@ -70,6 +70,17 @@ def test_totals_do_not_wait_for_many_large_terms(side, expected, groups):
     assert groups() == expected
 
 
+@pytest.mark.parametrize("numel", [1000, 1_000_000])
+def test_what_is_written_in_place_stays_in_its_group(numel, groups):
+    """Also where it has 1 MiB and more: a group's own writes do not come late to it."""
+    x, y = torch.rand(numel), torch.rand(numel)
+    expected = x.clone().add_(y * 2).mul_(0.5).abs_()
+    with lazy("deferred"):
+        x.add_(y * 2).mul_(0.5).abs_()
+    assert torch.equal(x, expected)
+    assert groups() == 1
+
+
 @pytest.mark.parametrize("shapes", [3, 12, 30])
 def test_lists_of_many_shapes_are_a_group_each(shapes, groups):
     """As an optimizer's parameters: each op goes over all before the next op does."""

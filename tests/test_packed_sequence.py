@@ -130,3 +130,14 @@ def test_packing_waits_for_nothing_but_lengths(sort: bool):
         assert lazyeng.engine_stats()["executed"] <= before + 3
         assert lazyeng.engine_stats()["pending_ops"] >= 2
     assert torch.equal(packed.data[:3], x[:, 0] * 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64], ids=str)
+@pytest.mark.parametrize("features", [(), (3,)], ids=str)
+def test_dtypes_of_few_kernels_are_packed(features: tuple[int, ...], dtype: torch.dtype, mode: str):
+    x = torch.arange(6 * max(1, sum(features))).view(3, 2, *features)
+    expected = pack_padded_sequence(x, torch.tensor([3, 1])).data
+    with lazy(mode):
+        packed = pack_padded_sequence(x.to(dtype), torch.tensor([3, 1]))
+        assert packed.data.dtype == dtype
+        assert torch.equal(packed.data.long(), expected)

@@ -20,6 +20,10 @@ def large(dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.ones(ROWS, 100, dtype=dtype)
 
 
+def empty_indices() -> Tensor:
+    return torch.zeros(0, dtype=torch.long) * 1
+
+
 def gaps(*sizes: int) -> Tensor:
     """With a gap after each element."""
     return torch.ones(*sizes[:-1], 2 * sizes[-1])[..., ::2]
@@ -172,6 +176,22 @@ REFUSED: dict[str, Callable[[], object]] = {
     "randint_like of a tensor of bytes": lambda: torch.randint_like(large(torch.uint8), 300),
     "randint_like, negative bytes": lambda: torch.randint_like(large(), -1, 9, dtype=torch.uint8),
     "cat into itself": lambda: torch.cat([x := torch.ones(0, 100), large()], out=x),
+    "put_ of itself": lambda: (x := large()).put_(torch.zeros(ROWS, 100, dtype=torch.long), x),
+    "put_ by itself": lambda: (k := large(torch.long)).put_(k, large(torch.long)),
+    "take into itself": lambda: torch.take(
+        x := large(), torch.zeros(ROWS, 100, dtype=torch.long), out=x
+    ),
+    "index_select into itself": lambda: torch.index_select(x := large(), 0, SOME, out=x),
+    "index_fill_ by itself, empty": lambda: (k := empty_indices()).index_fill_(0, k, 3),
+    "index_put_ of itself, empty": lambda: (k := empty_indices()).index_put_((k,), k),
+    "scatter_ of itself, empty": lambda: (k := empty_indices()).scatter_(0, k, k),
+    "gather into itself, empty": lambda: torch.gather(k := empty_indices(), 0, k, out=k),
+    "rand_like, float8": lambda: torch.rand_like(large(), dtype=torch.float8_e4m3fn),
+    "randn_like, float8": lambda: torch.randn_like(large(), dtype=torch.float8_e5m2),
+    "norm of float8": lambda: torch.norm(large(torch.float8_e4m3fn)),
+    "vector_norm of float8": lambda: torch.linalg.vector_norm(large(torch.float8_e5m2), 2, -1),
+    "a number added to by its view": lambda: (x := torch.rand(1)).add_(x[0]),
+    "a number replaced by its view": lambda: (x := torch.rand(1)).copy_(x[0::2]),
 }  # fmt: skip
 TAKEN: dict[str, Callable[[], Tensor]] = {
     "mask": lambda: assigned(large() > 2, 5.0),
@@ -212,6 +232,10 @@ TAKEN: dict[str, Callable[[], Tensor]] = {
     "bernoulli_, gaps": lambda: gaps(ROWS, 100).bernoulli_(torch.zeros(100)),
     "columns of itself": lambda: (x := large().cumsum(1))[:, 50:].copy_(x[:, :50]),
     "all of itself": lambda: (x := large().cumsum(1)).mul_(x),
+    "all of itself copied": lambda: (x := large().cumsum(1)).copy_(x),
+    "norm of float8, rows of one": lambda: torch.linalg.vector_norm(
+        torch.ones(ROWS, 1).to(torch.float8_e5m2), 2, -1
+    ).float(),
     "rows beside": lambda: assigned(slice(0, 9), (x := large().cumsum(0))[9:18], x),
     "randint_like of bytes": lambda: torch.randint_like(large(), 1, dtype=torch.uint8) * 255,
     "normal of two dtypes": lambda: torch.normal(large(), large(torch.float64) * 0),
@@ -288,3 +312,24 @@ def test_lift_fresh_copy(mode: str):
         found = torch.ops.aten.lift_fresh_copy(x := torch.arange(3))
         x.zero_()
         assert found.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("mode", ["deferred", "async"])
+@pytest.mark.parametrize("dtype", [torch.float4_e2m1fn_x2, torch.bits8], ids=str)
+def test_dtypes_without_arithmetic_are_moved(dtype: torch.dtype, mode: str):
+    moved: list[Callable[[Tensor], Tensor]] = [
+        lambda x: x.clone(),
+        lambda x: x.flip(0),
+        lambda x: torch.empty_like(x).copy_(x),
+        lambda x: x.index_select(0, torch.tensor([0, 2])),
+        lambda x: torch.cat([x, x]),
+    ]
+    for call in moved:
+        x = torch.arange(24, dtype=torch.uint8).view(6, 4).view(dtype)
+        try:
+            expected = call(x).view(torch.uint8)
+        except RuntimeError:
+            continue  # (torch has no kernel)
+        with lazyeng.lazy(mode):
+            for _ in range(2):
+                assert torch.equal(call(x).view(torch.uint8), expected)

@@ -89,6 +89,19 @@ def read_often(x):
         x.exp()[0, 0].item()
 
 
+@pytest.mark.parametrize("grad_mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_kernels_that_ask_for_the_grad_mode_have_that_of_the_caller(grad_mode):
+    """oneDNN's recurrent layers have other last bits where nothing is kept for a gradient."""
+    torch.manual_seed(0)
+    layer = torch.nn.LSTM(4, 8, batch_first=True)
+    for _ in range(8):
+        x = torch.rand(1, 4, 4)
+        with grad_mode():
+            expected = layer(x)[0].tolist()
+            with lazy():
+                assert layer(x)[0].tolist() == expected
+
+
 def test_what_is_soon_done_is_done_at_the_call():
     x = torch.rand(64, 1024)
     with lazy("async"):

@@ -42,9 +42,10 @@ class Life:
         """Starts the thread, if there is to be one and something for it to do."""
         if self._runner is not None or self.depth == 0 or self.channel.ended:
             return
-        # The source draws outside of lazy(): what the loop recorded before has its draws first.
-        with allow_sync("the draws recorded so far come before those of the source"):
-            _C.wait_for_generators()
+        # The source reads plain tensors and draws outside of lazy(), where it cannot wait for them:
+        # what the loop has recorded before comes first.
+        with allow_sync("writes to plain tensors and draws recorded so far come before the source"):
+            _C.wait_for_plain_writes()
         with self._starting:
             if self._runner is None and not self._over:
                 self._start_runner()
