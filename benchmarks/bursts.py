@@ -61,13 +61,16 @@ def prepare(name: str, kind: str) -> Step:
 
 def serve(name: str, kind: str) -> None:
     """Warms up, says how many seconds the first step took, then runs bursts when told to by a line
-    "steps read", and answers the seconds."""
+    "steps read", and answers the seconds; to "cache line" nanoseconds (a lazy process)."""
     step = prepare(name, kind)
     first = burst(step, 1, kind, True)
     for read in (False, True):
         burst(step, WARM_UP, kind, read)
     print(first, flush=True)
     for line in sys.stdin:
+        if line == "cache line\n":
+            print(importlib.import_module("lazyeng._C").time_cache_line() or "nan", flush=True)
+            continue
         count, read = map(int, line.split())
         print(burst(step, count, kind, bool(read)), flush=True)
 
@@ -109,13 +112,20 @@ class Runner:
         self.answer = self._read()
 
     def burst(self, count: int, read: bool) -> float:
-        assert self._process.stdin
-        self._process.stdin.write(f"{count} {int(read)}\n")
-        self._process.stdin.flush()
-        return float(self._read())
+        return self._ask(f"{count} {int(read)}")
+
+    def cache_line(self) -> float:
+        """Nanoseconds from core to core, now; of a lazy process."""
+        return self._ask("cache line")
 
     def end(self) -> None:
         self._process.communicate()
+
+    def _ask(self, question: str) -> float:
+        assert self._process.stdin
+        self._process.stdin.write(f"{question}\n")
+        self._process.stdin.flush()
+        return float(self._read())
 
     def _read(self) -> str:
         assert self._process.stdout

@@ -10,6 +10,8 @@ seconds of eager work), so that drift of a shared machine hits both; the figure 
 rounds of eager's time by lazy's: above 1 lazy is faster. A burst of lazy steps runs inside one
 lazy() block, and ends when all of it is done. "read" is the same with `loss.item()` after every
 step, in eager too.
+"line" is the median time, in nanoseconds, in which a cache line came from one core to another just
+before the rounds and after them: on some machines that varies, and with it what small steps take.
 "first" is the first step of a fresh process by eager's in another fresh process; "start" the time
 from the start of the process, with all imports, to the end of that step, likewise; "memory" what 21
 steps add to the process's peak memory, by what eager's add (or 1 MiB, if that is more); "peak" that
@@ -66,8 +68,10 @@ class Comparison:
         self._rounds: list[dict[tuple[str, bool], float]] = []
 
     def run(self) -> Figures:
+        lines = [self._runners["lazy"].cache_line()]
         for _ in range(self._options.rounds):
             self._rounds.append(self._round())
+            lines.append(self._runners["lazy"].cache_line())
         for runner in self._runners.values():
             runner.end()
         ms = statistics.median(times["eager", False] for times in self._rounds) / self._count * 1e3
@@ -75,6 +79,7 @@ class Comparison:
             "eager ms": ms,
             "lazy": self._ratio("lazy", False),
             "read": self._ratio("lazy", True),
+            "line": statistics.median(lines),
         }
         if "compile" in self._runners:
             figures["compile"] = self._ratio("compile", False)
@@ -137,15 +142,16 @@ def busy_processes(count: int) -> Iterator[None]:
 def columns_of(options: argparse.Namespace) -> dict[str, int]:
     """With their widths."""
     compiled = {"compile": 9, "over it": 9, "first s": 9} if options.compile else {}
-    return {"eager ms": 9, "lazy": 7, "target": 8, "read": 7, **compiled, "first": 7, "start": 7,
-            "memory": 8, "peak": 6}  # fmt: skip
+    return {"eager ms": 9, "lazy": 7, "target": 8, "read": 7, "line": 6, **compiled, "first": 7,
+            "start": 7, "memory": 8, "peak": 6}  # fmt: skip
 
 
 def row(name: str, figures: Figures, columns: dict[str, int]) -> str:
     def cell(column: str, width: int) -> str:
         if column not in figures:
             return f"{'-':>{width}}"
-        return f"{figures[column]:{width}.{1 if column in ('target', 'first s') else 2}f}"
+        digits = {"target": 1, "first s": 1, "line": 0}.get(column, 2)
+        return f"{figures[column]:{width}.{digits}f}"
 
     return f"{name:25}" + "".join(cell(column, width) for column, width in columns.items())
 
@@ -165,10 +171,11 @@ def print_workloads(names: list[str], options: argparse.Namespace) -> None:
 
 
 def print_short_programs(names: list[str], options: argparse.Namespace) -> None:
-    print(f"{'':25}{'eager us':>9}{'lazy':>7}{'read':>7}")
+    print(f"{'':25}{'eager us':>9}{'lazy':>7}{'read':>7}{'line':>6}")
     for name in names:
         f = Comparison(name, options).run()
-        print(f"{name:25}{f['eager ms'] * 1e3:9.0f}{f['lazy']:7.2f}{f['read']:7.2f}", flush=True)
+        ratios = f"{f['lazy']:7.2f}{f['read']:7.2f}{f['line']:6.0f}"
+        print(f"{name:25}{f['eager ms'] * 1e3:9.0f}{ratios}", flush=True)
 
 
 def main() -> None:

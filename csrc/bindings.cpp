@@ -55,9 +55,9 @@ PyObject* make_module() {
   run::PyRef made(PyModule_Create(&module));
   if (!made) return nullptr;
   fuse::prepare_torch_functions();
-  for (PyMethodDef* methods :
-       {tensor_methods, block_methods, engine_methods, setting_methods, stack_methods,
-        trace_methods, graph_methods, fusion_methods, kernel_methods, timing_methods})
+  for (PyMethodDef* methods : {tensor_methods, memory_methods, block_methods, engine_methods,
+                               setting_methods, stack_methods, trace_methods, graph_methods,
+                               fusion_methods, kernel_methods, timing_methods})
     if (PyModule_AddFunctions(made.get(), methods) != 0) return nullptr;
   return made.release();
 }

@@ -345,6 +345,9 @@ def empty_buffer_pool() -> None:
 def time_window() -> float:
     """Nanoseconds that the only worker takes for all that is recorded and not pushed yet."""
 
+def time_cache_line() -> float | None:
+    """Nanoseconds in which a cache line comes from one core to another; None where there is one core."""
+
 def time_empty_ops(count: int, /) -> float:
     """Nanoseconds that the only worker takes for an op of the engine that does nothing, of `count`."""
 

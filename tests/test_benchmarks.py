@@ -96,7 +96,7 @@ def test_where_torch_compile_does_not_apply_the_table_of_steps_has_a_dash() -> N
     assert "-" not in steps.row("LSTM", figures, columns)
     for column in ("compile", "over it", "first s"):
         del figures[column]
-    assert steps.row("LSTM", figures, columns).split()[5:8] == ["-", "-", "-"]
+    assert steps.row("LSTM", figures, columns).split()[6:9] == ["-", "-", "-"]
 
 
 def test_what_running_a_small_op_costs() -> None:

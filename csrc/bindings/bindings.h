@@ -23,6 +23,7 @@ PyObject* guarded(Body body) {
 
 // One table a file; each ends with a row of nulls.
 extern PyMethodDef tensor_methods[];
+extern PyMethodDef memory_methods[];
 extern PyMethodDef block_methods[];
 extern PyMethodDef engine_methods[];
 extern PyMethodDef setting_methods[];

@@ -1,14 +1,19 @@
-// csrc/bindings/timing.cpp: functions of lazyeng._C for benchmarks/engine.py: what a worker takes
-// for recorded ops, and what their kernels take alone.
+// csrc/bindings/timing.cpp: functions of lazyeng._C for benchmarks: what a worker takes for
+// recorded ops, what their kernels take alone, and how far apart two cores are.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/add_cpu_dispatch.h>
 #include <ATen/ops/mm_cpu_dispatch.h>
 #include <ATen/ops/mul_cpu_dispatch.h>
 #include <ATen/ops/relu_cpu_dispatch.h>
+#include <pthread.h>
+#include <sched.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <atomic>
 #include <chrono>
 #include <semaphore>
+#include <thread>
+#include <vector>
 
 #include "csrc/bindings/bindings.h"
 #include "csrc/record/process/gate.h"
@@ -171,9 +176,65 @@ PyObject* time_kernel(PyObject*, PyObject* args) {
   });
 }
 
+/// The cores that the process may use.
+std::vector<int> allowed_cores() {
+  cpu_set_t set;
+  std::vector<int> cores;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  return cores;
+}
+
+void stay_on(int core) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(core, &set);
+  pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
+}
+
+/// Two threads hand a number to each other: nanoseconds for one way.
+double time_hand_over(int one, int other) {
+  constexpr int kTimes = 20'000;
+  alignas(64) std::atomic<int> number{0};
+  const auto play = [&](int core, int first) {
+    stay_on(core);
+    for (int i = first; i < 2 * kTimes; i += 2) {
+      while (number.load(std::memory_order_acquire) != i) {
+      }
+      number.store(i + 1, std::memory_order_release);
+    }
+  };
+  std::thread answers(play, other, 1);
+  double took = 0;
+  std::thread asks([&] {
+    const auto begin = Clock::now();
+    play(one, 0);
+    took = Ns(Clock::now() - begin).count();
+  });
+  asks.join();
+  answers.join();
+  return took / (2 * kTimes);
+}
+
+/// How far apart the first two cores are; None if there is one.
+PyObject* time_cache_line(PyObject*, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const std::vector<int> cores = allowed_cores();
+    if (cores.size() < 2) Py_RETURN_NONE;
+    double ns;
+    {
+      const run::NoGil released;
+      ns = time_hand_over(cores[0], cores[1]);
+    }
+    return PyFloat_FromDouble(ns);
+  });
+}
+
 }  // namespace
 
 PyMethodDef timing_methods[] = {
+    {"time_cache_line", time_cache_line, METH_NOARGS, nullptr},
     {"time_window", time_window, METH_NOARGS, nullptr},
     {"time_empty_ops", time_empty_ops, METH_O, nullptr},
     {"time_kernel", time_kernel, METH_VARARGS, nullptr},

@@ -1,156 +1,13 @@
-// csrc/engine/threaded_engine.cpp: ready ops go to the worker pool of their queue.
-//
-// Locks, in the order in which they may nest: lifecycle_, pools_mutex_, a pool's lock; the
-// tracker's locks never nest with these. lifecycle_ is taken by start, stop, abandon and
-// set_num_workers only, which join workers under it; workers never take it. So no cycle. No code of
-// the program runs under it, but for abandon's interrupt, at the end of a process.
-#include <algorithm>
-#include <array>
+// csrc/engine/threaded_engine.cpp: pools, made as their queues are used, and what they run.
+#include "csrc/engine/threaded_engine.h"
 
-#include "csrc/engine/tracked_engine.h"
-#include "csrc/engine/worker_pool.h"
+#include "csrc/engine/visit.h"
 
 namespace lazyeng::engine {
 
 namespace {
-
-class ThreadedEngine;
 thread_local const ThreadedEngine* works_for = nullptr;  // set on engine threads
-
-/// The calling thread as a guest of an engine's CPU pool, if it is one.
-class Visit final : public Guest {
- public:
-  bool run_one() override;
-  bool has_one() const noexcept override;
-  void arrive() override;
-  void leave() override;
-  void* go_away() override;
-  void come_back(void* engine) override;
-  std::chrono::microseconds patience() const noexcept override;
-  bool sleeps(EventCount& news) override;
-  void wakes(EventCount& news) override;
-
-  void begin(ThreadedEngine& engine);
-  void end();
-  void depart();
-  const ThreadedEngine* engine() const noexcept { return engine_; }
-  bool runs_op() const noexcept { return runs_op_; }
-
- private:
-  /// While it runs an op, or parts of one: it is no guest for what that waits for.
-  class Runs {
-   public:
-    explicit Runs(Visit& visit) : visit_(visit) { visit_.runs_op_ = true; }
-    ~Runs() { visit_.runs_op_ = false; }
-    Runs(const Runs&) = delete;
-
-   private:
-    Visit& visit_;
-  };
-
-  void pass_on();
-  void prepare();
-  bool help();
-
-  ThreadedEngine* engine_ = nullptr;
-  Op* next_ = nullptr;     // made ready by the last one, brief; nobody else knows it
-  bool arrived_ = false;   // counted by the pool
-  bool prepared_ = false;  // between the owner's hooks
-  bool runs_op_ = false;
-};
-thread_local Visit visit;
-
-/// A worker of a pool that lends places, as a wait sees it: it runs nothing itself.
-class Lender final : public Guest {
- public:
-  bool run_one() override { return false; }
-  bool has_one() const noexcept override { return false; }
-  void arrive() override {}
-  void leave() override {}
-  void* go_away() override { return nullptr; }
-  void come_back(void*) override {}
-  std::chrono::microseconds patience() const noexcept override { return EventCount::kSpin; }
-  bool sleeps(EventCount&) override {
-    pool_->lend_place();
-    return true;
-  }
-  void wakes(EventCount&) override { pool_->take_place_back(); }
-
-  void works_in(WorkerPool& pool) { pool_ = &pool; }
-  bool has_place() const noexcept { return pool_; }
-
- private:
-  WorkerPool* pool_ = nullptr;
-};
-thread_local Lender lender;
-
-class ThreadedEngine final : public TrackedEngine {
- public:
-  explicit ThreadedEngine(unsigned workers) : num_workers_(std::max(workers, 1u)) {
-    make_pool(QueueId::cpu);
-  }
-
-  ~ThreadedEngine() override {
-    if (is_abandoned()) return;
-    stop({});
-    if (pushed_ == released_ops_) return;
-    start();  // what was pushed after stop() must run: others may wait for it
-    stop({});
-  }
-
-  using TrackedEngine::push;
-  void push(std::span<Ref<Op>> ops) override;
-
-  using TrackedEngine::has_idle_worker;
-  bool has_idle_worker(QueueId queue) const noexcept override;
-  bool is_watched() const noexcept override;
-  bool is_busy(QueueId queue) const noexcept override;
-  void nudge() noexcept override;
-  void nudge(QueueId queue) noexcept override;
-  void run_in_parts(unsigned count, const Parts::Part& part) override;
-  unsigned num_free() const noexcept override;
-  bool rests() const noexcept override;
-  void start() override;
-  WaitResult stop(const Interrupt& interrupt) override;
-  WaitResult abandon(const Interrupt& interrupt) override;
-  void set_num_workers(unsigned n) override;
-  unsigned num_workers() const noexcept override { return num_workers_; }
-
- protected:
-  void dispatch(ReadyList ready) override;
-  bool begin_visit() override;
-  void end_visit() override { visit.end(); }
-  Guest* guest() noexcept override {
-    if (works_for == this) return lender.has_place() ? &lender : nullptr;
-    return visit.engine() == this && !visit.runs_op() ? &visit : nullptr;
-  }
-
- private:
-  friend class Visit;
-
-  // Queue ids beyond share the threads of the device queues before them.
-  static constexpr unsigned kMaxPools = 256;
-  /// Ops that can wait side by side. (More wait for each other.)
-  static constexpr unsigned kMaxWaits = 256;
-
-  static unsigned slot_of(QueueId queue) noexcept;
-  bool is_running();
-  unsigned threads_of(QueueId queue) const noexcept;
-  WorkerPool& pool_of(QueueId queue);
-  WorkerPool& make_pool(QueueId queue);
-  template <class F>
-  void for_each_pool(F f);
-  Op* perform(Op* op, WorkerPool& pool);
-  Op* keep_one(ReadyList& ready, WorkerPool& pool);
-
-  std::mutex lifecycle_;
-  std::mutex pools_mutex_;
-  std::array<std::unique_ptr<WorkerPool>, kMaxPools> owned_;
-  std::array<std::atomic<WorkerPool*>, kMaxPools> pools_{};
-  bool running_ = false;  // written under both mutexes, read under one
-  std::atomic<unsigned> num_workers_;
-  std::atomic<bool> pushed_by_worker_{false};
-};
+}  // namespace
 
 unsigned ThreadedEngine::slot_of(QueueId queue) noexcept {
   constexpr unsigned kFirst = unsigned(QueueId::first_device);
@@ -184,7 +41,7 @@ WorkerPool& ThreadedEngine::make_pool(QueueId queue) {
       [this, queue] { return hungry_ && hungry_(queue); },
       [this](QueueId id, unsigned index) {
         works_for = this;
-        if (WorkerPool& pool = pool_of(id); pool.lends()) lender.works_in(pool);
+        if (WorkerPool& pool = pool_of(id); pool.lends()) this_lender().works_in(pool);
         if (thread_init_) thread_init_(id, index);
       },
       [this] {
@@ -205,6 +62,7 @@ void ThreadedEngine::push(std::span<Ref<Op>> ops) {
   TrackedEngine::push(ops);
   // After the append: a stop() that closed its epoch before it then finds the flag, set before the
   // op that pushes is complete.
+  const Visit& visit = this_visit();
   if (works_for == this || (visit.engine() == this && visit.runs_op()))
     pushed_by_worker_.store(true);
 }
@@ -239,102 +97,21 @@ Op* ThreadedEngine::keep_one(ReadyList& ready, WorkerPool& pool) {
   return first;
 }
 
+Guest* ThreadedEngine::guest() noexcept {
+  if (works_for == this) return this_lender().has_place() ? &this_lender() : nullptr;
+  Visit& visit = this_visit();
+  return visit.engine() == this && !visit.runs_op() ? &visit : nullptr;
+}
+
 bool ThreadedEngine::begin_visit() {
+  Visit& visit = this_visit();
   if (visit.runs_op()) visit.depart();  // an op that waits after all: nobody shall count on us
   if (works_for || visit.engine()) return false;
   visit.begin(*this);
   return true;
 }
 
-void Visit::begin(ThreadedEngine& engine) {
-  engine_ = &engine;
-  arrive();
-}
-
-void Visit::end() {
-  leave();
-  engine_ = nullptr;
-}
-
-void Visit::arrive() {
-  if (!std::exchange(arrived_, true)) engine_->pool_of(QueueId::cpu).guest_arrives();
-}
-
-void Visit::leave() {
-  depart();
-  if (std::exchange(prepared_, false) && engine_->guest_end_) engine_->guest_end_();
-}
-
-void* Visit::go_away() {
-  leave();
-  return std::exchange(engine_, nullptr);
-}
-
-void Visit::come_back(void* engine) {
-  engine_ = static_cast<ThreadedEngine*>(engine);
-  arrive();
-}
-
-void Visit::depart() {
-  pass_on();
-  if (std::exchange(arrived_, false)) engine_->pool_of(QueueId::cpu).guest_leaves();
-}
-
-void Visit::pass_on() {
-  if (!next_) return;
-  ReadyList one;
-  one.push_back(std::exchange(next_, nullptr));
-  engine_->pool_of(QueueId::cpu).enqueue(one);
-}
-
-std::chrono::microseconds Visit::patience() const noexcept {
-  constexpr std::chrono::microseconds kForParts{200};
-  return engine_->pool_of(QueueId::cpu).offered_lately() ? kForParts : EventCount::kSpin;
-}
-
-bool Visit::sleeps(EventCount& news) {
-  if (!engine_->pool_of(QueueId::cpu).guest_sleeps(news)) return false;
-  leave();
-  return true;
-}
-
-void Visit::wakes(EventCount& news) {
-  engine_->pool_of(QueueId::cpu).guest_wakes(news);
-  arrive();
-}
-
-bool Visit::has_one() const noexcept {
-  const WorkerPool& pool = engine_->pool_of(QueueId::cpu);
-  return next_ || pool.offers_brief() || pool.offers_parts();
-}
-
-void Visit::prepare() {
-  if (!std::exchange(prepared_, true) && engine_->guest_begin_) engine_->guest_begin_();
-}
-
-bool Visit::help() {
-  WorkerPool& pool = engine_->pool_of(QueueId::cpu);
-  if (!pool.offers_parts()) return false;
-  prepare();
-  const Runs runs(*this);
-  return pool.help();
-}
-
-bool Visit::run_one() {
-  WorkerPool& pool = engine_->pool_of(QueueId::cpu);
-  Op* const op = next_                 ? std::exchange(next_, nullptr)
-                 : pool.offers_brief() ? pool.take_brief()
-                                       : nullptr;
-  if (!op) return help();
-  prepare();
-  {
-    const Runs runs(*this);
-    next_ = engine_->perform(op, pool);
-  }
-  if (next_ && !next_->brief) pass_on();
-  arrive();  // in case that the op waited
-  return true;
-}
+void ThreadedEngine::end_visit() { this_visit().end(); }
 
 void ThreadedEngine::dispatch(ReadyList ready) {
   while (!ready.empty()) {
@@ -442,8 +219,6 @@ void ThreadedEngine::set_num_workers(unsigned n) {
   cpu.set_threads(num_workers_);
   if (running_) cpu.start(/*now=*/true);
 }
-
-}  // namespace
 
 std::unique_ptr<Engine> make_threaded_engine(unsigned workers) {
   return std::make_unique<ThreadedEngine>(workers);
