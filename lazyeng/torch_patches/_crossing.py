@@ -223,7 +223,7 @@ def _same_view(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     if plain_look == (of.dtype, of.is_conj(), of.is_neg(), torch.strided):
         same = base.as_strided(*_place_of(view))
     else:
-        same = view._view_func_unsafe(base)  # type: ignore[attr-defined]
+        same = view._view_func_unsafe(base)
     meta = autograd._get_creation_meta(view)
     if same._is_view() and meta != autograd._get_creation_meta(same):
         autograd._set_creation_meta(same, meta)
