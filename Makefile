@@ -14,7 +14,6 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?= -n 2 --dist worksteal
-export MAX_JOBS ?= 2
 
 bin := $(VENV)/bin
 pip := $(bin)/python -m pip install --quiet --disable-pip-version-check
@@ -25,6 +24,7 @@ cpp_files := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp')
 
 .PHONY: demo test cpp-test py-test bench lint format tsan asan soak versions build clean
 .DELETE_ON_ERROR:
+.NOTPARALLEL:
 
 demo: build $(VENV)/test.stamp
 	$(bin)/python examples/train_digits.py
@@ -42,7 +42,7 @@ tsan asan:
 
 soak: $(VENV)/test.stamp
 	$(bin)/python tools/requirements.py build | $(pip) numpy -r /dev/stdin
-	PYTHON=$(CURDIR)/$(bin)/python sh tools/sanitize.sh address
+	PYTHON=$(abspath $(bin)/python) sh tools/sanitize.sh address
 
 versions:
 	sh tools/versions.sh $(VERSIONS)
@@ -50,7 +50,7 @@ versions:
 bench: build $(VENV)/test.stamp
 	$(bin)/python -m benchmarks $(BENCH)
 
-lint: $(VENV)/test.stamp $(VENV)/lint.stamp
+lint: build $(VENV)/test.stamp $(VENV)/lint.stamp
 	$(bin)/ruff format --check .
 	$(bin)/ruff check .
 	$(bin)/python tools/documented_programs.py build/documented

@@ -22,16 +22,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+@pytest.hookimpl(hookwrapper=True)  # (not `wrapper`, which is an error where pluggy is older)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, None]:
     mode: Any = item.config.getoption("--lazyeng-sync")  # one of the choices
     if mode == "off":
-        return (yield)
+        yield
+        return
     from lazyeng.sync_debug import get_sync_debug_mode, set_sync_debug_mode
 
     before = get_sync_debug_mode()
     set_sync_debug_mode(mode)
     try:
-        return (yield)
+        yield
     finally:
         set_sync_debug_mode(before)

@@ -16,16 +16,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import setuptools
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py as original_build_py
+
+OLDEST_SETUPTOOLS = 77  # as in pyproject.toml, which an unisolated build does not read
 
 ROOT = Path(__file__).resolve().parent
 check_torch = runpy.run_path(str(ROOT / "lazyeng" / "_check_torch.py"))
 
 # Importing torch loads its plugins: a lazyeng of another build would stop its own repair.
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+os.environ["PATH"] += f"{os.pathsep}{Path(sys.executable).parent}"  # (pip's ninja may be there)
 machine = runpy.run_path(str(ROOT / "lazyeng" / "_machine.py"))
 jobs = min(machine["cores"](), (machine["memory"]() or 4 << 30) // (2 << 30))
-os.environ.setdefault("MAX_JOBS", str(max(1, jobs)))
+if not os.environ.get("MAX_JOBS", "").strip("0").isdecimal():  # (for ninja 0 is no bound)
+    os.environ["MAX_JOBS"] = str(max(1, jobs))
 
 try:
     import torch
@@ -39,6 +45,11 @@ except ModuleNotFoundError as error:
 if reason := check_torch["unsupported"](torch.__version__):
     sys.exit(reason)
 
+if int(setuptools.__version__.split(".")[0]) < OLDEST_SETUPTOOLS:
+    sys.exit(
+        f"lazyeng needs setuptools {OLDEST_SETUPTOOLS} or newer, and {setuptools.__version__} is "
+        f"installed: pip install 'setuptools>={OLDEST_SETUPTOOLS}'"
+    )
 if sys.platform != "linux":
     sys.exit(f"lazyeng needs Linux, and this is {sys.platform}")
 
@@ -54,6 +65,15 @@ MACROS = ("TORCH_API_INCLUDE_EXTENSION_H", "TORCH_EXTENSION_NAME=_C")
 
 # Bytes of the files that are compiled together: some seconds for one compiler.
 MOST_TOGETHER = 40_000
+
+
+class build_py(original_build_py):  # noqa: N801
+    """Anew: modules of an earlier build that are gone since must not come into a wheel."""
+
+    def run(self):
+        if not self.editable_mode:
+            shutil.rmtree(Path(self.build_lib, "lazyeng"), ignore_errors=True)
+        super().run()
 
 
 class build_ext(BuildExtension):  # noqa: N801 (the name of the command)
@@ -185,7 +205,7 @@ major, minor = check_torch["minor"](torch.__version__)
 setup(
     install_requires=[f"torch=={major}.{minor}.*", "numpy"],
     ext_modules=[extension()],
-    cmdclass={"build_ext": build_ext},
+    cmdclass={"build_ext": build_ext, "build_py": build_py},
     py_modules=["lazyeng_autoload", "pytest_lazyeng"],
     packages=find_packages(include=["lazyeng", "lazyeng.*"])
     + [f"lazyeng.{name}" for name in kernels],

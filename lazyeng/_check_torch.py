@@ -17,6 +17,7 @@ NEWEST = (2, 15)
 TORCH_RANGE = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
 REQUIREMENT = f"torch>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
 BUILD_COMMAND = "pip install --no-build-isolation --no-deps --force-reinstall"
+AGAIN = f"build it again with `{BUILD_COMMAND} <the lazyeng source folder>`"
 MISSING = (
     f"lazyeng needs PyTorch {TORCH_RANGE}, and no torch is installed: pip install '{REQUIREMENT}'"
 )
@@ -58,18 +59,31 @@ def check() -> None:
 
     # Looked for here only: the finder of an editable install would lend those of another checkout.
     # The suffix of _C names the Python it was built for: another Python does not find it.
-    here = [str(Path(__file__).parent)]
-    if not all(PathFinder.find_spec(f"lazyeng.{name}", here) for name in ("_C", "_build_info")):
-        raise ImportError(
+    here = Path(__file__).parent
+    if not all(
+        PathFinder.find_spec(f"lazyeng.{name}", [str(here)]) for name in ("_C", "_build_info")
+    ):
+        if (here.parent / "setup.py").exists():
+            raise _unusable(
+                f"{here.parent} is lazyeng's source folder, and has no build for this Python in "
+                "it: run the program elsewhere, if lazyeng is installed, or build here: "
+                "`pip install --no-build-isolation --no-deps --editable .`"
+            )
+        raise _unusable(
             "lazyeng._C is not built for this Python: "
-            f"run `{BUILD_COMMAND} <the lazyeng source folder>`",
-            name="lazyeng._C",
+            f"run `{BUILD_COMMAND} <the lazyeng source folder>`"
         )
-    built_for: str = importlib.import_module("lazyeng._build_info").TORCH_VERSION
-    if minor(built_for) != minor(version):
-        raise ImportError(
-            f"lazyeng was built for torch {built_for}, and torch {version} is installed (the C++ "
-            "interface differs in each minor version): "
-            f"build it again with `{BUILD_COMMAND} <the lazyeng source folder>`",
-            name="lazyeng._C",
+    built_for = str(getattr(importlib.import_module("lazyeng._build_info"), "TORCH_VERSION", ""))
+    if not re.match(r"\d+\.\d+", built_for) or minor(built_for) != minor(version):
+        raise _unusable(
+            f"lazyeng was built for torch {built_for or '(unknown)'}, and torch {version} is "
+            f"installed (the C++ interface differs in each minor version): {AGAIN}"
         )
+    try:
+        importlib.import_module("lazyeng._C")
+    except ImportError as error:
+        raise _unusable(f"lazyeng._C cannot be loaded ({error}): {AGAIN}") from error
+
+
+def _unusable(why: str) -> ImportError:
+    return ImportError(why, name="lazyeng._C")

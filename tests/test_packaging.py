@@ -264,6 +264,42 @@ def test_import_of_what_is_not_built(package_like, build_info):
     assert message.startswith("ImportError: lazyeng._C is not built for this Python: run `pip")
 
 
+def test_import_in_a_source_folder_that_is_not_built(checkout):
+    """Where lazyeng is installed, too: the sources come first."""
+    done = python("-c", "import lazyeng", path=[checkout], cwd=checkout)
+    message = done.stderr.splitlines()[-1]
+    assert message.startswith(f"ImportError: {checkout} is lazyeng's source folder, and has no")
+    assert "run the program elsewhere" in message and "--editable ." in message
+
+
+@pytest.mark.parametrize(
+    ("build_info", "says"),
+    [
+        (torch.__version__, "lazyeng._C cannot be loaded ("),
+        ("garbage", "lazyeng was built for torch garbage, and"),
+        ("", "lazyeng was built for torch (unknown), and"),
+    ],
+)
+def test_what_cannot_be_loaded_does_not_take_torch_along(package_like, build_info, says):
+    folder = package_like(build_info, with_extension=True)
+    assert import_message(folder).startswith(f"ImportError: {says}")
+    done = python(
+        "-c", "import torch; print(torch.ones(2).sum().item())", path=[folder], cwd=folder
+    )
+    assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr
+    assert f"RuntimeWarning: lazyeng is not loaded: {says}" in done.stderr
+
+
+def test_wheels_have_no_modules_that_are_gone(checkout, tmp_path):
+    (checkout / "lazyeng" / "gone.py").write_text("")
+    build = ("setup.py", "-q", "build_py")
+    succeed(*build, cwd=checkout)
+    (checkout / "lazyeng" / "gone.py").unlink()
+    succeed(*build, cwd=checkout)
+    built = [path.name for path in checkout.glob("build/lib*/lazyeng/*.py")]
+    assert "config.py" in built and "gone.py" not in built
+
+
 def test_torch_can_be_imported_beside_a_build_for_another(package_like):
     folder = package_like("2.12.1+cu130", with_extension=True)
     code = "import torch; print(torch.ones(2).sum().item())"

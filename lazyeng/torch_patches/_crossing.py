@@ -18,6 +18,7 @@ from lazyeng import _C
 from lazyeng.torch_patches._patching import is_lazy
 from lazyeng.wrapping import wrap
 
+_MARK = "lazyeng: gradients are made plain"
 _CONTAINERS = (list, dict, collections.OrderedDict, collections.defaultdict, collections.deque)
 
 
@@ -58,7 +59,7 @@ class Crossing:
         return self._back(results)
 
     def _pass_family(self, base: torch.Tensor, views: list[torch.Tensor]) -> None:
-        plain = self._passed[id(base)] if id(base) in self._passed else to_twins([base])[0]
+        plain = self._passed[id(base)] if id(base) in self._passed else _twin_of(base)
         if plain is not base:  # (a plain base sees by itself what is written to it)
             _pass_marks(base, plain)
             if base.is_leaf and plain.is_leaf:  # (where autograd is off)
@@ -116,10 +117,8 @@ class Crossing:
         for twin in self._twins:
             written = _version_of(twin.plain) != twin.version
             # (Not what was written under no_grad, which a parameter may be.)
-            if written and twin.plain.grad_fn is not twin.grad_fn and torch.is_grad_enabled():
-                # (It moves the version, which the write has moved.)
-                autograd._unsafe_set_version_counter((twin.lazy,), (twin.lazy._version - 1,))
-                _TakeHistory.apply(twin.lazy, twin.plain)
+            if written and twin.plain.grad_fn is not twin.grad_fn:
+                _take_history(twin.lazy, twin.plain)
 
     def _tell_grads(self) -> None:
         for twin in self._twins:
@@ -147,18 +146,22 @@ class Crossing:
 
         leaves = pytree.tree_leaves(value, is_leaf=is_known)
         self._make_lazy([x for x in leaves if not is_known(x) and _becomes_lazy(x)])
-        return self._rebuilt(value, is_known)
+        done: dict[int, Any] = {}
 
-    def _rebuilt(self, value: Any, is_known: Callable[[Any], bool]) -> Any:
-        if is_known(value):
-            return self._given[id(value)]
-        node = pytree.SUPPORTED_NODES.get(pytree._get_node_type(value))
-        if node is None:
-            return value
-        children, context = node.flatten_fn(value)
-        rebuilt = [self._rebuilt(child, is_known) for child in children]
-        same = all(map(operator.is_, rebuilt, children))
-        return value if same else node.unflatten_fn(rebuilt, context)
+        def rebuilt(part: Any) -> Any:
+            if is_known(part):
+                return self._given[id(part)]
+            node = pytree.SUPPORTED_NODES.get(pytree._get_node_type(part))
+            if node is None:
+                return part
+            if id(part) not in done:
+                children, context = node.flatten_fn(part)
+                new = [rebuilt(child) for child in children]
+                same = all(map(operator.is_, new, children))
+                done[id(part)] = part if same else node.unflatten_fn(new, context)
+            return done[id(part)]
+
+        return rebuilt(value)
 
     def _make_lazy(self, results: list[torch.Tensor]) -> None:
         """Each object once, and with its views among them: what one is written to, all see."""
@@ -170,10 +173,16 @@ class Crossing:
             else:
                 self._note(view, result)
         for base, views in _families(new):
-            lazy = _lazy_one(base)
-            self._note(lazy, base)
-            for view in views:
-                self._note(_same_view(view, lazy), view)
+            if not views and _needs_base(base):
+                self._make_family(base._base, [base])
+            else:
+                self._make_family(base, views)
+
+    def _make_family(self, base: Any, views: list[torch.Tensor]) -> None:
+        lazy = _lazy_one(base)
+        self._note(lazy, base)
+        for view in views:
+            self._note(_lazy_view(view, lazy), view)
 
     def _view_of_given(self, result: torch.Tensor) -> torch.Tensor | None:
         """A view of a lazy argument; of a plain one the view itself, so that autograd sees what it
@@ -181,7 +190,7 @@ class Crossing:
         base: Any = self._given.get(id(result._base)) if _is_view(result) else None
         if base is None:
             return None
-        return _same_view(result, base) if is_lazy(base) else result
+        return _lazy_view(result, base) if is_lazy(base) else result
 
 
 def _pass_marks(lazy: torch.Tensor, plain: torch.Tensor) -> None:
@@ -210,10 +219,19 @@ def _families(
 
 def _is_view(tensor: torch.Tensor) -> bool:
     """Of its base, by ops. (An autograd.Function's view has a gradient of its own.)"""
-    return tensor._is_view() and autograd._get_creation_meta(tensor) in (
-        autograd.CreationMeta.DEFAULT,
-        autograd.CreationMeta.MULTI_OUTPUT_NODE,  # which must not be written
-    )
+    if not tensor._is_view() or tensor._base.layout != torch.strided:  # type: ignore[union-attr]
+        return False
+    meta = autograd._get_creation_meta(tensor)
+    return meta in (autograd.CreationMeta.DEFAULT, autograd.CreationMeta.MULTI_OUTPUT_NODE)
+
+
+def _needs_base(result: torch.Tensor) -> bool:
+    """A view that must not be written, which its base tells, though that is no result."""
+    if not _is_view(result) or not result.requires_grad:
+        return False
+    several = autograd._get_creation_meta(result) == autograd.CreationMeta.MULTI_OUTPUT_NODE
+    base: Any = result._base
+    return several or (base.is_leaf and base.requires_grad)
 
 
 def _same_view(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
@@ -256,16 +274,54 @@ def to_twins(leaves: Sequence[Any]) -> list[Any]:
     return _with_versions_of(leaves, to_plain(leaves))
 
 
+def _twin_of(lazy: torch.Tensor) -> Any:
+    """Under no_grad a leaf is passed as one: an optimizer writes it."""
+    if lazy.is_leaf and not torch.is_grad_enabled():
+        return _with_versions_of([lazy], [_C.plain(lazy)])[0]
+    return to_twins([lazy])[0]
+
+
 def _lazy_one(plain: torch.Tensor) -> torch.Tensor:
     """A result. Where autograd follows it, it has the gradient of the plain one, which others may
     have been made of: the losses of a function that returns its hidden states, too."""
-    node = plain.grad_fn
-    if node is None or not torch.is_grad_enabled() or _has_tangent(plain):
+    if plain.grad_fn is None or _has_tangent(plain):
         return _to_lazy([plain])[0]
     (lazy,) = _with_versions_of([plain], [wrap(plain.detach())])
-    _C.share_history(plain, lazy)
-    node.register_prehook(lambda grads: tuple(to_plain(grads)))
+    _share_history(plain, lazy)
+    for name, value in vars(plain).items():
+        setattr(lazy, name, value)
+    if plain.retains_grad:
+        lazy.retain_grad()
     return lazy
+
+
+def _lazy_view(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    lazy = _same_view(view, base)
+    if view.grad_fn is not None and not _has_tangent(view):
+        _share_history(view, lazy)
+    return lazy
+
+
+def _share_history(plain: torch.Tensor, lazy: torch.Tensor) -> None:
+    _C.share_history(plain, lazy)
+    node: Any = plain.grad_fn
+    if _MARK not in node.metadata:  # (it may have many results, and live on for many calls)
+        node.metadata[_MARK] = True
+        node.register_prehook(_made_plain)
+
+
+def _made_plain(grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(to_plain(grads))
+
+
+def _take_history(lazy: torch.Tensor, plain: torch.Tensor) -> None:
+    """Of a lazy tensor whose plain one was written: the memory is one, the history is not."""
+    if not lazy._is_view():
+        return _share_history(plain, lazy)
+    # (The base has to learn of it. It moves the version, which the write has moved.)
+    autograd._unsafe_set_version_counter((lazy,), (lazy._version - 1,))
+    _TakeHistory.apply(lazy, plain)
+    return None
 
 
 def _to_lazy(leaves: Sequence[Any]) -> list[Any]:
@@ -297,12 +353,13 @@ def _replaced(
     for i, leaf in enumerate(leaves):
         if not chosen(leaf):
             continue
-        if (leaf.requires_grad and torch.is_grad_enabled()) or _has_tangent(leaf):
+        if (leaf.requires_grad and not torch.is_inference_mode_enabled()) or _has_tangent(leaf):
             followed.append(i)
         else:
             replaced[i] = convert(leaf)
     if followed:
-        crossed: Any = crossing.apply(*(leaves[i] for i in followed))
+        with torch.enable_grad():  # (the function may turn it on itself)
+            crossed: Any = crossing.apply(*(leaves[i] for i in followed))
         for i, new in zip(followed, crossed, strict=True):
             replaced[i] = new
     return replaced
@@ -328,7 +385,7 @@ class _ToPlain(torch.autograd.Function):
 
 
 class _TakeHistory(torch.autograd.Function):
-    """Of a lazy tensor whose plain one was written: the memory is one, the history is not."""
+    """For a lazy view (_take_history)."""
 
     @staticmethod
     def forward(ctx: Any, lazy: Any, _twin: Any) -> Any:

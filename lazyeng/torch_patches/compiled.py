@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from lazyeng import _C
 from lazyeng.errors import LazyError
 from lazyeng.tensor import LazyTensor
-from lazyeng.torch_patches._crossing import Crossing, plain, to_twins
+from lazyeng.torch_patches._crossing import Crossing, plain, to_plain, to_twins
 from lazyeng.torch_patches._patching import inside_block, is_lazy, when_imported
 
 # What needs no look inside.
@@ -179,6 +179,6 @@ def _change_tangents(runtime_wrappers: Any) -> None:
 
     @functools.wraps(original)
     def process(x: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(plain(x), *args, **kwargs)
+        return original(*to_plain([x]), *args, **kwargs)
 
     graph.process_runtime_tangent = staticmethod(process)

@@ -36,7 +36,7 @@ tested=$out/tested.cpp
 if [ ! "$tested" -nt "$(ls -t $sources | head -n 1)" ]; then
   printf '#include "%s"\n' $sources >"$tested"
 fi
-stale "$tested" "$@" | xargs -r -n 2 -P "${MAX_JOBS:-1}" \
+stale "$tested" "$@" | xargs -r -n 2 -P "${MAX_JOBS:-2}" \
   sh -c '"$1" $2 -c "$3" -o "$4"' compile "${CXX:-g++}" "$flags"
 # What stands in for CUDA's driver (test_triton_launch.cpp).
 export FAKE_CUDA=$out/libfake_cuda.so
