@@ -591,4 +591,4 @@ def test_gradients_of_many_results_pass_one_hook(backend, way, monkeypatch):
     with in_block(way):
         for _ in range(3):  # (the node of `kept` lives on)
             torch.stack(compiled(x)).sum().backward(retain_graph=True)
-    assert sum(passed) <= 3 * 22
+    assert passed and sum(passed) <= 3 * 22
