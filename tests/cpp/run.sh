@@ -31,7 +31,7 @@ stale() {  # source file ...: "source object" of each that needs compiling
 # What is tested is one file: most of a compiler's time goes by on headers that all have in common.
 sources="csrc/engine/*.cpp csrc/fuse/device/cuda_driver.cpp csrc/fuse/triton_launch.cpp csrc/run/doubts.cpp
   csrc/run/cores/finding.cpp csrc/run/cores/other_programs.cpp
-  csrc/run/cores/program_time.cpp csrc/run/cores/spare_cores.cpp"
+  csrc/run/cores/program_time.cpp csrc/run/cores/spare_cores.cpp csrc/run/cores/team_places.cpp"
 tested=$out/tested.cpp
 if [ ! "$tested" -nt "$(ls -t $sources | head -n 1)" ]; then
   printf '#include "%s"\n' $sources >"$tested"

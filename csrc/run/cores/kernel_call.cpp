@@ -12,6 +12,9 @@
 namespace lazyeng::run {
 namespace {
 
+/// Microseconds. What a helper waits for its core, if it shares one, is some times as much.
+constexpr double kSlice = 1000;
+
 /// A team that a kernel, or a trial of one, has left to a thread that waits: beside that of an
 /// engine thread it would put the helpers of both to sleep.
 struct EndsOwnTeam {
@@ -27,6 +30,7 @@ std::unique_lock<std::mutex> take_all_cores() {
   std::unique_lock lock(all_cores, std::defer_lock);
   if (AsEngineThread::active()) {
     if (!lock.try_lock()) return lock;
+    openmp_helpers().program_has_team();
   } else {
     lock.lock();
     openmp_helpers().engine_has_team();
@@ -40,6 +44,8 @@ std::unique_lock<std::mutex> take_all_cores() {
 /// (Most kernels fan out for no less.)
 void KernelCall::run(torch::jit::Stack& stack) const {
   const EndsOwnTeam scope;
+  if (width_ && AsEngineThread::active() && width_->microseconds() >= kWorthSpinningCores)
+    openmp_helpers().program_wants_team();
   if (width_ && width_->is_narrow(settings_.num_threads) && run_narrowly(stack)) return;
   const auto cores = wide_ ? take_all_cores() : std::unique_lock<std::mutex>();
   if (cores || width_)
@@ -97,6 +103,7 @@ void KernelCall::measure(int cores, const Call& call) const {
   const auto end = SpareCores::Clock::now();
   const double took = std::chrono::duration<double, std::micro>(end - begin).count();
   const double on_one_core = width_ ? width_->took(took, cores) : took * cores;
+  if (cores > 1 && took > on_one_core + kSlice) openmp_helpers().kernel_was_late();
   if (cores > 1 && !spare_cores().for_large_ops() && on_one_core >= kWorthFreeCores)
     spare_cores().ran_on_all(on_one_core, settings_.num_threads, end);
   else if (on_one_core >= kWorthAllCores)

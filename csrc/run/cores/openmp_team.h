@@ -24,6 +24,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "csrc/run/cores/crowding.h"
 #include "csrc/run/cores/other_programs.h"
@@ -52,9 +53,13 @@ class OpenMpHelpers {
 
   /// The calling engine thread is going to have a team, until end_own_team().
   void engine_has_team();
-  /// Whether a thread of the program may have one, as in eager code: no engine thread has, and
-  /// helpers may spin.
+  /// Whether the calling thread of the program may have one, as in eager code: no engine thread
+  /// has, helpers may spin, and the thread has one already, or has wanted one often lately.
   bool program_may_have_team() const;
+  /// It runs an op that would have all cores if it had one.
+  void program_wants_team();
+  /// It runs one on all cores.
+  void program_has_team();
 
   /// Told to sleep between kernels, on account of the program.
   bool sleep() const { return has_team_.load(std::memory_order_relaxed); }
@@ -65,8 +70,12 @@ class OpenMpHelpers {
   void program_has_waited();
 
   /// The calling thread is about to run a kernel on all cores, and no other thread does: every now
-  /// and then it looks whether its team finds them.
+  /// and then it looks whether its team finds them, and has them each for itself.
   void look_for_cores();
+  /// One has taken it longer than one core would have.
+  void kernel_was_late();
+  /// How many helpers moved to a core of their own.
+  uint64_t times_moved() const { return times_moved_.load(std::memory_order_relaxed); }
   /// How often its helpers stood in line and were told to sleep.
   uint64_t times_crowded() const { return times_crowded_.load(std::memory_order_relaxed); }
 
@@ -81,6 +90,9 @@ class OpenMpHelpers {
 
   void work();
   void note_record();
+  void note_members(std::vector<pid_t> members);
+  void move_members_apart(std::unique_lock<std::mutex>& lock);
+  void look_for_a_line(Clock::time_point now, const Crowding::Times& times, int threads);
   bool has_waited_lately() const;
 
   std::mutex mutex_;
@@ -88,6 +100,7 @@ class OpenMpHelpers {
   std::thread thread_;
   bool runs_ = false;
   int waiting_ = 0;
+  std::vector<pid_t> members_;  // of the engine thread's team that looked last
   bool recording_ = false;
   std::atomic<bool> has_team_{false};  // written by thread_
   std::atomic<Clock::time_point> last_wait_{Clock::time_point::min()};
@@ -95,7 +108,7 @@ class OpenMpHelpers {
   Crowding crowding_;                  // of who runs on all cores
   OtherPrograms others_;               // likewise
   std::atomic<Clock::time_point> crowded_until_{Clock::time_point::min()};
-  std::atomic<uint64_t> times_crowded_{0};
+  std::atomic<uint64_t> times_crowded_{0}, times_moved_{0};
   bool ended_for_fork_ = false;  // the forking thread's team is; between stop() and start()
   std::atomic<bool> forked_{false};
 };
