@@ -7,6 +7,7 @@ import torch
 
 import lazyeng
 from lazyeng import lazy, synchronize
+from tests.support.processes import printed_by
 
 MODES = ("async", "deferred")
 
@@ -169,3 +170,34 @@ def test_written_in_turns(mode):
         return total, x
 
     equal_in_a_block(program, mode)
+
+
+ATTENTION = """
+import torch, lazyeng
+
+def attended(rows, wrapped, mode=None):
+    torch.manual_seed(0)
+    module = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval().requires_grad_(False)
+    x = torch.randn(rows, 4, 8)
+    if wrapped:
+        lazyeng.wrap(module)
+    if mode is None:
+        return lazyeng.unwrap(module(x, x, x, need_weights=False)[0])
+    with lazyeng.lazy(mode):
+        found = module(x, x, x, need_weights=False)[0]
+    return lazyeng.unwrap(found)
+
+for rows in (2, 600):
+    expected = attended(rows, False)
+    print([torch.equal(attended(rows, *how), expected) for how in HOW])
+"""
+
+
+@pytest.mark.parametrize("mode", ["async", "deferred", "sync"])
+def test_one_object_twice_is_one_in_the_kernel(mode):
+    """Attention looks whether query, key and value are one tensor (other last bits), and returns
+    nothing for the weights if nobody wants them; each for a first call."""
+    outside = printed_by(ATTENTION, head="HOW = [(True,)] * 4\n", LAZYENG_MODE=mode)
+    assert outside == f"{[True] * 4}\n" * 2
+    inside = printed_by(ATTENTION, head=f"HOW = [(False, {mode!r}), (True, {mode!r})] * 2\n")
+    assert inside == f"{[True] * 4}\n" * 2

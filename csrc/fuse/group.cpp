@@ -196,6 +196,7 @@ Cores Group::cores_for(const Program& program) const {
     return static_cast<uint64_t>(numel) * sizeof(float) >= run::kWideBytes ? Cores::team
                                                                            : Cores::one;
   const double microseconds = microseconds_on_one_core(program);
+  run::wish_for_all_cores(microseconds);
   if (run::takes_all_cores(microseconds)) return Cores::team;
   const int threads = members[0].node->settings.num_threads;
   return run::parts_pay(microseconds, threads) ? Cores::parts : Cores::one;

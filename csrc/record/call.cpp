@@ -75,8 +75,7 @@ class Reader {
       arg.raw = tensor.clone();
       look = run::geometry_of(arg.raw);
     } else {
-      arg.value = thread_mode().inside() ? run::plain_values().value_of(tensor)
-                                         : run::value_of_argument(tensor);
+      arg.value = value_of(tensor);
       look = arg.value->geometry_ref();
       arg.raw = tensor;
       call_.writes_plain |= written;
@@ -85,6 +84,17 @@ class Reader {
   }
 
  private:
+  /// Of a plain tensor. What the call has twice its kernel gets twice, too, as one object:
+  /// attention of one tensor for query, key and value has a path of its own, with other last bits.
+  run::ValueRef value_of(const at::Tensor& tensor) const {
+    if (thread_mode().inside()) return run::plain_values().value_of(tensor);
+    constexpr size_t kFew = 8;
+    if (call_.tensors.size() <= kFew)
+      for (const run::TensorArg& earlier : call_.tensors)
+        if (earlier.value && earlier.raw.is_same(tensor)) return earlier.value;
+    return run::value_of_argument(tensor);
+  }
+
   Call& call_;
 };
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "csrc/record/thread_mode.h"
 #include "csrc/run/memory/buffers.h"
@@ -76,15 +77,23 @@ run::ValueRef copy_of(const run::Value& value, uint64_t most) {
 void keep_values(run::Node& node) {
   if (node.collective || !reads_values_only(node.info)) return;
   const bool inside = thread_mode().inside();
+  // What was one object in the call is one here: a kernel may look (attention of one tensor).
+  c10::SmallVector<std::pair<run::ValueRef, run::ValueRef>, 4> copied;
   for (run::TensorArg& arg : node.tensors) {
     if (!is_exposed(arg) || arg.written) continue;
+    const auto* before =
+        std::ranges::find(copied, arg.value, [](auto& pair) { return pair.first; });
+    if (before != copied.end()) {
+      arg.value = before->second;
+      continue;
+    }
     const run::Writers writers = run::writers_of(arg.value->var().engine_face());
     if (writers == run::Writers::seen && (inside || !arg.plain)) continue;
     if (writes(node, arg.value->var())) continue;
     const uint64_t most = run::written_unseen(writers) ? kMostUnseen : kMostPlain;
     if (run::ValueRef copy = copy_of(*arg.value, most)) {
       node.cost_bytes += copy->var().nbytes();
-      arg.value = std::move(copy);
+      copied.emplace_back(std::exchange(arg.value, copy), copy);
     }
   }
 }

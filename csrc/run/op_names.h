@@ -89,8 +89,9 @@ inline constexpr std::array<std::string_view, 2> kRowNumbers = {"pivots", "LU_pi
 
 /// Ops whose meta function is known to tell other strides, or other shapes, than the kernel
 /// returns, or to take sizes that it refuses. (Others are found out when they are verified.)
-inline constexpr std::array<std::string_view, 31> kWrongMeta = {
+inline constexpr std::array<std::string_view, 32> kWrongMeta = {
     "aten::_cudnn_rnn",
+    "aten::_native_multi_head_attention",  // (without weights it returns nothing in their place)
     "aten::native_batch_norm",
     "aten::_native_batch_norm_legit",
     "aten::_batch_norm_with_update",

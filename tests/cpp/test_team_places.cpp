@@ -98,7 +98,7 @@ void a_watcher_moves_them() {
   while (helper == 0) std::this_thread::yield();
   while (true) {  // until it is seen there
     go_to(all[0]);
-    if (move_apart(std::vector<pid_t>{gettid(), helper}) > 0) break;
+    if (move_apart({{gettid(), helper}, 2}) > 0) break;
   }
   over = true;
   second.join();
@@ -108,7 +108,7 @@ void a_watcher_moves_them() {
 void threads_that_are_gone() {
   pid_t gone = 0;
   std::thread([&] { gone = gettid(); }).join();
-  check(move_apart(std::vector<pid_t>{gone, gone, gettid()}) == 0, "who is gone is left alone");
+  check(move_apart({{gone, gone, gettid()}, 3}) == 0, "who is gone is left alone");
 }
 
 }  // namespace

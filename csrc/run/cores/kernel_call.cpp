@@ -44,8 +44,7 @@ std::unique_lock<std::mutex> take_all_cores() {
 /// (Most kernels fan out for no less.)
 void KernelCall::run(torch::jit::Stack& stack) const {
   const EndsOwnTeam scope;
-  if (width_ && AsEngineThread::active() && width_->microseconds() >= kWorthSpinningCores)
-    openmp_helpers().program_wants_team();
+  if (width_) wish_for_all_cores(width_->microseconds());
   if (width_ && width_->is_narrow(settings_.num_threads) && run_narrowly(stack)) return;
   const auto cores = wide_ ? take_all_cores() : std::unique_lock<std::mutex>();
   if (cores || width_)

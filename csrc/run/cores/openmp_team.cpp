@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "csrc/run/cores/spare_cores.h"
-#include "csrc/run/cores/team_places.h"
 
 namespace lazyeng::run {
 namespace {
@@ -171,6 +170,7 @@ void OpenMpHelpers::stop() {
   {
     std::lock_guard lock(mutex_);
     runs_ = false;
+    members_ = {};
   }
   changed_.notify_one();
   thread_.join();
@@ -248,9 +248,9 @@ void OpenMpHelpers::look_for_cores() {
   if (due) look_for_a_line(now, {times.on_core, times.in_line}, times.threads);
 }
 
-void OpenMpHelpers::note_members(std::vector<pid_t> members) {
+void OpenMpHelpers::note_members(const TeamMembers& members) {
   const std::lock_guard lock(mutex_);
-  members_ = std::move(members);
+  members_ = members;
 }
 
 void OpenMpHelpers::look_for_a_line(Clock::time_point now, const Crowding::Times& times,
@@ -270,8 +270,10 @@ void OpenMpHelpers::look_for_a_line(Clock::time_point now, const Crowding::Times
 }
 
 void OpenMpHelpers::end_own_team() {
-  if (open_mp().complete() && !open_mp().in_parallel() && !forked_.load(std::memory_order_relaxed))
-    own_team.end();
+  if (!open_mp().complete() || open_mp().in_parallel() || forked_.load(std::memory_order_relaxed))
+    return;
+  if (own_team.counted) note_members({});
+  own_team.end();
 }
 
 void OpenMpHelpers::after_fork_in_child() noexcept {
@@ -291,7 +293,7 @@ void OpenMpHelpers::note_record() {
 /// While the program recorded its core was one of theirs: now it is free, and Linux may not see it
 /// for many kernels.
 void OpenMpHelpers::move_members_apart(std::unique_lock<std::mutex>& lock) {
-  const std::vector<pid_t> members = members_;
+  const TeamMembers members = members_;
   lock.unlock();
   times_moved_.fetch_add(static_cast<uint64_t>(move_apart(members)), std::memory_order_relaxed);
   lock.lock();

@@ -24,10 +24,10 @@
 #include <condition_variable>
 #include <mutex>
 #include <thread>
-#include <vector>
 
 #include "csrc/run/cores/crowding.h"
 #include "csrc/run/cores/other_programs.h"
+#include "csrc/run/cores/team_places.h"
 
 namespace lazyeng::run {
 
@@ -90,7 +90,7 @@ class OpenMpHelpers {
 
   void work();
   void note_record();
-  void note_members(std::vector<pid_t> members);
+  void note_members(const TeamMembers& members);
   void move_members_apart(std::unique_lock<std::mutex>& lock);
   void look_for_a_line(Clock::time_point now, const Crowding::Times& times, int threads);
   bool has_waited_lately() const;
@@ -100,7 +100,7 @@ class OpenMpHelpers {
   std::thread thread_;
   bool runs_ = false;
   int waiting_ = 0;
-  std::vector<pid_t> members_;  // of the engine thread's team that looked last
+  TeamMembers members_;  // of the engine thread's team that looked last
   bool recording_ = false;
   std::atomic<bool> has_team_{false};  // written by thread_
   std::atomic<Clock::time_point> last_wait_{Clock::time_point::min()};

@@ -12,10 +12,16 @@
 
 #include <array>
 #include <atomic>
-#include <span>
-#include <vector>
+#include <cstddef>
 
 namespace lazyeng::run {
+
+/// Threads by the kernel's numbers, in a given order.
+struct TeamMembers {
+  static constexpr size_t kMost = 8;  // (teams on few cores are those that Linux leaves so)
+  std::array<pid_t, kMost> threads{};
+  size_t count = 0;
+};
 
 /// Of one region. Made by the thread that begins it.
 class TeamPlaces {
@@ -29,15 +35,14 @@ class TeamPlaces {
   /// this very core.
   void take(int threads) noexcept;
 
-  /// Those that were there, the maker first, by the kernel's numbers.
-  std::vector<pid_t> members() const;
+  /// Those that were there, the maker first; none if there are too many.
+  TeamMembers members() const;
 
   /// How many threads have moved.
   int moved() const { return moved_.load(std::memory_order_relaxed); }
 
  private:
-  static constexpr int kCores = 1024;     // as many as a cpu_set_t has
-  static constexpr size_t kMembers = 64;  // of larger teams, some
+  static constexpr int kCores = 1024;  // as many as a cpu_set_t has
 
   /// False if the core is another thread's.
   bool claim(int core);
@@ -46,14 +51,15 @@ class TeamPlaces {
 
   const pid_t maker_;
   std::array<std::atomic<bool>, kCores> taken_{};
-  std::array<std::atomic<pid_t>, kMembers> members_{};
+  std::array<std::atomic<pid_t>, TeamMembers::kMost> members_{};
   std::atomic<size_t> count_{1};
   std::atomic<int> arrived_{0}, moved_{0};
 };
 
-/// The same for threads of this process that are at work somewhere, by any thread: those of them
-/// that share a core move, but for the first. Returns how many. For a moment such a thread may not
-/// use all cores: not for those that a program may bind itself, or that ask how many there are.
-int move_apart(std::span<const pid_t> members);
+/// The same for threads of this process that are at work, by any thread: those of them that share a
+/// core move, but for the first. Returns how many. For a moment such a thread may not use all
+/// cores: not for those that ask how many there are, nor for those that a program may bind itself
+/// (what it sets within that microsecond is lost).
+int move_apart(const TeamMembers& members);
 
 }  // namespace lazyeng::run

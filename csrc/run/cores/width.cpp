@@ -128,6 +128,11 @@ bool program_has_all_cores() {
   return read_habit.has_it() && openmp_helpers().program_may_have_team() && engine_rests();
 }
 
+void wish_for_all_cores(double microseconds) {
+  if (microseconds >= kWorthSpinningCores && AsEngineThread::active())
+    openmp_helpers().program_wants_team();
+}
+
 bool has_spinning_cores(double microseconds) {
   return microseconds >= kWorthSpinningCores && AsEngineThread::active() && program_has_all_cores();
 }

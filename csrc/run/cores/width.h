@@ -52,6 +52,8 @@ inline constexpr double kSoonDone = 300;
 /// guest of a worker that has a team: with a second one, there would be more threads in teams than
 /// cores, and libgomp puts all helpers to sleep after each region.)
 bool program_has_all_cores();
+/// It is going to run what takes so long on one: wished for often, it has them (openmp_team.h).
+void wish_for_all_cores(double microseconds);
 /// Whether the calling thread is one, and has them for what takes so long on one.
 bool has_spinning_cores(double microseconds);
 
