@@ -138,10 +138,12 @@ def write_as_debugged(mode, p, pending):
 
 @pytest.mark.parametrize("debug", ["warn", "error"])
 def test_a_write_whose_wait_is_reported_by_raising_hides_no_later_change(debug):
-    p, x = torch.ones(SIZE), wrap(torch.full((300, 300), 0.01))
+    p, x = torch.ones(SIZE), wrap(torch.full((1000, 1000), 1e-3))
     kept = wrap(p)
     with lazy("deferred"):
-        pending = (x @ x).sum()
+        for _ in range(20):  # (not done before it is waited for)
+            x = x @ x
+        pending = x.sum()
     write_as_debugged(debug, p, pending)
     assert is_seen(p, kept)
 
