@@ -243,7 +243,6 @@ void OpenMpHelpers::look_for_cores() {
     if (move) places.take(open_mp().team_size());
     if (due) times.add_this_thread();
   });
-  times_moved_.fetch_add(static_cast<uint64_t>(places.moved()), std::memory_order_relaxed);
   if (own_team.counted) note_members(places.members());
   if (due) look_for_a_line(now, {times.on_core, times.in_line}, times.threads);
 }
@@ -295,7 +294,7 @@ void OpenMpHelpers::note_record() {
 void OpenMpHelpers::move_members_apart(std::unique_lock<std::mutex>& lock) {
   const TeamMembers members = members_;
   lock.unlock();
-  times_moved_.fetch_add(static_cast<uint64_t>(move_apart(members)), std::memory_order_relaxed);
+  move_apart(members);
   lock.lock();
 }
 
@@ -305,7 +304,10 @@ void OpenMpHelpers::work() {
   std::unique_lock lock(mutex_);
   while (runs_) {
     spare_cores().look(Clock::now());
-    if (waiting_ > 0) move_members_apart(lock);
+    if (waiting_ > 0) {
+      move_members_apart(lock);
+      if (!runs_) break;  // (told so while the lock was free)
+    }
     const bool wanted = recording_ && (is_crowded() || !spare_cores().for_helpers() ||
                                        (waiting_ == 0 && !has_waited_lately()));
     if (wanted != has_team_.load(std::memory_order_relaxed)) {

@@ -74,8 +74,6 @@ class OpenMpHelpers {
   void look_for_cores();
   /// One has taken it longer than one core would have.
   void kernel_was_late();
-  /// How many helpers moved to a core of their own.
-  uint64_t times_moved() const { return times_moved_.load(std::memory_order_relaxed); }
   /// How often its helpers stood in line and were told to sleep.
   uint64_t times_crowded() const { return times_crowded_.load(std::memory_order_relaxed); }
 
@@ -108,7 +106,7 @@ class OpenMpHelpers {
   Crowding crowding_;                  // of who runs on all cores
   OtherPrograms others_;               // likewise
   std::atomic<Clock::time_point> crowded_until_{Clock::time_point::min()};
-  std::atomic<uint64_t> times_crowded_{0}, times_moved_{0};
+  std::atomic<uint64_t> times_crowded_{0};
   bool ended_for_fork_ = false;  // the forking thread's team is; between stop() and start()
   std::atomic<bool> forked_{false};
 };
