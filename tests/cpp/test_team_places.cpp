@@ -50,15 +50,15 @@ void a_helper_moves() {
   const std::vector<int> all = cores();
   if (all.size() < 2) return;  // (nowhere to go)
   const cpu_set_t before = allowed();
-  int moved = 0;
-  bool is_alone = true, is_bound = false;
+  int moved = 0, alone = 0;
+  bool is_bound = false;
   for (int round = 0; round < 20; ++round) {
     go_to(all[0]);
     TeamPlaces places;
     std::thread helper([&] {
       go_to(all[0]);
       places.take(2);
-      is_alone &= sched_getcpu() != all[0];
+      alone += places.moved() > 0 && sched_getcpu() != all[0];
       const cpu_set_t after = allowed();
       is_bound |= !CPU_EQUAL(&before, &after);
     });
@@ -67,7 +67,7 @@ void a_helper_moves() {
     moved += places.moved();
   }
   check(moved > 0, "found on the maker's core it moves");
-  check(is_alone || moved < 20, "to one on which the maker is not");
+  check(alone > 0, "to one on which the maker is not");
   check(!is_bound, "and may use as many cores as before");
 }
 
