@@ -18,6 +18,7 @@ TABLES = {
     "steps": ("steps of whole programs", ["--only", "whole", "--compile"]),
     "small": ("steps of small programs", ["--only", "small"]),
     "medium": ("operators of some size, read at once", ["--only", "medium"]),
+    "requests": ("requests with pauses between them", []),
     "record": ("recording an op", []),
     "engine": ("running a recorded op", []),
     "stacks": ("creation stacks", []),

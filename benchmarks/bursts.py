@@ -1,4 +1,5 @@
-"""Processes of benchmarks/steps.py: each runs one program in one way, in bursts of steps.
+"""Processes of benchmarks/steps.py and requests.py: each runs one program in one way, in bursts of
+steps, or step by step with pauses.
 
 `Runner` is the measuring side; `python -m benchmarks.bursts` the measured one. Before its first
 burst a process warms up for `WARM_UP` steps without reads and as many with: by then lazyeng's
@@ -15,6 +16,7 @@ import os
 import resource
 import select
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,7 @@ import torch
 
 from benchmarks.medium_programs import MEDIUM_PROGRAMS
 from benchmarks.recurrent_programs import RECURRENT_PROGRAMS
+from benchmarks.request_programs import REQUEST_PROGRAMS
 from benchmarks.small_programs import SMALL_PROGRAMS
 from benchmarks.workloads import WORKLOADS, Step
 
@@ -49,11 +52,22 @@ def burst(step: Step, count: int, kind: str, read: bool) -> float:
     return time.perf_counter() - start
 
 
+def requests(step: Step, count: int, kind: str, pause: float) -> float:
+    """The median of their seconds, each with a read, and in a block of its own."""
+    times = []
+    for _ in range(count):
+        if pause:
+            time.sleep(pause)
+        times.append(burst(step, 1, kind, True))
+    return statistics.median(times)
+
+
 def prepare(name: str, kind: str) -> Step:
     if kind == "lazy":
         importlib.import_module("lazyeng")
     torch.manual_seed(0)
     programs = WORKLOADS | SMALL_PROGRAMS | MEDIUM_PROGRAMS | RECURRENT_PROGRAMS
+    programs |= {f"request: {name}": program for name, program in REQUEST_PROGRAMS.items()}
     step = programs[name]()
     compiled: Step = torch.compile(step) if kind == "compile" else step
     return compiled
@@ -61,7 +75,8 @@ def prepare(name: str, kind: str) -> Step:
 
 def serve(name: str, kind: str) -> None:
     """Warms up, says how many seconds the first step took, then runs bursts when told to by a line
-    "steps read", and answers the seconds; to "cache line" nanoseconds (a lazy process)."""
+    "steps read", and answers the seconds; to "requests count pause" those of one; to "cache line"
+    nanoseconds (a lazy process)."""
     step = prepare(name, kind)
     first = burst(step, 1, kind, True)
     for read in (False, True):
@@ -70,6 +85,10 @@ def serve(name: str, kind: str) -> None:
     for line in sys.stdin:
         if line == "cache line\n":
             print(importlib.import_module("lazyeng._C").time_cache_line() or "nan", flush=True)
+            continue
+        if line.startswith("requests "):
+            _, count, pause = line.split()
+            print(requests(step, int(count), kind, float(pause)), flush=True)
             continue
         count, read = map(int, line.split())
         print(burst(step, count, kind, bool(read)), flush=True)
@@ -113,6 +132,9 @@ class Runner:
 
     def burst(self, count: int, read: bool) -> float:
         return self._ask(f"{count} {int(read)}")
+
+    def requests(self, count: int, pause: float) -> float:
+        return self._ask(f"requests {count} {pause}")
 
     def cache_line(self) -> float:
         """Nanoseconds from core to core, now; of a lazy process."""

@@ -1,8 +1,9 @@
 """Fused groups on the CPU against eager, torch.compile and a bare copy, in one run.
 
-Method. Each program is run `--rounds` times by each runner in turn (eager, lazy, compiled, unit),
-so that drift of a shared machine hits all alike; a figure is the median of the rounds' ratios to
-the unit or to eager. The unit is a copy (`out.copy_(x)` into memory that is there); of a program
+Method. Each program is run `--rounds` times by each runner (eager, lazy, compiled, unit) in turn,
+so that drift of a shared machine hits all alike, and in another order in each round, since each
+leaves caches and helper threads to the next; a figure is the median of the rounds' ratios to the
+unit or to eager. The unit is a copy (`out.copy_(x)` into memory that is there); of a program
 that only reads two large tensors it is one reading of both (`torch.dot` of their bytes taken as
 float32, eager's fastest: it adds nothing and writes nothing). A round of small tensors repeats the
 program until about a millisecond has passed. Lazy results are waited for within the timed region.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -160,9 +162,11 @@ def compare(runners: dict[str, Callable[[], object]], rounds: int) -> dict[str, 
     times: dict[str, list[float]] = {name: [] for name in runners}
     for function in runners.values():
         function()
+    order, shuffle = list(runners), random.Random(0).shuffle
     for _ in range(rounds):
-        for name, function in runners.items():
-            times[name].append(seconds(function))
+        shuffle(order)
+        for name in order:
+            times[name].append(seconds(runners[name]))
     return times
 
 

@@ -18,6 +18,7 @@ from benchmarks import steps
 from benchmarks.__main__ import SCRIPTS, TABLES
 from benchmarks.bursts import NoAnswerError, Runner
 from benchmarks.gpu_programs import CHAINS, LAUNCH_BOUND, SMALL_SHAPE, Layer, Llama
+from benchmarks.requests import PAUSES
 
 ROOT = Path(__file__).parent.parent
 
@@ -97,6 +98,16 @@ def test_where_torch_compile_does_not_apply_the_table_of_steps_has_a_dash() -> N
     for column in ("compile", "over it", "first s"):
         del figures[column]
     assert steps.row("LSTM", figures, columns).split()[6:9] == ["-", "-", "-"]
+
+
+def test_requests_have_a_ratio_for_each_pause() -> None:
+    lines = output_of(
+        "benchmarks.requests", "--requests", "2", "--rounds", "1", "--only", "product"
+    ).splitlines()
+    name, *figures = columns(lines[-1])
+    assert name == "product"
+    assert len(columns(lines[-2])) == len(columns(lines[-1])) + len(PAUSES) - 1
+    assert all(float(figure) > 0 for figure in figures)
 
 
 def test_what_running_a_small_op_costs() -> None:

@@ -114,9 +114,11 @@ class WorkerPool {
   bool is_busy() const noexcept {
     return running_.load(std::memory_order_relaxed) != 0 && !has_idle_worker();
   }
-  /// Whether all its workers are idle. A hint.
+  /// Whether no worker has an op, or is woken for one. A hint. (One that is woken to look at the
+  /// window, as after a pause, is not idle either.)
   bool rests() const noexcept {
-    return num_idle_.load(std::memory_order_relaxed) == running_.load(std::memory_order_relaxed);
+    return at_work_.load(std::memory_order_relaxed) == 0 &&
+           on_their_way_.load(std::memory_order_relaxed) == 0;
   }
   /// Whether an idle worker calls the hook watch now.
   bool is_watched() const noexcept { return watched_.load(std::memory_order_seq_cst); }
@@ -182,8 +184,6 @@ class WorkerPool {
   ReadyQueue ready_;
   std::vector<Worker*> idle_;
   Worker* spinner_ = nullptr;  // the idle worker that is not asleep
-  unsigned on_their_way_ = 0;  // woken for work, not yet at the queue
-  unsigned at_work_ = 0;       // with an op, and not lending their places
   unsigned lent_ = 0;
   unsigned guests_ = 0;
   std::vector<EventCount*> asleep_;  // of guests, each until it is woken for parts or by itself
@@ -192,9 +192,11 @@ class WorkerPool {
   std::vector<std::unique_ptr<Worker>> workers_;
 
   // Written under mutex_, read anywhere.
-  std::atomic<bool> open_{false};     // may run
-  std::atomic<unsigned> running_{0};  // workers that have a thread
-  std::atomic<unsigned> alive_{0};    // of these, threads that have not ended
+  std::atomic<bool> open_{false};          // may run
+  std::atomic<unsigned> running_{0};       // workers that have a thread
+  std::atomic<unsigned> alive_{0};         // of these, threads that have not ended
+  std::atomic<unsigned> on_their_way_{0};  // woken for work, not yet at the queue
+  std::atomic<unsigned> at_work_{0};       // with an op, and not lending their places
   std::atomic<uint64_t> first_{ReadyQueue::kNone};
   std::atomic<bool> offers_brief_{false};
   std::atomic<bool> offers_parts_{false};

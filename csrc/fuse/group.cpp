@@ -217,6 +217,8 @@ bool Group::run_fused(const GroupPlanRef& plan) {
 void Group::note_time(const Program& program, Cores taken,
                       std::chrono::steady_clock::time_point begin) const {
   const double by_table = microseconds_on_one_core(program);
+  for (const Member& member : members)
+    if (member.node->width) member.node->width->ran_in_group(by_table);
   if (by_table < run::kWorthAllCores) return;
   const run::SpareCores::Clock::time_point end = run::SpareCores::Clock::now();
   const double took = std::chrono::duration<double, std::micro>(end - begin).count();

@@ -277,7 +277,7 @@ bool Recorder::may_run_at_once(const Call& call, const CallPlan& plan) const {
     return false;
   if (run::FailureRoot::alive.load(std::memory_order_relaxed) != 0 && in_backward_pass())
     return false;  // a node looks whether its forward op has failed
-  if (!is_soon_done(plan) || !is_free_of_order(call, plan) || !are_complete(call)) return false;
+  if (!is_for_reader(plan) || !is_free_of_order(call, plan) || !are_complete(call)) return false;
   const bool joins = window_.fuses() && is_fusable(call, plan);
   const bool small = plan.small && bytes_of_results(plan) < run::kWideBytes;
   return run::read_habit.runs_at_once(joins, small) && !reports_waits();
@@ -285,6 +285,7 @@ bool Recorder::may_run_at_once(const Call& call, const CallPlan& plan) const {
 
 bool Recorder::run_at_once(const Call& call, const CallPlan& plan, AtOnce& done) {
   if (!may_run_at_once(call, plan)) return false;
+  const run::LongOp noted(plan.width.get(), run::ThreadSettings::of_this_thread().num_threads);
   done.begin = run::trace_time();
   done.values = make_values(call, plan);
   try {

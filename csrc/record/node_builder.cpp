@@ -175,12 +175,12 @@ bool has_sibling_results(const run::OpInfo& info) {
 
 bool is_brief(const CallPlan& plan) {
   if (plan.small && (!plan.fans_out || plan.width->starts_no_helpers())) return true;
-  return is_soon_done(plan) && run::read_habit.expects_read();
+  return is_for_reader(plan) && run::read_habit.expects_read();
 }
 
-bool is_soon_done(const CallPlan& plan) {
+bool is_for_reader(const CallPlan& plan) {
   if (plan.small && !plan.fans_out) return true;
-  return plan.width && plan.width->is_soon_done(run::ThreadSettings::of_this_thread().num_threads);
+  return plan.width && plan.width->is_for_reader(run::ThreadSettings::of_this_thread().num_threads);
 }
 
 void join_siblings(const run::OpInfo& info, c10::ArrayRef<run::StorageVar*> vars) {

@@ -25,7 +25,7 @@ c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call
 /// is soon done, and the thread reads soon, or has all cores.
 bool is_brief(const CallPlan& plan);
 /// Whether a program that reads soon runs it itself (csrc/run/cores/width.h).
-bool is_soon_done(const CallPlan& plan);
+bool is_for_reader(const CallPlan& plan);
 /// The vars of results of one call: if a check of one fails the others fail too, where that can be.
 void join_siblings(const run::OpInfo& info, c10::ArrayRef<run::StorageVar*> vars);
 

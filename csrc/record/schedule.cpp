@@ -71,8 +71,9 @@ void Recorder::schedule(run::Node& node) {
     if (!run_unpushed(node)) run_in_order(node, Before::needed);
     return;
   }
+  const run::LongOp noted(node.width.get(), node.settings.num_threads);
   const bool soon_done =
-      node.brief || (node.width && node.width->is_soon_done(node.settings.num_threads));
+      node.brief || (node.width && node.width->is_for_reader(node.settings.num_threads));
   const bool fusable = window_.fuses() && fuse::may_join(node);
   const bool for_reader = async && run::read_habit.records(soon_done, fusable) && window_.watched();
   engine_->admit(node.cost_bytes);

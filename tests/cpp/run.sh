@@ -30,7 +30,7 @@ stale() {  # source file ...: "source object" of each that needs compiling
 [ $# -gt 0 ] || set -- tests/cpp/test_*.cpp
 # What is tested is one file: most of a compiler's time goes by on headers that all have in common.
 sources="csrc/engine/*.cpp csrc/fuse/device/cuda_driver.cpp csrc/fuse/triton_launch.cpp csrc/run/doubts.cpp
-  csrc/run/cores/finding.cpp csrc/run/cores/other_programs.cpp
+  csrc/run/caller/only_thread.cpp csrc/run/cores/finding.cpp csrc/run/cores/other_programs.cpp
   csrc/run/cores/program_time.cpp csrc/run/cores/spare_cores.cpp csrc/run/cores/team_places.cpp"
 tested=$out/tested.cpp
 if [ ! "$tested" -nt "$(ls -t $sources | head -n 1)" ]; then

@@ -90,6 +90,27 @@ void workers_rest() {
   check(rested, "while the guest ran it");
 }
 
+/// As after a pause: what is recorded wakes a worker that finds nothing to take.
+void who_looks_at_the_window_rests() {
+  Gate gate;
+  auto engine = make_threaded_engine(1);
+  std::atomic<bool> blocks{false};
+  engine->set_hungry([&](QueueId) {
+    if (blocks.exchange(false)) gate.wait();
+    return false;
+  });
+  engine->start();
+  push(*engine, op([] {}));
+  while (!engine->has_idle_worker()) sleep_ms(1);
+  blocks = true;
+  engine->nudge();
+  gate.until_entered();
+  const bool idle = engine->has_idle_worker(), rests = engine->rests();
+  gate.open();
+  check(!idle, "it is not idle");
+  check(rests, "it has no op");
+}
+
 /// An engine with a var to wait for until one leaves, and how many guests are as its threads are.
 struct LongWait {
   LongWait() {
@@ -260,6 +281,7 @@ int main(int argc, char** argv) {
                    {{"brief ops run on the waiting thread", brief_ops_run_on_the_waiting_thread},
                     {"others are left to workers", others_are_left_to_workers},
                     {"workers rest", workers_rest},
+                    {"who looks at the window rests", who_looks_at_the_window_rests},
                     {"interrupted guests", interrupted_guests},
                     {"guests whose owners wait", guests_whose_owners_wait},
                     {"guests that wait within an op", guests_that_wait_within_an_op},

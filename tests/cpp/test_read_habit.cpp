@@ -1,5 +1,8 @@
 // tests/cpp/test_read_habit.cpp: when recorded nodes are held for a read
 // (run/caller/read_habit.h).
+#include <thread>
+
+#include "csrc/run/caller/only_thread.h"
 #include "csrc/run/caller/read_habit.h"
 #include "tests/cpp/check.h"
 
@@ -88,6 +91,71 @@ void what_makes_a_group_is_not_run_at_once() {
   check(!habit.runs_at_once(/*fusable=*/true, /*small=*/false), "two larger ones do not wait");
 }
 
+using std::chrono::milliseconds;
+
+/// A step of the program: a long op that it records, or runs, and a read after so long a time of
+/// its own.
+void has_long_op(ReadHabit& habit, milliseconds own = {}, bool short_enough = true) {
+  const auto end = ReadHabit::Clock::now() - own;
+  habit.records(habit.runs_long_ops(), /*fusable=*/false);
+  habit.has_long_op(short_enough, end - milliseconds(5), end);
+  habit.reads();
+}
+
+ReadHabit made_a_habit_of_long_ops() {
+  ReadHabit habit;
+  for (int i = 0; i < 2; ++i) {
+    check(!habit.runs_long_ops(), "before two reads");
+    has_long_op(habit);
+  }
+  check(habit.runs_long_ops(), "after two reads");
+  return habit;
+}
+
+void who_reads_at_once_runs_long_ops() {
+  ReadHabit habit = made_a_habit_of_long_ops();
+  check(!habit.has_it(), "handed over so far");
+  for (int i = 0; i < 2; ++i) has_long_op(habit);
+  check(habit.has_it(), "run by the reader");
+  for (int i = 0; i < 5; ++i) {
+    records(habit, 3);
+    habit.reads();
+  }
+  check(habit.runs_long_ops(), "reads of small ones say nothing of long ones");
+}
+
+void who_has_other_things_to_do_hands_them_over() {
+  ReadHabit habit = made_a_habit_of_long_ops();
+  has_long_op(habit, milliseconds(5));
+  check(!habit.runs_long_ops(), "busy before the read");
+  habit = made_a_habit_of_long_ops();
+  const auto now = ReadHabit::Clock::now();
+  habit.records(true, false);
+  habit.has_long_op(true, now - milliseconds(20), now - milliseconds(15));
+  habit.records(true, false);
+  habit.has_long_op(true, now - milliseconds(5), now);
+  habit.reads();
+  check(!habit.runs_long_ops(), "busy between two");
+}
+
+void what_is_too_long_or_too_much_is_handed_over() {
+  ReadHabit habit = made_a_habit_of_long_ops();
+  has_long_op(habit, {}, /*short_enough=*/false);
+  check(!habit.runs_long_ops(), "one that is too long");
+  habit = made_a_habit_of_long_ops();
+  records(habit, 32);
+  has_long_op(habit);
+  check(!habit.runs_long_ops(), "with many others");
+}
+
+void threads_with_long_ops_know_of_each_other() {
+  check(run::is_only_thread() && run::is_only_thread(), "no other");
+  std::thread([] { check(!run::is_only_thread(), "the other"); }).join();
+  check(!run::is_only_thread(), "another lately");
+  std::this_thread::sleep_for(milliseconds(150));
+  check(run::is_only_thread(), "none lately");
+}
+
 }  // namespace
 }  // namespace lazyeng::test
 
@@ -100,5 +168,9 @@ int main(int argc, char** argv) {
        {"no more than a little is held", no_more_than_a_little_is_held},
        {"a habit ends where much is recorded", a_habit_ends_where_much_is_recorded},
        {"what follows a large node is not held", what_follows_a_large_node_is_not_held},
-       {"what makes a group is not run at once", what_makes_a_group_is_not_run_at_once}});
+       {"what makes a group is not run at once", what_makes_a_group_is_not_run_at_once},
+       {"who reads at once runs long ops", who_reads_at_once_runs_long_ops},
+       {"who has other things to do hands them over", who_has_other_things_to_do_hands_them_over},
+       {"what is too long or too much is handed over", what_is_too_long_or_too_much_is_handed_over},
+       {"threads with long ops know of each other", threads_with_long_ops_know_of_each_other}});
 }

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "csrc/run/caller/as_engine_thread.h"
+#include "csrc/run/caller/only_thread.h"
 #include "csrc/run/caller/read_habit.h"
 #include "csrc/run/cores/openmp_team.h"
 #include "csrc/run/cores/own_threads.h"
@@ -146,10 +147,26 @@ bool takes_all_cores(double microseconds) {
          spare_cores().program_waits() && !openmp_helpers().sleep() && !AsEngineThread::active();
 }
 
-/// (Of ops in no table all that is known may be what a worker took, whose helpers sleep: half as
-/// long again.)
-bool Width::is_soon_done(int threads) const {
-  return cost() < (may_be_one_ ? kSoonDone : 1.5 * kSoonDone) * threads;
+/// It is not soon done. (Of ops in no table all that is known may be what a worker took, whose
+/// helpers sleep: half as long again.)
+bool Width::takes_long(int threads) const {
+  return cost() >= (may_be_one_ ? kSoonDone : 1.5 * kSoonDone) * threads;
+}
+
+bool Width::is_for_reader(int threads) const {
+  return !takes_long(threads) ||
+         (read_habit.runs_long_ops() && cost() < kLongestOfReader * threads && is_only_thread());
+}
+
+LongOp::LongOp(const Width* width, int threads)
+    : width_(width && width->takes_long(threads) ? width : nullptr), threads_(threads) {
+  if (width_) begin_ = ReadHabit::Clock::now();
+}
+
+LongOp::~LongOp() {
+  if (width_)
+    read_habit.has_long_op(width_->cost() < kLongestOfReader * threads_, begin_,
+                           ReadHabit::Clock::now());
 }
 
 double Width::cost() const { return std::min(microseconds_, microseconds()); }
@@ -200,6 +217,11 @@ double Width::took(double microseconds, int cores) {
   const float now = std::min(static_cast<float>(microseconds * cores), before * kForgets);
   best_.store(now, std::memory_order_relaxed);
   return now;
+}
+
+void Width::ran_in_group(double microseconds) {
+  if (cost() == std::numeric_limits<double>::infinity())
+    best_.store(static_cast<float>(microseconds), std::memory_order_relaxed);
 }
 
 uint64_t ops_on_one_core() { return on_one_core.load(std::memory_order_relaxed); }

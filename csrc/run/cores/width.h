@@ -20,6 +20,7 @@
 #include <ATen/core/stack.h>
 
 #include <atomic>
+#include <chrono>
 #include <limits>
 #include <optional>
 
@@ -46,6 +47,9 @@ inline constexpr double kWorthSpinningCores = 4;
 /// On all cores: what takes less is soon done, and a program that reads soon runs it itself.
 /// (Handing it to a worker, and hearing of its end, takes 50 to 100.)
 inline constexpr double kSoonDone = 300;
+/// Likewise: what a program that has nothing else to do runs itself (csrc/run/caller/read_habit.h).
+/// Ctrl-C waits for its end.
+inline constexpr double kLongestOfReader = 20e3;
 
 /// Whether the calling thread of the program, which runs ops itself, has all cores for them, as in
 /// eager code: it is one that reads soon, and nobody else uses them. (One that waits for much is a
@@ -96,8 +100,9 @@ class Width final : public RefCounted {
   /// Whether the kernel is known to start no helpers where is_narrow() is: a thread that waits may
   /// run it.
   bool starts_no_helpers() const { return copies_ || same_on_one_.holds(); }
-  /// Whether so many cores are soon done with it.
-  bool is_soon_done(int threads) const;
+  /// Whether the calling thread runs it itself if it reads soon: so many cores are soon done with
+  /// it, or the thread has nothing else to do meanwhile.
+  bool is_for_reader(int threads) const;
   /// What it takes on one core, so far as is known.
   double microseconds() const;
   /// The same. (What it took may have been a wait for helpers, or for a core: no more than the
@@ -110,8 +115,15 @@ class Width final : public RefCounted {
   /// A run took so long on so many cores. Returns what it takes on one, from what
   /// it took at best lately (helpers that stand in line say nothing about the op).
   double took(double microseconds, int cores);
+  /// It ran in a group that takes so long on one core, by the table: no longer takes what is in no
+  /// table, and was never measured by itself.
+  void ran_in_group(double microseconds);
 
  private:
+  friend class LongOp;
+
+  bool takes_long(int threads) const;
+
   const double microseconds_;  // on one core, by the table
   std::atomic<float> best_{std::numeric_limits<float>::max()};
   const bool may_be_one_;
@@ -122,6 +134,21 @@ class Width final : public RefCounted {
   Finding same_on_one_;                // one core gives the bits of all
   std::atomic<float> gain_of_all_{0};  // by the same trial: how many times as fast they are
   Finding same_in_slices_;             // slices do, taken apart in the way before this one
+};
+
+/// While it lives the calling thread records the op of this plan (null: a small one), or runs it at
+/// the call: noted in its ReadHabit, if that takes long.
+class LongOp {
+ public:
+  LongOp(const Width* width, int threads);
+  ~LongOp();
+  LongOp(const LongOp&) = delete;
+  LongOp& operator=(const LongOp&) = delete;
+
+ private:
+  const Width* const width_;  // null: it does not
+  const int threads_;
+  std::chrono::steady_clock::time_point begin_;
 };
 
 /// How many ops were run on one core that would have had all of them.
