@@ -71,7 +71,7 @@ void Recorder::schedule(run::Node& node) {
     if (!run_unpushed(node)) run_in_order(node, Before::needed);
     return;
   }
-  const run::LongOp noted(node.width.get(), node.settings.num_threads);
+  { const run::LongOp noted(node.width.get(), node.settings.num_threads); }  // (it takes no time)
   const bool soon_done =
       node.brief || (node.width && node.width->is_for_reader(node.settings.num_threads));
   const bool fusable = window_.fuses() && fuse::may_join(node);

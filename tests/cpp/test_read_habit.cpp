@@ -149,11 +149,16 @@ void what_is_too_long_or_too_much_is_handed_over() {
 }
 
 void threads_with_long_ops_know_of_each_other() {
+  const auto sleep = [] { std::this_thread::sleep_for(milliseconds(150)); };
   check(run::is_only_thread() && run::is_only_thread(), "no other");
   std::thread([] { check(!run::is_only_thread(), "the other"); }).join();
   check(!run::is_only_thread(), "another lately");
-  std::this_thread::sleep_for(milliseconds(150));
+  sleep();
   check(run::is_only_thread(), "none lately");
+  std::thread([] { run::note_long_op(); }).join();
+  check(!run::is_only_thread(), "another that never asks");
+  sleep();
+  check(run::is_only_thread(), "none lately, again");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// csrc/run/caller/only_thread.cpp: who asked last, and when that was another.
+// csrc/run/caller/only_thread.cpp: who had a long op last, and when that was another thread.
 #include "csrc/run/caller/only_thread.h"
 
 #include <atomic>
@@ -16,13 +16,17 @@ std::atomic<Clock::time_point> last_change{Clock::time_point::min()};
 
 }  // namespace
 
-bool is_only_thread() {
+void note_long_op() {
   static thread_local const char self = 0;
-  const Clock::time_point now = Clock::now();
-  const char* const last = last_thread.exchange(&self, std::memory_order_relaxed);
-  if (last && last != &self) last_change.store(now, std::memory_order_relaxed);
+  if (last_thread.load(std::memory_order_relaxed) == &self) return;
+  if (last_thread.exchange(&self, std::memory_order_relaxed))
+    last_change.store(Clock::now(), std::memory_order_relaxed);
+}
+
+bool is_only_thread() {
+  note_long_op();
   const Clock::time_point change = last_change.load(std::memory_order_relaxed);
-  return change == Clock::time_point::min() || now - change >= kLately;
+  return change == Clock::time_point::min() || Clock::now() - change >= kLately;
 }
 
 }  // namespace lazyeng::run

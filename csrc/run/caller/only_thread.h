@@ -7,7 +7,9 @@
 
 namespace lazyeng::run {
 
-/// The calling thread has a long op to run. Whether no other had one in the last tenth of a second.
+/// The calling thread has a long op.
+void note_long_op();
+/// The same; and whether no other thread had one in the last tenth of a second.
 bool is_only_thread();
 
 }  // namespace lazyeng::run

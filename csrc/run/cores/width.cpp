@@ -160,7 +160,9 @@ bool Width::is_for_reader(int threads) const {
 
 LongOp::LongOp(const Width* width, int threads)
     : width_(width && width->takes_long(threads) ? width : nullptr), threads_(threads) {
-  if (width_) begin_ = ReadHabit::Clock::now();
+  if (!width_) return;
+  begin_ = ReadHabit::Clock::now();
+  note_long_op();
 }
 
 LongOp::~LongOp() {
