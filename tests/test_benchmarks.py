@@ -107,7 +107,7 @@ def test_requests_have_a_ratio_for_each_pause() -> None:
     name, *figures = columns(lines[-1])
     assert name == "product"
     assert len(columns(lines[-2])) == len(columns(lines[-1])) + len(PAUSES) - 1
-    assert all(float(figure) > 0 for figure in figures)
+    assert all(float(figure) > 0 for figure in figures[:-1])  # (no line where there is one core)
 
 
 def test_what_running_a_small_op_costs() -> None:

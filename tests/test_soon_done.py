@@ -154,6 +154,7 @@ def thread_of_products(path, between):
         {e["tid"] for e in events if e.get("cat") == what and e["name"] == "aten::mm"}
         for what in ("run", "record")
     )
+    assert ran and recorded
     return "here" if ran == recorded else "there"
 
 
@@ -210,10 +211,15 @@ def test_threads_hand_over_what_takes_milliseconds(tmp_path):
             with lazy("async"):
                 (x @ x)[0, 0].item()
 
+    def all_there():
+        return all(thread_of_products(path, lambda: None) == "there" for _ in range(10))
+
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(other)
-        until(lambda: thread_of_products(path, lambda: None) == "there")
-        over.set()
+        try:
+            until(all_there)
+        finally:
+            over.set()
         done.result()
 
 

@@ -4,7 +4,8 @@
 // itself costs. A thread that is about to sleep until the op is complete can as well run it. It
 // takes ready ops that are marked `brief` only: a wait must end soon after what it waits for is
 // there, and soon after Ctrl-C. For the same reason it takes parts of large ops (parts.h), but not
-// these themselves.
+// these themselves, unless they are marked for a thread that would rather run them
+// (csrc/run/caller/read_habit.h).
 #pragma once
 
 #include <chrono>

@@ -76,8 +76,8 @@ class Op : public RefCounted {
   /// lower_cost(); fixed once pushed.
   uint64_t cost_bytes = 0;
   uint32_t weight = 1;  ///< how many admitted ops it stands for
-  /// run() takes microseconds, some hundreds at most, and waits for nothing: a guest may run it. Of
-  /// queue cpu.
+  /// run() waits for nothing, and takes microseconds, or as long as its thread, which is going to
+  /// wait, would have it: a guest may run it. Of queue cpu.
   bool brief = false;
   /// run() is called also if a version that it would look at has failed: it is made of several
   /// parts, and sees itself which of them cannot run.

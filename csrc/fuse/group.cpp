@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdio>
 
 #include "csrc/engine/prefetch.h"
@@ -120,6 +121,16 @@ bool Group::is_soon_done() const {
   return elements * (kStep + kFunction) / 2 < kWakeUps;
 }
 
+/// Whether its members together are: who waits cannot be interrupted before their end.
+static bool is_short_enough(const Group& group) {
+  double microseconds = 0;
+  for (const Member& member : group.members) {
+    const double cost = member.node->width ? member.node->width->cost() : 0;
+    if (std::isfinite(cost)) microseconds += cost;  // (else it is small, or not brief)
+  }
+  return microseconds < run::kLongestOfReader * group.members[0].node->settings.num_threads;
+}
+
 uint64_t Group::claim() {
   handles_failures = true;
   weight = 0;
@@ -129,7 +140,7 @@ uint64_t Group::claim() {
     weight += member.node->weight;
     cost_bytes += member.node->cost_bytes;
   }
-  brief |= is_soon_done();
+  brief = brief ? is_short_enough(*this) : is_soon_done();
   // (The bound of run-ahead has far more: of a small group nobody need know.)
   const uint64_t spared = cost_bytes < kWorthALook ? 0 : lower_costs(*this);
   cost_bytes -= spared;
@@ -217,14 +228,19 @@ bool Group::run_fused(const GroupPlanRef& plan) {
 void Group::note_time(const Program& program, Cores taken,
                       std::chrono::steady_clock::time_point begin) const {
   const double by_table = microseconds_on_one_core(program);
-  for (const Member& member : members)
-    if (member.node->width) member.node->width->ran_in_group(by_table);
   if (by_table < run::kWorthAllCores) return;
   const run::SpareCores::Clock::time_point end = run::SpareCores::Clock::now();
   const double took = std::chrono::duration<double, std::micro>(end - begin).count();
   const int cores = members[0].node->settings.num_threads;
   run::spare_cores().ran_large(taken == Cores::one ? took : std::min(by_table, took * cores), cores,
                                end);
+}
+
+/// Of ops in no table that only ever run in groups nothing else is known.
+void Group::note_unknown_members(const Program& program) const {
+  for (const Member& member : members)
+    if (member.node->width && member.node->width->is_unknown())
+      member.node->width->ran_in_group(microseconds_on_one_core(program));
 }
 
 bool Group::run_tiles(const GroupPlan& plan) {
@@ -243,6 +259,7 @@ bool Group::run_tiles(const GroupPlan& plan) {
       return false;  // (what it has made so far nobody has seen)
     }
     bound.install();
+    note_unknown_members(plan.program);
   } catch (...) {
     return false;  // no memory, or a number that does not fit: the member itself will tell
   }

@@ -95,6 +95,7 @@ class Group final : public engine::Op, public GroupTraits, public engine::Pooled
   Cores cores_for(const Program& program) const;
   void note_time(const Program& program, Cores taken,
                  std::chrono::steady_clock::time_point begin) const;
+  void note_unknown_members(const Program& program) const;
   bool is_soon_done() const;
   void trace(int64_t begin) const noexcept;
   void report_changed_inputs();

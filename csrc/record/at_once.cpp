@@ -1,10 +1,10 @@
 // csrc/record/at_once.cpp: calls that run at the call, without a node.
 //
-// Held for its read, an op that is soon done, of a program that reads all the time (read_habit.h),
-// would run on the program's thread anyway. If all that it needs is there it runs now: without a
-// node and without claims, and the engine never hears of it. Nobody can tell when it ran, as it
-// makes something new, on the CPU, of values that are complete; what is recorded later, and may
-// write these, finds it done.
+// Held for its read, an op that is for the reader, in a program that reads all the time
+// (read_habit.h), would run on the program's thread anyway. If all that it needs is there it runs
+// now: without a node and without claims, and the engine never hears of it. Nobody can tell when it
+// ran, as it makes something new, on the CPU, of values that are complete; what is recorded later,
+// and may write these, finds it done.
 //
 // If its kernel throws, the call is recorded after all, as a node that has failed: like any other
 // op it fails what is computed from it, and raises where that is read.

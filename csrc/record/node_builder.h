@@ -22,7 +22,7 @@ c10::SmallVector<run::ValueRef, 2> add_outputs(run::Node& node, const Call& call
                                                const CallPlan& plan);
 
 /// Whether a thread of the program that waits may run it: it is small, and starts no helpers; or it
-/// is soon done, and the thread reads soon, or has all cores.
+/// is for a reader, and the thread is one.
 bool is_brief(const CallPlan& plan);
 /// Whether a program that reads soon runs it itself (csrc/run/cores/width.h).
 bool is_for_reader(const CallPlan& plan);

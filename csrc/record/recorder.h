@@ -5,7 +5,7 @@
 //
 //   have its answer already           record_offset_view, answer_at_once   no node, nothing runs
 //   be a view or another shape        record_metadata                      no node, nothing runs
-//   be small, all it reads is there   run_at_once (at_once.cpp)            no node, runs here
+//   be for a reader, and all is there run_at_once (at_once.cpp)            no node, runs here
 //   change a number, likewise         run_unpushed (schedule.cpp)          a node, runs here
 //   touch memory of others            run_in_order (schedule.cpp)          in its turn, runs here
 //   give what only its run tells      run_to_discover (discover.cpp)       in its turn, runs here

@@ -12,21 +12,23 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kLately{100};
 
 std::atomic<const char*> last_thread{nullptr};
-std::atomic<Clock::time_point> last_change{Clock::time_point::min()};
+std::atomic<Clock::time_point> last_note{Clock::time_point::min()};
+/// The last one of another thread than that of the last note.
+std::atomic<Clock::time_point> last_of_another{Clock::time_point::min()};
 
 }  // namespace
 
 void note_long_op() {
   static thread_local const char self = 0;
-  if (last_thread.load(std::memory_order_relaxed) == &self) return;
-  if (last_thread.exchange(&self, std::memory_order_relaxed))
-    last_change.store(Clock::now(), std::memory_order_relaxed);
+  const Clock::time_point before = last_note.exchange(Clock::now(), std::memory_order_relaxed);
+  if (last_thread.exchange(&self, std::memory_order_relaxed) != &self)
+    last_of_another.store(before, std::memory_order_relaxed);
 }
 
 bool is_only_thread() {
   note_long_op();
-  const Clock::time_point change = last_change.load(std::memory_order_relaxed);
-  return change == Clock::time_point::min() || Clock::now() - change >= kLately;
+  const Clock::time_point other = last_of_another.load(std::memory_order_relaxed);
+  return other == Clock::time_point::min() || Clock::now() - other >= kLately;
 }
 
 }  // namespace lazyeng::run

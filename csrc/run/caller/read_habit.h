@@ -23,7 +23,8 @@ class ReadHabit {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// True if the node may be held for a read. `fusable`: it may join a group.
+  /// True if the node may be held for a read. `soon_done`: or long, and for the reader all the
+  /// same. `fusable`: it may join a group.
   bool records(bool soon_done, bool fusable) {
     ++since_read_;
     fusable_ += fusable;
@@ -42,6 +43,11 @@ class ReadHabit {
     end_of_long_op_ = end;
   }
 
+  /// Whether there was one since the last read; and so much time that went by since then was that
+  /// of other ops, run at the call.
+  bool had_long_op() const { return long_ops_ != LongOps::none; }
+  void ran_for(Clock::duration time) { elsewhere_ -= time; }
+
   /// Whether such ops are for the thread itself.
   bool runs_long_ops() const { return long_in_a_row_ >= kTwice; }
 
@@ -59,7 +65,7 @@ class ReadHabit {
 
   void reads() {
     if (since_read_ == 0) return;
-    if (long_ops_ != LongOps::none) look_back_at_long_ops();
+    if (had_long_op()) look_back_at_long_ops();
     in_a_row_ = is_little() ? in_a_row_ + (in_a_row_ < kTwice) : 0;
     fusable_before_ = fusable_;
     since_read_ = fusable_ = 0;
@@ -96,7 +102,7 @@ class ReadHabit {
 
   LongOps long_ops_ = LongOps::none;    // since the last read
   Clock::time_point end_of_long_op_{};  // of the last one
-  Clock::duration elsewhere_{};         // since the first one, without the time in them
+  Clock::duration elsewhere_{};         // since the first one, without the time in ops
   uint32_t long_in_a_row_ = 0;          // reads at once after such
 };
 

@@ -17,7 +17,7 @@ namespace lazyeng::run {
 inline constexpr uint64_t kWideBytes = 32768;
 
 /// Held by what runs on all cores: one op at a time, so that inter-op times intra-op threads stay
-/// within the cores. A thread of the program, which runs ops that are soon done, does not wait for
+/// within the cores. A thread of the program, which runs ops that it reads soon, does not wait for
 /// it: if something large has the cores, it gets a lock that holds nothing.
 std::unique_lock<std::mutex> take_all_cores();
 

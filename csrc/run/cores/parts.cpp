@@ -30,6 +30,11 @@ bool engine_rests() {
   return !engine || engine->rests();
 }
 
+unsigned engine_workers() {
+  const engine::Engine* const engine = engine_of_parts.load(std::memory_order_acquire);
+  return engine ? engine->num_workers() : 0;
+}
+
 bool parts_pay(double microseconds, int threads) {
   if (threads < 2) return false;
   if (always_in_parts()) return true;

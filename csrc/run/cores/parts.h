@@ -30,6 +30,8 @@ bool parts_pay(double microseconds, int threads);
 
 /// Whether no engine thread runs an op of the CPU's queue. A hint.
 bool engine_rests();
+/// How many threads that queue has.
+unsigned engine_workers();
 
 /// For tests: ops that may have parts always have them.
 void set_always_in_parts(bool always);

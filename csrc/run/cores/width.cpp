@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <optional>
 
@@ -153,22 +154,36 @@ bool Width::takes_long(int threads) const {
   return cost() >= (may_be_one_ ? kSoonDone : 1.5 * kSoonDone) * threads;
 }
 
+/// (Where there are many workers, ops that do not use all cores had better run side by side.)
 bool Width::is_for_reader(int threads) const {
-  return !takes_long(threads) ||
-         (read_habit.runs_long_ops() && cost() < kLongestOfReader * threads && is_only_thread());
+  if (!takes_long(threads)) return true;
+  if (!read_habit.runs_long_ops() || !is_short_enough(threads)) return false;
+  const unsigned workers = engine_workers();
+  const bool uses_all_cores = is_in_table() && static_cast<unsigned>(threads) > workers;
+  return (workers < 2 || uses_all_cores) && engine_rests() && is_only_thread();
 }
+
+/// (Measured, where it was: the table knows no dtypes.)
+bool Width::is_short_enough(int threads) const {
+  return microseconds() < kLongestOfReader * threads;
+}
+
+bool Width::is_in_table() const { return std::isfinite(microseconds_); }
 
 LongOp::LongOp(const Width* width, int threads)
     : width_(width && width->takes_long(threads) ? width : nullptr), threads_(threads) {
-  if (!width_) return;
+  if (!width_ && !read_habit.had_long_op()) return;
   begin_ = ReadHabit::Clock::now();
-  note_long_op();
+  if (width_) note_long_op();
 }
 
 LongOp::~LongOp() {
+  if (begin_ == ReadHabit::Clock::time_point()) return;
+  const ReadHabit::Clock::time_point end = ReadHabit::Clock::now();
   if (width_)
-    read_habit.has_long_op(width_->cost() < kLongestOfReader * threads_, begin_,
-                           ReadHabit::Clock::now());
+    read_habit.has_long_op(width_->is_short_enough(threads_), begin_, end);
+  else
+    read_habit.ran_for(end - begin_);
 }
 
 double Width::cost() const { return std::min(microseconds_, microseconds()); }
@@ -197,7 +212,8 @@ bool Width::one_has_the_bits(const OpInfo& info, const torch::jit::Stack& args, 
 
 double Width::microseconds() const {
   const float best = best_.load(std::memory_order_relaxed);
-  return best == std::numeric_limits<float>::max() ? microseconds_ : best;
+  if (best != std::numeric_limits<float>::max()) return best;
+  return std::min(microseconds_, static_cast<double>(of_group_.load(std::memory_order_relaxed)));
 }
 
 std::unique_ptr<Slices> Width::slices(const OpInfo& info, const torch::jit::Stack& args,
@@ -221,9 +237,10 @@ double Width::took(double microseconds, int cores) {
   return now;
 }
 
+bool Width::is_unknown() const { return !std::isfinite(microseconds()); }
+
 void Width::ran_in_group(double microseconds) {
-  if (cost() == std::numeric_limits<double>::infinity())
-    best_.store(static_cast<float>(microseconds), std::memory_order_relaxed);
+  of_group_.store(static_cast<float>(microseconds), std::memory_order_relaxed);
 }
 
 uint64_t ops_on_one_core() { return on_one_core.load(std::memory_order_relaxed); }

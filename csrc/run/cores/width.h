@@ -115,17 +115,21 @@ class Width final : public RefCounted {
   /// A run took so long on so many cores. Returns what it takes on one, from what
   /// it took at best lately (helpers that stand in line say nothing about the op).
   double took(double microseconds, int cores);
-  /// It ran in a group that takes so long on one core, by the table: no longer takes what is in no
-  /// table, and was never measured by itself.
+  /// Whether it is in no table, and has never run by itself, nor in a group.
+  bool is_unknown() const;
+  /// It ran in a group that takes so long on one core, by the table: no longer, so far as is known.
   void ran_in_group(double microseconds);
 
  private:
   friend class LongOp;
 
   bool takes_long(int threads) const;
+  bool is_short_enough(int threads) const;  // for a reader to run it
+  bool is_in_table() const;
 
   const double microseconds_;  // on one core, by the table
   std::atomic<float> best_{std::numeric_limits<float>::max()};
+  std::atomic<float> of_group_{std::numeric_limits<float>::infinity()};
   const bool may_be_one_;
   const bool copies_;
   const bool has_many_regions_;  // its kernel fans out again and again
@@ -137,7 +141,7 @@ class Width final : public RefCounted {
 };
 
 /// While it lives the calling thread records the op of this plan (null: a small one), or runs it at
-/// the call: noted in its ReadHabit, if that takes long.
+/// the call: noted in its ReadHabit if that takes long, or comes after such.
 class LongOp {
  public:
   LongOp(const Width* width, int threads);
@@ -148,7 +152,7 @@ class LongOp {
  private:
   const Width* const width_;  // null: it does not
   const int threads_;
-  std::chrono::steady_clock::time_point begin_;
+  std::chrono::steady_clock::time_point begin_{};  // if it is noted
 };
 
 /// How many ops were run on one core that would have had all of them.
